@@ -21,21 +21,18 @@ from scripts.prose import counts, violations
 
 FULL_FOLDERS: dict[str, int] = {}
 LONG_FILES = {
-    "kvell.front.request_queue": 260,
+    "kvell.front.request_queue": 261,
 }
-LONG_FUNCTIONS = {
-    "kvell.cli.replay.command.replay": 101,
-    "kvell.cli.serve.serve": 84,
-}
-PACKED = {"cli": 6, "front": 15, "server": 54, "simulator": 25}
-MOST_ANY = 591
+LONG_FUNCTIONS = {"kvell.cli.replay.command.replay": 83}
+PACKED = {"simulator": 25}
+MOST_ANY = 572
 MOST_SHARED_CLASSES = 44
 MOST_SHARED_METHODS = 43
 """Names of methods that more than three classes have, and no protocol."""
 MOST_VIOLATIONS = {
     "name": {
-        "cli": 4,
-        "cluster": 2,
+        "cli": 3,
+        "cluster": 1,
         "elastic": 3,
         "engine": 18,
         "errors": 2,

@@ -19,10 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvell.cluster.instances import (
-    check_adaptive_roles,
     check_start,
     checked_counts,
-    chosen_pd_caching,
     parse_instances,
 )
 from kvell.cluster.routing.policies import DEFAULT_ROUTING
@@ -45,7 +43,7 @@ from kvell.mempool.rendezvous import PageTransport, PdCaching
 from kvell.models.sources.progress import Progress, quiet
 from kvell.server.text.embeddings import embed
 from kvell.server.text.lanes import TextWork
-from kvell.server.text.named_texts import texts_of
+from kvell.server.text.named_texts import TextOptions, texts_of
 from kvell.server.text.session_key import conversation_key, prompt_key
 from kvell.server.text.text_bounds import chars_within
 from kvell.server.text.text_encoder import TextEncoder
@@ -134,16 +132,13 @@ class AsyncEngine:
         **settings: Any,
     ) -> None:
         counts = _counts(instances)
-        caching = chosen_pd_caching(counts, pd_caching, "pd_caching")
-        if adaptive_roles:
-            check_adaptive_roles(counts, "adaptive_roles")
-        pool = PoolSettings(caching, page_transport, adaptive_roles)
+        pool = PoolSettings(pd_caching, page_transport, adaptive_roles).resolve(counts)
         chosen = settings_from(AsyncEngine, model, {"beside": beside, **settings})
         self._texts = texts_of(
             (chosen.model, *chosen.beside),
             cache_dir or Path.home() / ".cache" / "kvell",
             progress,
-            generation_config=generation_config,
+            TextOptions(generation_config=generation_config),
             hf_overrides=chosen.overrides_json,
             tokenizer=chosen.tokenizer,
         )

@@ -50,8 +50,8 @@ from kvell.models.images.image_content import ImagePrompt
 from kvell.models.loading.named_models import NamedModel
 from kvell.models.sources.progress import Progress, quiet
 from kvell.models.text.chat_template import chosen_template
-from kvell.models.text.content_format import ContentFormat, Message
-from kvell.models.text.tokenizer import NO_FIELDS, Tokenizer
+from kvell.models.text.content_format import NO_FIELDS, ContentFormat, Message
+from kvell.models.text.tokenizer import Tokenizer
 
 __all__ = ["LLM", "Prompt", "RequestOutput"]
 

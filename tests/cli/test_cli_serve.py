@@ -246,14 +246,14 @@ class TestInstance:
 class FakeTokenizer:
     eos_token_ids = frozenset({2})
     special_ids = frozenset({6})
-    decoder = None
+    decoder = template = None
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return [len(text)]
 
     most_token_bytes = 9
 
-    def rendered_chat(self, messages: Any, tools: Any, fields: Any, **ending: bool) -> str:
+    def rendered_chat(self, messages: Any, tools: Any = (), fields: Any = ()) -> str:
         return f"{len(messages)} messages"
 
     def decode(self, token_ids: Any, *, skip_special_tokens: bool) -> str:

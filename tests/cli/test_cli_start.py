@@ -54,7 +54,7 @@ from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.cli.terminal.environment import process_cache_dir
 from kvell.models.sources.progress import quiet
 model = open_model(EngineSettings("smollm2", kv_memory_bytes=64 << 20), process_cache_dir(), quiet)
-assert model.engine.ready().max_model_len
+assert model.engine.ready().facts.max_model_len
 """
 
 FRONT = """

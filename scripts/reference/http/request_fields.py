@@ -53,8 +53,7 @@ code, to OpenAI's client and to vLLM's fields. `/v1/messages` is Anthropic's, an
 A field in no table is ignored, and the log has one line for it (`field_ignored`). Null is always
 the default.
 """
-_IGNORED = ("Accepted and not used", "Told again in the answer")
-_REFUSED = ("Only null", "Only false", "Only text is made")
+_IGNORED = "Accepted and not used"
 _ROLE = re.compile(r":\w+:`[~.!]*([^`<]+)(?:\s*<[^`]*>)?`")
 
 
@@ -72,12 +71,7 @@ def _rows(model: type[BaseModel]) -> Iterator[tuple[str, str, str]]:
     for name, field in model.model_fields.items():
         shown = field.alias or name
         words = field_text(model.__name__, shown).text
-        if words.startswith(_IGNORED):
-            yield shown, "ignored", _markdown(words)
-        elif words.startswith(_REFUSED):
-            yield shown, "refused", _markdown(words)
-        else:
-            yield shown, "honoured", _markdown(words)
+        yield shown, "ignored" if words.startswith(_IGNORED) else "honoured", _markdown(words)
     others: Mapping[str, Other] = getattr(model, "others", {})
     for name, other in others.items():
         if other.why:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,10 +19,13 @@ from kvell.cli.terminal.options import (
     with_kv_memory,
 )
 from kvell.cli.terminal.progress import progress_bar
-from kvell.cli.terminal.session import Model, Session
+from kvell.cli.terminal.session import Session
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.errors import ChangeSomething
+
+if TYPE_CHECKING:
+    from kvell.llm import LLM
 
 HELP = '/help shows commands, /bye ends, """ begins and ends several lines'
 COMMANDS_HELP = """/help                show this
@@ -88,7 +91,7 @@ def chat(
 
 
 def talk(
-    model: Model,
+    model: "LLM",
     conversation: Conversation,
     sampling: SamplingParams,
     *,
@@ -146,7 +149,8 @@ def obey(command: str, conversation: Conversation, sampling: SamplingParams) -> 
             click.echo(f"{name} {getattr(sampling, name)}", err=True)
         click.echo(f"system {conversation.system or ''}", err=True)
         return sampling
-    name, value = rest[0].replace("-", "_"), rest[1] if len(rest) > 1 else ""
+    name = rest[0].replace("-", "_")
+    value = rest[1] if len(rest) > 1 else ""
     if name == "system":
         conversation.system = value.strip('"')
         return sampling
@@ -196,7 +200,7 @@ def _read_line(interactive: bool, mark: str = "> ") -> str | None:
 
 
 def _take_turn(
-    model: Model, conversation: Conversation, sampling: SamplingParams, *, as_json: bool
+    model: "LLM", conversation: Conversation, sampling: SamplingParams, *, as_json: bool
 ) -> str:
     """Stream one answer to stdout and return it; Ctrl-C keeps the part received so far."""
     prompt = model.tokenizer.encode_chat(conversation.messages())

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,9 +20,12 @@ from kvell.cli.terminal.options import (
     with_kv_memory,
 )
 from kvell.cli.terminal.progress import progress_bar
-from kvell.cli.terminal.session import Model, Session
+from kvell.cli.terminal.session import Session
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.setup.engine_settings import EngineSettings
+
+if TYPE_CHECKING:
+    from kvell.llm import LLM
 
 MAX_PIPED_CHARACTERS = 16 << 20
 """The most characters that are read from stdin as one text."""
@@ -143,7 +146,7 @@ def piped_text() -> str:
     return text
 
 
-def _answer(model: Model, job: Job, session: Session, started_seconds: float) -> None:
+def _answer(model: "LLM", job: Job, session: Session, started_seconds: float) -> None:
     """Stream one answer, after the memory contract and before hints at further commands."""
     _note(*model.contract.lines(), "")
     first_seconds = None
@@ -163,14 +166,14 @@ def _answer(model: Model, job: Job, session: Session, started_seconds: float) ->
     )
 
 
-def prompt_input(model: Model, job: Job) -> Any:
+def prompt_input(model: "LLM", job: Job) -> Any:
     """Return the token ids of ``--prompt``, int32 ``[n]``, in the chat template if there is one."""
     if job.raw or not model.tokenizer.has_chat_template:
         return model.tokenizer.encode(job.prompt or "")
     return model.tokenizer.encode_chat([{"role": "user", "content": job.prompt or ""}])
 
 
-def _run_all(model: Model, job: Job) -> None:
+def _run_all(model: "LLM", job: Job) -> None:
     """Run every prompt and print the results in input order."""
     if job.prompt is not None:
         prompts, sampling = [prompt_input(model, job)], [job.sampling]

@@ -4,55 +4,33 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 import click
 
 from kvell.cli.cluster.ray_address import check_cluster, check_name, running_cluster
-from kvell.cli.serve_options import (
-    access_options,
-    answer_options,
-    cluster_options,
-    connection_options,
-    events_option,
-    face_options,
-    log_options,
-    template_options,
-)
 from kvell.cli.terminal.environment import tell_service_manager
 from kvell.cli.terminal.faults import CHANGE
 from kvell.cli.terminal.options import (
     engine_command,
     engine_options,
     json_option,
+    record_options,
     with_shared_kv_memory,
-)
-from kvell.cli.terminal.pool_options import (
-    adaptive_roles_option,
-    pd_caching_option,
-    routing_option,
 )
 from kvell.cli.terminal.progress import progress_bar
 from kvell.cli.terminal.session import Session
 from kvell.cli.terminal.signals import interruptible
-from kvell.cluster.instances import (
-    check_adaptive_roles,
-    check_start,
-    chosen_pd_caching,
-    parse_instances,
-)
+from kvell.cluster.instances import check_start
 from kvell.engine.setup.engine_settings import EngineSettings
-from kvell.fleet.started.pool_settings import PoolSettings
-from kvell.front.events.events_config import parse_events_config
-from kvell.mempool.rendezvous import PageTransport, PdCaching
 from kvell.models.sources.progress import Progress
 from kvell.server.answers.named import check_parsers
-from kvell.server.api.door.face_options import FaceOptions
-from kvell.server.api.door.http_bounds import HttpBounds
+from kvell.server.api.serve_options import ServeOptions
 from kvell.server.logs.lines import LogFormat, lines_on, tell
+from kvell.server.text.named_texts import TextOptions
 
 if TYPE_CHECKING:
     from kvell.server.text.text_model import Texts
@@ -61,39 +39,15 @@ logger = logging.getLogger(__name__)
 
 
 @engine_command
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@record_options(ServeOptions, "options")
+@record_options(TextOptions, "templates")
 @click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=8000,
+    "--log-format",
+    type=click.Choice(get_args(LogFormat)),
+    default="text",
     show_default=True,
-    help="Port to listen on; 0 takes a free one.",
+    help="Form of the log's lines on stderr.",
 )
-@access_options
-@connection_options
-@log_options
-@answer_options
-@template_options
-@face_options
-@events_option
-@click.option(
-    "--instances",
-    metavar="ROLE=N",
-    default="mixed=1",
-    show_default=True,
-    help="Engines behind this server, each with its own KV pool.",
-)
-@routing_option
-@pd_caching_option
-@adaptive_roles_option
-@click.option(
-    "--page-transport",
-    type=click.Choice(get_args(PageTransport)),
-    default="memory",
-    show_default=True,
-    help="How pages move between instances: through shared memory, or over TCP.",
-)
-@cluster_options
 @partial(json_option, text="Print the server's address and pid as JSON on stdout.")
 @engine_options
 @click.pass_obj
@@ -101,67 +55,43 @@ def serve(
     session: Session,
     /,
     settings: EngineSettings,
-    host: str,
-    port: int,
-    access: Mapping[str, Any],
-    answers: Mapping[str, Any],
-    face: FaceOptions,
-    templates: Mapping[str, Any],
-    max_connections: int,
-    keep_alive_seconds: int,
+    options: ServeOptions,
+    templates: TextOptions,
     log_format: LogFormat,
-    logs: Mapping[str, Any],
-    instances: str,
-    routing: str,
-    pd_caching: PdCaching | None,
-    adaptive_roles: bool,
-    page_transport: PageTransport,
-    cluster: str | None,
-    cluster_name: str,
-    kv_events_config: str | None,
     as_json: bool,
 ) -> None:
     """Serve the OpenAI API over HTTP."""
-    counts = parse_instances(instances)
-    pool = _pool_settings(counts, pd_caching, page_transport, adaptive_roles=adaptive_roles)
-    check_parsers(answers["tool_call_parser"], answers["reasoning_parser"])
-    if logs["otlp_traces_endpoint"] is not None:
+    check_start(options.instances)
+    options = replace(options, pool=options.pool.resolve(options.instances))
+    check_parsers(options.tool_call_parser, options.reasoning_parser)
+    if options.otlp_traces_endpoint is not None:
         from kvell.server.tracing.opening import checked_endpoint
 
-        checked_endpoint(logs["otlp_traces_endpoint"])
-    kv_events = None if kv_events_config is None else parse_events_config(kv_events_config)
+        checked_endpoint(options.otlp_traces_endpoint)
+    instances = sum(options.instances.values())
+    cluster = options.cluster
     if cluster is None:
-        settings = with_shared_kv_memory(settings, session, sum(counts.values()))
+        settings = with_shared_kv_memory(settings, session, instances)
     else:
         check_cluster(cluster)
-        check_name(cluster_name)
+        check_name(options.cluster_name)
     with progress_bar("looking for the model") as report:
         from kvell.fleet.instance.command import instance_command, placed_command
         from kvell.fleet.instance.instance_process import InstanceStartError
-        from kvell.server.run import ServeOptions
         from kvell.server.run import serve as serve_http
         from kvell.server.text.named_texts import texts_of
 
-        models = (settings.model, *settings.beside)
-        own = {"hf_overrides": settings.overrides_json, "tokenizer": settings.tokenizer}
-        more = {**templates, **own}
-        texts = texts_of(models, session.cache_dir, report, served_names=face.served_names, **more)
+        texts = texts_of(
+            (settings.model, *settings.beside),
+            session.cache_dir,
+            report,
+            templates,
+            served_names=options.face.served_names,
+            hf_overrides=settings.overrides_json,
+            tokenizer=settings.tokenizer,
+        )
         if cluster is None:
-            _check_settings(settings, texts, session, report, sum(counts.values()))
-    options = ServeOptions(
-        host,
-        port,
-        instances=counts,
-        routing=routing,
-        kv_events=kv_events,
-        pool=pool,
-        cluster_name=cluster_name,
-        http=HttpBounds(max_connections, keep_alive_seconds),
-        face=face,
-        **access,
-        **answers,
-        **logs,
-    )
+            _check_settings(settings, texts, session, report, instances)
     logs_json = log_format == "json"  # then stderr must have JSON lines only
     announce = _announce_json if as_json else _say_nothing if logs_json else _announce
     show_contract = _log_contract if logs_json else _show_contract
@@ -179,24 +109,6 @@ def serve(
             click.echo(f"kvell: {error}", err=True)
         # Otherwise the instance has already written the error to this stderr.
         raise click.exceptions.Exit(CHANGE) from error
-
-
-def _pool_settings(
-    counts: Mapping[str, int],
-    pd_caching: PdCaching | None,
-    page_transport: PageTransport,
-    *,
-    adaptive_roles: bool,
-) -> PoolSettings:
-    """Return the settings of the instances' pool.
-
-    :raises ChangeSomething: if they do not suit the roles of the instances.
-    """
-    check_start(counts)
-    if adaptive_roles:
-        check_adaptive_roles(counts, "--adaptive-roles")
-    caching = chosen_pd_caching(counts, pd_caching, "--pd-caching")
-    return PoolSettings(caching, page_transport, adaptive_roles)
 
 
 def _check_settings(

@@ -1,6 +1,7 @@
 """Numbers of instances by role: the text of ``--instances`` and its bounds."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from kvell.errors import ChangeSomething
 from kvell.mempool.rendezvous import DEFAULT_PD_CACHING, PdCaching
@@ -8,6 +9,7 @@ from kvell.mempool.rendezvous import DEFAULT_PD_CACHING, PdCaching
 ROLES = ("mixed", "prefill", "decode")
 """Roles of instances: all work, computing prompts, or continuing requests after their prompts."""
 MOST_INSTANCES = 64
+ONE_MIXED: Mapping[str, int] = MappingProxyType({"mixed": 1})
 
 _MOST_DIGITS = 20
 _REMEDY = "write it like mixed=3"

@@ -8,6 +8,7 @@ from typing import Literal, Self
 from msgspec import structs
 
 from kvell.clock import Clock, MonotonicClock
+from kvell.cluster.instances import ONE_MIXED
 from kvell.cluster.prefix_directory import BY_LOCALITY, PrefixDirectory
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, router_named
 from kvell.cluster.steering.roles import RoleChanger
@@ -39,7 +40,6 @@ from kvell.vocabulary import RequestId
 from kvell.wire.frames import ProtocolError
 
 FrontState = Literal["starting", "serving", "restarting", "failing", "failed", "closing"]
-ONE_MIXED: Mapping[str, int] = {"mixed": 1}
 
 
 class Front:
@@ -76,7 +76,8 @@ class Front:
         self._index_observer = index_observer
         self.routing = routing
         self._limits = limits or FrontLimits()
-        self._instances, self._place = dict(instances), place
+        self._instances = dict(instances)
+        self._place = place
         self._clock = clock or MonotonicClock()
         self._names = RequestNames("" if joins is None else joins.name)
         adapts = joins is None and pool is not None and pool.adaptive_roles
@@ -84,7 +85,7 @@ class Front:
             self._limits.max_waiting,
             observer,
             router_named(routing),
-            pulls=pool is None or pool.pd_caching > 0,
+            pulls=pool is None or pool.caching > 0,
             locality=PrefixDirectory() if routing in BY_LOCALITY else None,
             roles=RoleChanger() if adapts else None,
             steers=joins is None,
@@ -229,7 +230,8 @@ class Front:
         if self.state != "serving":
             raise InstanceDied(f"no instance serves now ({self.state})")
         # Drawn here and logged, so that a second attempt would draw the same tokens.
-        sampling, name = self._seeds.with_seed(spec.sampling), self._names.known(spec.request_id)
+        sampling = self._seeds.with_seed(spec.sampling)
+        name = self._names.known(spec.request_id)
         if sampling is not spec.sampling or name != spec.request_id:
             spec = structs.replace(spec, sampling=sampling, request_id=name)
         now = self.now_seconds()
@@ -312,7 +314,9 @@ class Front:
         self._facts = self._facts or facts
         others = any(peer.is_serving for peer in self._members if peer.instance_id != instance_id)
         commands = self._dispatch.ready(
-            *(instance_id, facts, self.now_seconds()),
+            instance_id,
+            facts,
+            self.now_seconds(),
             joins_others=others and self._started,
             watches=None if self._index_observer is None else WatchIndex(),
         )

@@ -50,15 +50,18 @@ class InstanceLoad:
 
     def _begin(self, facts: InstanceFacts) -> None:
         """Take an instance for idle until its first heartbeat."""
-        self.report, self.facts = InstanceReport(facts), facts
+        self.report = InstanceReport(facts)
+        self.facts = facts
         size_bytes = facts.kv_pool_bytes
         self._use(LoadStats(0, 0, 0, 0, 0, free_bytes=size_bytes, pool_bytes=size_bytes))
         self._count_others(NO_OTHERS)
 
     def _use(self, load: LoadStats) -> None:
         """Replace the estimates by a load."""
-        self._load, self.placements = load, load.placements
-        self._taken_bytes, self._pauses = 0, False
+        self._load = load
+        self.placements = load.placements
+        self._taken_bytes = 0
+        self._pauses = False
 
     def _count_others(self, others: OtherFronts) -> None:
         """Count the requests of other fronts in place of those before."""

@@ -60,11 +60,14 @@ class Mailbox:
         if not self._token_ids and self._finished is None:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
-        token_ids, self._token_ids = tuple(self._token_ids), []
+        token_ids = tuple(self._token_ids)
+        self._token_ids = []
         if self._logprobs is None and self._prompt_logprobs is None:
             return Output(token_ids, self._finished)
-        logprobs, self._logprobs = self._logprobs or (), None
-        prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs or (), None
+        logprobs = self._logprobs or ()
+        self._logprobs = None
+        prompt_logprobs = self._prompt_logprobs or ()
+        self._prompt_logprobs = None
         return Output(token_ids, self._finished, logprobs, prompt_logprobs)
 
     def _ring(self) -> None:

@@ -97,7 +97,8 @@ class Placements:
         debtors, creditors = self._parties()
         if not debtors:
             return lines
-        parties, coming = debtors | creditors, self._coming()
+        parties = debtors | creditors
+        coming = self._coming()
         tokens = entry.prompt_tokens + entry.emitted_tokens + entry.expected_output_tokens
         spare = {line: line.spare_bytes(tokens, coming[line.instance_id]) for line in lines}
         fitting = [line for line in lines if line.instance_id not in parties or spare[line] >= 0]
@@ -105,13 +106,16 @@ class Placements:
 
     def place(self, entry: LogEntry, home: InstanceLoad) -> None:
         """Store the placement of a request that is about to go to one of its :meth:`homes`."""
-        entry.placement, entry.pulls_from = self._planned(entry, home), ""
+        entry.placement = self._planned(entry, home)
+        entry.pulls_from = ""
         self._placed[entry.request_id] = entry
 
     def _planned(self, entry: LogEntry, home: InstanceLoad) -> Placement:
-        facts, most = home.facts, self._reach(home)
+        facts = home.facts
+        most = self._reach(home)
         tokens = min(_tokens(entry, facts.max_model_len, most), most)
-        (debtors, _), coming = self._parties(), self._coming()
+        (debtors, _) = self._parties()
+        coming = self._coming()
         others = (
             line
             for line in self._others(home)
@@ -119,8 +123,14 @@ class Placements:
         )
         blocks = -(-tokens // facts.section_tokens)
         return placement(
-            *(entry.request_id, blocks, local_sections(facts), home, others),
-            *(facts.section_bytes, self._shared(entry, home), coming),
+            entry.request_id,
+            blocks,
+            local_sections(facts),
+            home,
+            others,
+            facts.section_bytes,
+            self._shared(entry, home),
+            coming,
         )
 
     def _shared(self, entry: LogEntry, home: InstanceLoad) -> Counter[str]:
@@ -128,7 +138,8 @@ class Placements:
 
         The instance shares those loans with it, if they are still valid (``Borrow.shares``).
         """
-        tokens, best = entry.spec.token_ids[:-1], Counter[str]()
+        tokens = entry.spec.token_ids[:-1]
+        best = Counter[str]()
         for name, other in self._placed.items():
             if other.line != home.instance_id or other.spec.cache_salt != entry.spec.cache_salt:
                 continue
@@ -153,7 +164,8 @@ class Placements:
         """Return the sections of this front's requests that instances are still to lend."""
         coming: Counter[str] = Counter()
         for name, entry in self._placed.items():
-            planned, lent = _away(name, entry.placement), Counter[str]()
+            planned = _away(name, entry.placement)
+            lent = Counter[str]()
             if (line := self._lines.get(entry.line)) is not None:
                 lent = _away(name, line.placements)
             left = max(0, planned.total() - lent.total())  # a refused section may be elsewhere

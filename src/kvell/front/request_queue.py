@@ -175,7 +175,8 @@ class RequestQueue:
         entry = self._in_flight.get(request_id)
         if entry is None or entry.end_as != "cancelled":
             return []
-        entry.end_as, entry.is_dropped = end_as, True
+        entry.end_as = end_as
+        entry.is_dropped = True
         targets = [entry.line, *([entry.goes_to] if entry.goes_to else [])]
         return [(target, Cancel(request_id, entry.attempt)) for target in targets]
 

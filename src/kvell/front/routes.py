@@ -77,7 +77,8 @@ class Routes:
         """
         if entry.attempts.on_probation:
             open_lines = [line for line in open_lines if not line.has_suspect]
-        lines, is_long = list(open_lines), self.placements.is_long(entry)
+        lines = list(open_lines)
+        is_long = self.placements.is_long(entry)
         if is_long:  # it is decoded where it is computed, in any role but prefill
             lines = self.placements.homes(entry, lines)
         else:

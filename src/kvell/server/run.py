@@ -182,8 +182,12 @@ def _joins(command: Sequence[str], options: ServeOptions, keys: ServingKeys) -> 
     from kvell.fleet.placing.opening import manager_finder
 
     settings = ClusterSettings(
-        *(options.cluster_name, tuple(command), dict(options.instances)),
-        *(options.limits, options.pool, secrets.token_bytes(SECRET_BYTES)),
+        name=options.cluster_name,
+        command=tuple(command),
+        counts=dict(options.instances),
+        limits=options.limits,
+        pool=options.pool,
+        secret=secrets.token_bytes(SECRET_BYTES),
     )
     return FollowedCluster(manager_finder(options.cluster, settings), key_uses=keys.shared_use())
 
@@ -200,7 +204,8 @@ async def _published(options: ServeOptions) -> AsyncIterator["EventsPublisher | 
     try:
         from kvell.front.events.publisher import EventsPublisher
     except ImportError as error:
-        problem, remedy = f"needs pyzmq ({error})", "pip install 'kvell[events]'"
+        problem = f"needs pyzmq ({error})"
+        remedy = "pip install 'kvell[events]'"
         raise ChangeSomething("kv_events_config", "zmq", problem, remedy) from error
     async with EventsPublisher(options.kv_events) as publisher:
         # Logged because every subscriber can read the tokens of prompts.
@@ -218,7 +223,8 @@ def _contract(front: Front, front_bytes: int) -> list[str]:
     is_one_host = not any(instance.host for instance, _ in front.instances())
     detail = front.facts.contract_lines if len(contracts) == 1 else ()
     lines = [*detail, *contract_lines(contracts, front_bytes, shares_weights=is_one_host)]
-    alone_tokens, reach_tokens = front.facts.max_model_len, front.reach_tokens()
+    alone_tokens = front.facts.max_model_len
+    reach_tokens = front.reach_tokens()
     if reach_tokens > alone_tokens:
         reach = f"{reach_tokens:,} while others lend"
         lines.append(f"  longest request     {alone_tokens:,} tokens; {reach}")

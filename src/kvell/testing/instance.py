@@ -5,9 +5,9 @@ import hashlib
 import math
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,15 +32,14 @@ from kvell.engine.protocol.pages import (
     PageOwner,
     Pages,
 )
-from kvell.engine.protocol.request_spec import SentTensor, to_token_ids
+from kvell.engine.protocol.request_spec import to_token_ids
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.statistics import InstanceFacts, LoadStats, Stats
 from kvell.engine.sampling.model_defaults import NEUTRAL
 from kvell.models.config.embeddings import EmbeddingFacts
 from kvell.models.text.answer_text import Preceding
-from kvell.models.text.content_format import with_content
+from kvell.models.text.content_format import NO_FIELDS, with_content
 from kvell.models.text.token_offsets import TokenOffsets
-from kvell.server.text.text_model import NO_FIELDS
 from kvell.vocabulary import FinishReason, RequestId
 
 CRASH_TOKEN = 1
@@ -269,7 +268,7 @@ class ByteText:
         name: str = "fake",
         chat_template: str = "",
         sampling_defaults: SamplingParams = NEUTRAL,
-        takes_tools: bool = True,
+        takes_tools: bool | None = True,
     ) -> None:
         self.name = name
         self.chat_template = chat_template
@@ -309,16 +308,7 @@ class ByteText:
 
     takes_images = False
 
-    def encode_pictured(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        images: Sequence[bytes],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        fields: Mapping[str, Any] = NO_FIELDS,
-        *,
-        opens_answer: bool = True,
-        check: Callable[[str], None] = lambda text: None,
-    ) -> tuple[NDArray[np.int32], tuple[SentTensor, ...]]:
+    def encode_pictured(self, *_: object, **__: object) -> NoReturn:
         """Raise an error: bytes have no images."""
         raise NotImplementedError("takes_images is False")
 

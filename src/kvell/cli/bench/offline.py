@@ -10,12 +10,12 @@ from kvell.cli.bench.workload_options import (
     check_results,
     give_results,
     results_option,
-    source_options,
 )
 from kvell.cli.terminal.figures import wide_console
 from kvell.cli.terminal.options import (
     engine_command,
     engine_options,
+    record_options,
     require_one_model,
     with_kv_memory,
 )
@@ -26,7 +26,7 @@ from kvell.engine.setup.engine_settings import EngineSettings
 
 
 @engine_command
-@source_options
+@record_options(Source, "source")
 @click.option(
     "--vocab-size",
     type=click.IntRange(min=2),

@@ -13,10 +13,10 @@ from kvell.cli.bench.workload_options import (
     check_results,
     give_results,
     results_option,
-    source_options,
 )
 from kvell.cli.terminal.figures import print_load
 from kvell.cli.terminal.files import require_directory, writing
+from kvell.cli.terminal.options import record_options
 from kvell.cli.terminal.progress import progress_bar
 from kvell.cli.terminal.session import Session, api_key_option, debug_option
 from kvell.cli.terminal.sizes import POSITIVE, FiniteRange
@@ -34,7 +34,7 @@ RATE = click.FloatRange(min=0, min_open=True)
     metavar="NAME",
     help="The model to ask.  [default: the only one it serves]",
 )
-@source_options
+@record_options(Source, "source")
 @click.option("--rate", type=RATE, metavar="R", help="Requests per second, Poisson; or inf.")
 @click.option(
     "--time-scale", type=POSITIVE, default=1.0, help="Factor by which a trace's times grow."

@@ -9,11 +9,13 @@ from typing import Any
 import click
 
 from kvell.cli.terminal.files import require_directory, writing
-from kvell.cli.terminal.options import Command, Option, gathering
+from kvell.cli.terminal.options import Command
 from kvell.cli.terminal.progress import notice
 from kvell.errors import ChangeSomething
+from kvell.flags import setting
 
 USUAL_REQUESTS = 200
+USUAL_PROMPT, USUAL_OUTPUT = "256", "128"
 STDOUT = "-"
 
 
@@ -21,12 +23,31 @@ STDOUT = "-"
 class Source:
     """The flags that choose the requests."""
 
-    workload: str | None
-    trace: Path | None
-    prompt_tokens: str | None
-    output_tokens: str | None
-    num_requests: int | None
-    seed: int
+    workload: str | None = setting(
+        None, "--workload", "A workload of `kvell bench workloads`.", metavar="NAME"
+    )
+    trace: Path | None = setting(
+        None, "--trace", "A trace file, as `kvell replay` reads it.", "file"
+    )
+    prompt_tokens: str | None = setting(
+        None,
+        "--prompt-tokens",
+        "Unrelated prompts: 512, 128:512, normal:MEAN:SD, lognormal:…, exponential:MEAN.",
+        metavar="DIST",
+    )
+    output_tokens: str | None = setting(
+        None, "--output-tokens", "Lengths of outputs, in the same forms.", metavar="DIST"
+    )
+    num_requests: int | None = setting(
+        None,
+        "--num-requests",
+        f"Maximum number of requests.  [default: {USUAL_REQUESTS}, or all of a trace]",
+        "integer",
+        alias="--limit",
+    )
+    seed: int = setting(
+        0, "--seed", "The same seed makes the same requests.", "integer", metavar="", least=0
+    )
 
     @property
     def name(self) -> str:
@@ -79,15 +100,6 @@ class Source:
         return independent(prompts, outputs, np.random.default_rng(self.seed), count)
 
 
-USUAL_PROMPT, USUAL_OUTPUT = "256", "128"
-
-
-def source_options(command: Command) -> Command:
-    """Add the flags of :class:`Source`; the command gets them as ``source``."""
-
-    return gathering(command, "source", Source, _SOURCE_OPTIONS)
-
-
 def results_option(command: Command) -> Command:
     """Add ``--json``, without a value for stdout, or with a file."""
     option = click.option(
@@ -122,34 +134,3 @@ def give_results(
         with writing("--json", Path(json_path)):
             Path(json_path).write_text(text + "\n", encoding="utf-8")
     print_tables()
-
-
-_SOURCE_OPTIONS: tuple[Option, ...] = (
-    click.option("--workload", metavar="NAME", help="A workload of `kvell bench workloads`."),
-    click.option(
-        "--trace",
-        type=click.Path(dir_okay=False, path_type=Path),
-        help="A trace file, as `kvell replay` reads it.",
-    ),
-    click.option(
-        "--prompt-tokens",
-        metavar="DIST",
-        help="Unrelated prompts: 512, 128:512, normal:MEAN:SD, lognormal:…, exponential:MEAN.",
-    ),
-    click.option("--output-tokens", metavar="DIST", help="Lengths of outputs, in the same forms."),
-    click.option(
-        "--num-requests",
-        "--limit",
-        "num_requests",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help=f"Maximum number of requests.  [default: {USUAL_REQUESTS}, or all of a trace]",
-    ),
-    click.option(
-        "--seed",
-        type=click.IntRange(min=0),
-        default=0,
-        show_default=True,
-        help="The same seed makes the same requests.",
-    ),
-)

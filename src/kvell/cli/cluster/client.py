@@ -82,7 +82,8 @@ class ClusterClient:
             headers["Authorization"] = f"Bearer {self._key}".encode()
         content = None
         if body is not None:
-            content, headers["Content-Type"] = msgspec.json.encode(body), "application/json"
+            content = msgspec.json.encode(body)
+            headers["Content-Type"] = "application/json"
         kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
         connection = kind(self._host, self._port, timeout=ANSWER_SECONDS)
         try:

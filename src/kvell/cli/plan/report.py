@@ -68,12 +68,17 @@ class PlanReport:
 
         It is empty if one instance is enough for any request, or if loans are not possible.
         """
-        groups, alone_tokens = self.layout.groups, self.longest_request_tokens
+        groups = self.layout.groups
+        alone_tokens = self.longest_request_tokens
         if alone_tokens >= self.max_model_len or self.beside or local_reason("", groups):
             return {}
         pool_bytes = self.layout.pool_bytes
         facts = InstanceFacts(
-            *(0, 0, self.model, alone_tokens, pool_bytes),
+            0,
+            0,
+            self.model,
+            alone_tokens,
+            pool_bytes,
             section_bytes=section_bytes(groups),
             reach_tokens=self.max_model_len,
         )

@@ -25,7 +25,8 @@ RULES = {
 
 def summary_lines(report: PlanReport) -> list[str]:
     """Return the plan in sentences."""
-    layout, models = report.layout, (report, *report.beside)
+    layout = report.layout
+    models = (report, *report.beside)
     named = ", ".join(f"{model.model} ({model.architecture})" for model in models)
     return [
         f"{named}, manager {report.manager}: "

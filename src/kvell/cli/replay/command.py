@@ -4,36 +4,26 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
 from kvell.byte_sizes import typed_bytes
 from kvell.cli.replay.buffer import make_buffer
-from kvell.cli.replay.instances import (
-    Together,
-    check_rows,
-    instances_options,
-    replay_together,
-)
-from kvell.cli.replay.models import DraftTokens, ModelFlags, model_options
+from kvell.cli.replay.instances import check_rows, replay_together
+from kvell.cli.replay.models import DraftTokens, model_argument
 from kvell.cli.replay.report import Report, print_report, print_together
-from kvell.cli.replay.trace_file import TraceFlags, token_counter, trace_options
+from kvell.cli.replay.settings import ReplaySettings
+from kvell.cli.replay.trace_file import token_counter
 from kvell.cli.terminal.commands import EngineCommand
 from kvell.cli.terminal.files import require_directory, writing
-from kvell.cli.terminal.options import (
-    json_option,
-    setting_option,
-)
+from kvell.cli.terminal.options import config_option, json_option, record_options
 from kvell.cli.terminal.progress import progress_bar
 from kvell.cli.terminal.session import Session, debug_option
-from kvell.cli.terminal.sizes import POSITIVE
 from kvell.clock import MonotonicClock
 from kvell.device.available import default_kv_memory_bytes
 from kvell.errors import ChangeSomething
 from kvell.memory import (
-    EVICTIONS,
-    Eviction,
     GroupKind,
     LayerSpec,
     Layout,
@@ -41,7 +31,6 @@ from kvell.memory import (
     longest_request,
     plan_layout,
 )
-from kvell.pages.sizing import Manager
 
 __all__ = ["images_in_text", "replay", "replay_limits"]
 
@@ -50,100 +39,13 @@ MIN_MODEL_LEN = 2
 
 
 @click.command(cls=EngineCommand)
-@trace_options
-@model_options
-@setting_option("kv_memory_bytes")
-@setting_option("cpu_buffer_bytes")
-@setting_option("manager")
-@click.option(
-    "--arrivals",
-    type=click.Choice(["start", "trace"]),
-    default="start",
-    show_default=True,
-    help="All requests arrive at the start, or each at its time in the trace.",
-)
-@click.option(
-    "--hardware",
-    default="a100-80",
-    show_default=True,
-    help="How long a step takes: a profile's name, a TOML file, or what `calibrate` wrote.",
-)
-@click.option(
-    "--any-machine",
-    is_flag=True,
-    help="Accept a calibration of another machine or version.",
-)
-@click.option("--slo-ttft", type=POSITIVE, metavar="SECONDS", help="Time limit to the first token.")
-@click.option("--slo-tpot", type=POSITIVE, metavar="SECONDS", help="Time limit per further token.")
-@click.option(
-    "--max-num-batched-tokens",
-    type=click.IntRange(min=1),
-    default=8192,
-    show_default=True,
-    help="Maximum tokens of one step; a server's default is 2048.",
-)
-@click.option(
-    "--max-num-seqs",
-    type=click.IntRange(min=1),
-    default=256,
-    show_default=True,
-    help="Maximum number of requests that run together.",
-)
-@setting_option("enable_chunked_prefill")
-@click.option(
-    "--common-pool/--no-common-pool",
-    default=False,
-    show_default=True,
-    help="Protect prefixes that several requests share.",
-)
-@click.option(
-    "--eviction",
-    type=click.Choice(EVICTIONS),
-    default="lru",
-    show_default=True,
-    help="Prefixes to evict first: the least recently used, or those least likely to return.",
-)
-@instances_options
-@click.option(
-    "--ignore-sessions", is_flag=True, help="Do not delay a turn until the previous answer ends."
-)
-@click.option(
-    "--requests-out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write a JSON line per request.",
-)
-@click.option(
-    "--timeline",
-    "timeline_path",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write a JSON line per sampled step, for `kvell plot`; gzipped if it ends in .gz.",
-)
+@config_option
+@model_argument
+@record_options(ReplaySettings, "flags")
 @json_option
 @debug_option
 @click.pass_obj
-def replay(
-    session: Session,
-    source: TraceFlags,
-    chosen: ModelFlags,
-    kv_memory_bytes: int | None,
-    cpu_buffer_bytes: int | None,
-    manager: Manager,
-    arrivals: Literal["start", "trace"],
-    hardware: str,
-    any_machine: bool,
-    slo_ttft: float | None,
-    slo_tpot: float | None,
-    max_num_batched_tokens: int,
-    max_num_seqs: int,
-    enable_chunked_prefill: bool,
-    common_pool: bool,
-    eviction: Eviction,
-    together: Together,
-    ignore_sessions: bool,
-    requests_out: Path | None,
-    timeline_path: Path | None,
-    as_json: bool,
-) -> None:
+def replay(session: Session, flags: ReplaySettings, as_json: bool) -> None:
     """Replay a trace on the engine's own scheduler and memory core; no model is loaded."""
     from kvell.cli.replay.hardware import step_timer
     from kvell.cli.replay.latency import latencies, outcomes
@@ -155,53 +57,57 @@ def replay(
     from kvell.simulator.replay.runner import Acceptance
     from kvell.simulator.report.timeline import Timeline, write_timeline
 
+    source, chosen, together = flags.source, flags.chosen, flags.together
     counts = together.counts()
-    for flag, path in (("--requests-out", requests_out), ("--timeline", timeline_path)):
+    for flag, path in (("--requests-out", flags.requests_out), ("--timeline", flags.timeline_path)):
         require_directory(flag, path)
     rows = source.requests(token_counter(chosen.model, session))
-    arrivals = "trace" if source.rate is not None else arrivals
-    draft_tokens, models = chosen.draft_tokens, chosen.describe(session)
-    pool_bytes = kv_memory_bytes or default_kv_memory_bytes(session.available_bytes())
-    layout = plan_layout(models.layers, pool_bytes, manager=manager)
-    machine = step_timer(hardware, chosen.model, chosen.dtype, models, any_machine=any_machine)
-    limits = replay_limits(layout, models.max_model_len, common_pool=common_pool)
+    arrivals = "trace" if source.rate is not None else flags.arrivals
+    draft_tokens = chosen.draft_tokens
+    models = chosen.describe(session)
+    pool_bytes = flags.kv_memory_bytes or default_kv_memory_bytes(session.available_bytes())
+    layout = plan_layout(models.layers, pool_bytes, manager=flags.manager)
+    machine = step_timer(
+        flags.hardware, chosen.model, chosen.dtype, models, any_machine=flags.any_machine
+    )
+    limits = replay_limits(layout, models.max_model_len, common_pool=flags.common_pool)
     limits = replace(
         draft_tokens.within(limits, models),
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=flags.max_num_batched_tokens,
+        max_num_seqs=flags.max_num_seqs,
     )
-    if not enable_chunked_prefill:
+    if not flags.enable_chunked_prefill:
         limits = without_chunks(limits, layout)
-    objectives = Objectives(slo_ttft, slo_tpot)
-    title = {"model": chosen.model, "trace": source.trace, "manager": manager}
+    objectives = Objectives(flags.slo_ttft, flags.slo_tpot)
+    title = {"model": chosen.model, "trace": source.trace, "manager": flags.manager}
     if counts is not None:
         check_rows(rows, arrivals)
-        _check_alone(draft_tokens, timeline_path, cpu_buffer_bytes)
+        _check_alone(draft_tokens, flags.timeline_path, flags.cpu_buffer_bytes)
         spec = ClusterSpec(
-            *(counts, layout, limits, machine, Links(together.pages_link(hardware, machine))),
+            *(counts, layout, limits, machine, Links(together.pages_link(flags.hardware, machine))),
             *(together.routing, together.caching),
-            eviction=eviction,
+            eviction=flags.eviction,
             hosts=together.hosts(machine),
         )
         with progress_bar("replaying") as progress:
             figures, requests = replay_together(
                 spec,
                 rows,
-                sessions=not ignore_sessions,
+                sessions=not flags.ignore_sessions,
                 progress=lambda fraction: progress("replaying", fraction),
             )
-        _write_requests(requests_out, requests)
+        _write_requests(flags.requests_out, requests)
         seen = latencies(outcomes(requests, rows), objectives, figures["requests_refused"])
         _give(title | seen | figures, print_together, as_json=as_json)
         return
     swapping = None
-    if cpu_buffer_bytes is not None:
+    if flags.cpu_buffer_bytes is not None:
         weights = models.cost.weight_bytes // chosen.number_bytes
-        buffer = make_buffer(cpu_buffer_bytes, layout, machine, weights, hardware)
+        buffer = make_buffer(flags.cpu_buffer_bytes, layout, machine, weights, flags.hardware)
         machine, swapping = buffer.machine, buffer.swapping
-    timeline = Timeline() if timeline_path else None
+    timeline = Timeline() if flags.timeline_path else None
     run = Replay(
-        create_core(layout, eviction=eviction),
+        create_core(layout, eviction=flags.eviction),
         models.layers,
         limits,
         rows,
@@ -210,16 +116,16 @@ def replay(
         MonotonicClock(),
         timeline=timeline,
         swapping=swapping,
-        sessions=not ignore_sessions,
+        sessions=not flags.ignore_sessions,
         images_in_text=images_in_text(models.layers),
         acceptance=Acceptance(draft_tokens.acceptance, source.seed),
     )
     with progress_bar("replaying") as progress:
         run.run(lambda fraction: progress("replaying", fraction))
-    _write_requests(requests_out, run.requests)
-    if timeline_path is not None and timeline is not None:
-        with writing("--timeline", timeline_path):
-            write_timeline(timeline_path, timeline.moments)
+    _write_requests(flags.requests_out, run.requests)
+    if flags.timeline_path is not None and timeline is not None:
+        with writing("--timeline", flags.timeline_path):
+            write_timeline(flags.timeline_path, timeline.moments)
     seen = latencies(outcomes(run.requests, rows), objectives, run.requests_refused)
     _give(title | seen | run.report(), print_report, as_json=as_json)
 

@@ -5,15 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from kvell.cli.terminal.options import Command, gathering
-from kvell.cli.terminal.pool_options import pd_caching_option, routing_option
-from kvell.cli.terminal.sizes import SIZE
 from kvell.cluster.instances import check_start, chosen_pd_caching, parse_instances
-from kvell.cluster.routing.policies import DEFAULT_ROUTING
 from kvell.errors import ChangeSomething
+from kvell.flags import setting, setting_of
+from kvell.fleet.started.pool_settings import PoolSettings
 from kvell.mempool.rendezvous import DEFAULT_PD_CACHING, PdCaching
+from kvell.server.api.serve_options import ServeOptions
 
 if TYPE_CHECKING:
     from kvell.simulator.clock.links import Link
@@ -34,17 +31,29 @@ LINKS = {
 
 @dataclass(frozen=True)
 class Together:
-    """The flags of several instances.
+    """The flags of several instances."""
 
-    :param link: name or file of a link; None: the hardware's usual link.
-    :param link_bandwidth: bytes per second; None: the link's.
-    """
-
-    instances: str | None = None
-    routing: str = DEFAULT_ROUTING
-    pd_caching: PdCaching | None = None
-    link: str | None = None
-    link_bandwidth: int | None = None
+    instances: str | None = setting(
+        None,
+        "--instances",
+        "Several instances behind a front, like prefill=1,decode=2 or mixed=3.",
+        metavar="ROLE=N,…",
+    )
+    routing: str = setting_of(ServeOptions, "routing")
+    pd_caching: PdCaching | None = setting_of(PoolSettings, "pd_caching")
+    link: str | None = setting(
+        None,
+        "--link",
+        "Between two instances: a name like nvlink-h100, or a TOML file."
+        "  [default: as usual for the hardware]",
+        metavar="LINK",
+    )
+    link_bandwidth: int | None = setting(
+        None,
+        "--link-bandwidth",
+        "Bytes per second in one direction, like 25GB, in place of the link's.",
+        "bytes",
+    )
 
     def counts(self) -> dict[str, int] | None:
         """Return the number of instances of each role; None without the flag.
@@ -104,33 +113,6 @@ class Together:
         if not isinstance(machine, CalibratedMachine):
             return None
         return {} if machine.calibration.machine.device == "cpu" else None
-
-
-def instances_options(command: Command) -> Command:
-    """Add the flags; the command gets them as ``together``."""
-
-    options = (
-        click.option(
-            "--instances",
-            metavar="ROLE=N,…",
-            help="Several instances behind a front, like prefill=1,decode=2 or mixed=3.",
-        ),
-        routing_option,
-        pd_caching_option,
-        click.option(
-            "--link",
-            metavar="LINK",
-            help="Between two instances: a name like nvlink-h100, or a TOML file."
-            "  [default: as usual for the hardware]",
-        ),
-        click.option(
-            "--link-bandwidth",
-            type=SIZE,
-            metavar="SIZE",
-            help="Bytes per second in one direction, like 25GB, in place of the link's.",
-        ),
-    )
-    return gathering(command, "together", Together, options)
 
 
 def check_rows(rows: Sequence["TraceRow"], arrivals: str) -> None:

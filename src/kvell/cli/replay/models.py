@@ -1,21 +1,16 @@
 """The models of a replay: the target model and its draft model."""
 
-from dataclasses import dataclass, replace
+import functools
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from kvell.cli.plan.configs import load_config
-from kvell.cli.terminal.options import (
-    DEFAULT_MODEL,
-    Command,
-    config_option,
-    gathering,
-    setting_option,
-)
+from kvell.cli.terminal.options import DEFAULT_MODEL, Command
 from kvell.cli.terminal.session import Session
-from kvell.cli.terminal.sizes import FiniteRange
-from kvell.engine.setup.engine_settings import USUAL_DRAFT_TOKENS
+from kvell.engine.setup.engine_settings import USUAL_DRAFT_TOKENS, EngineSettings
+from kvell.flags import setting, setting_of
 from kvell.memory import LayerSpec, as_draft
 from kvell.models.config.kv_dtypes import ELEMENT_BYTES
 
@@ -25,14 +20,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DraftTokens:
-    """The flags of speculative decoding in a replay.
+    """The flags of speculative decoding in a replay."""
 
-    :param acceptance: chance that a draft token is accepted if the previous ones were, 0 to 1.
-    """
+    num_speculative_tokens: int = setting(
+        0, "--num-speculative-tokens", "Draft tokens per step and request.", "integer", least=0
+    )
+    speculative_model: str | None = setting(
+        None,
+        "--speculative-model",
+        "The draft model, named like --model. [default: draft tokens cost nothing]",
+        metavar="MODEL",
+    )
+    acceptance: float = setting(
+        0.7,
+        "--acceptance",
+        "Chance that a draft token is accepted if those before it were.",
+        "number",
+        metavar="R",
+        least=0,
+        most=1,
+    )
 
-    num_speculative_tokens: int = 0
-    speculative_model: str | None = None
-    acceptance: float = 0.0
+    def __post_init__(self) -> None:
+        if self.speculative_model is not None and not self.num_speculative_tokens:
+            object.__setattr__(self, "num_speculative_tokens", USUAL_DRAFT_TOKENS)
 
     def within(self, limits: "Limits", models: "ReplayModels") -> "Limits":
         """Return ``limits`` with this number of draft tokens, up to the draft model's context."""
@@ -46,16 +57,18 @@ class DraftTokens:
 
 @dataclass(frozen=True)
 class ModelFlags:
-    """The flags that choose the models of a replay.
+    """The flags that choose the models of a replay."""
 
-    :param hf_overrides: JSON object of fields that replace those of the model's config, and not
-        those of the draft model.
-    """
-
-    model: str
-    dtype: str
-    hf_overrides: str | None
-    draft_tokens: DraftTokens
+    model: str = setting(
+        DEFAULT_MODEL,
+        "--model",
+        "A name in bench/configs, a config.json, a transformers directory, or a hub id."
+        f"  [default: {DEFAULT_MODEL}]",
+        typed=None,
+    )
+    dtype: str = setting_of(EngineSettings, "dtype")
+    hf_overrides: str | None = setting_of(EngineSettings, "hf_overrides")
+    draft_tokens: DraftTokens = field(default_factory=DraftTokens)
 
     @property
     def number_bytes(self) -> int:
@@ -71,57 +84,16 @@ class ModelFlags:
         return read_models(self.model, draft, self.number_bytes, session, self.hf_overrides)
 
 
-def model_options(command: Command) -> Command:
-    """Add the flags; the command gets them as ``chosen``."""
+def model_argument(command: Command) -> Command:
+    """Add an argument for the model, which replaces the value of ``--model``."""
 
-    options = (
-        click.argument("named", required=False, metavar="[MODEL]"),
-        click.option(
-            "--model",
-            help="A name in bench/configs, a config.json, a transformers directory, or a hub id."
-            f"  [default: {DEFAULT_MODEL}]",
-        ),
-        config_option,
-        setting_option("dtype"),
-        setting_option("hf_overrides"),
-        click.option(
-            "--num-speculative-tokens",
-            type=click.IntRange(min=0),
-            metavar="N",
-            default=0,
-            show_default=True,
-            help="Draft tokens per step and request.",
-        ),
-        click.option(
-            "--speculative-model",
-            metavar="MODEL",
-            help="The draft model, named like --model. [default: draft tokens cost nothing]",
-        ),
-        click.option(
-            "--acceptance",
-            type=FiniteRange(0, 1),
-            metavar="R",
-            default=0.7,
-            show_default=True,
-            help="Chance that a draft token is accepted if those before it were.",
-        ),
-    )
-    return gathering(command, "chosen", _model_flags, options)
+    @functools.wraps(command)
+    def run_with_model(
+        *args: object, named: str | None, model: str | None, **given: object
+    ) -> object:
+        return command(*args, model=named or model, **given)
 
-
-def _model_flags(
-    named: str | None,
-    model: str | None,
-    dtype: str,
-    hf_overrides: str | None,
-    num_speculative_tokens: int,
-    speculative_model: str | None,
-    acceptance: float,
-) -> ModelFlags:
-    if speculative_model is not None:
-        num_speculative_tokens = num_speculative_tokens or USUAL_DRAFT_TOKENS
-    draft_tokens = DraftTokens(num_speculative_tokens, speculative_model, acceptance)
-    return ModelFlags(named or model or DEFAULT_MODEL, dtype, hf_overrides, draft_tokens)
+    return click.argument("named", required=False, metavar="[MODEL]")(run_with_model)
 
 
 @dataclass(frozen=True)

@@ -6,38 +6,56 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from kvell.cli.plan.configs import config_path
-from kvell.cli.terminal.options import Command, gathering
 from kvell.cli.terminal.progress import notice, progress_bar
 from kvell.cli.terminal.session import Session
-from kvell.cli.terminal.sizes import FiniteRange
+from kvell.flags import setting
 
 if TYPE_CHECKING:
     from kvell.models.text.tokenizer import Tokenizer
     from kvell.simulator.traces.rows import TraceRow
 
-AT_LEAST_ONE = click.IntRange(min=1)
-RATE = FiniteRange(min=1e-6)
-"""The type of a rate; sums of arrival times overflow at smaller rates."""
+LEAST_RATE = 1e-6
+"""The lowest rate; sums of arrival times overflow at smaller rates."""
 
 
 @dataclass(frozen=True)
 class TraceFlags:
-    """The flags that choose the requests of a replay.
+    """The flags that choose the requests of a replay."""
 
-    :param trace: file, or name of a generator.
-    :param rate: requests per second, which replace the trace's times.
-    :param wrong_hints: share of the clients' hints that are wrong; None: the trace's own hints.
-    """
-
-    trace: str
-    limit: int | None
-    repeat: int
-    seed: int
-    rate: float | None
-    wrong_hints: float | None
+    trace: str = setting(
+        "",
+        "--trace",
+        "A trace file, or the name of a generator like chat.",
+        typed=None,
+        required=True,
+    )
+    limit: int | None = setting(
+        None, "--limit", "Maximum number of requests of the trace.", "integer", metavar=""
+    )
+    repeat: int = setting(
+        1, "--repeat", "Replay the trace N times.", "integer", metavar="", typed=None
+    )
+    seed: int = setting(
+        0, "--seed", "Seed of a generator.", "integer", metavar="", least=0, typed=None
+    )
+    rate: float | None = setting(
+        None,
+        "--rate",
+        "Requests per second, as Poisson arrivals.",
+        "number",
+        metavar="R",
+        least=LEAST_RATE,
+    )
+    wrong_hints: float | None = setting(
+        None,
+        "--hints",
+        "Clients hint whether they return; the fraction of wrong hints, from 0 to 1.",
+        "number",
+        metavar="WRONG",
+        least=0,
+        most=1,
+    )
 
     def requests(self, count_tokens: Callable[[str], int]) -> "Sequence[TraceRow]":
         """Return the requests.
@@ -52,30 +70,6 @@ class TraceFlags:
         if self.rate is not None:
             rows = retime(rows, rate=self.rate, seed=self.seed)
         return rows if self.wrong_hints is None else add_hints(rows, self.wrong_hints)
-
-
-def trace_options(command: Command) -> Command:
-    """Add the flags; the command gets them as ``source``."""
-
-    options = (
-        click.option(
-            "--trace", required=True, help="A trace file, or the name of a generator like chat."
-        ),
-        click.option("--limit", type=AT_LEAST_ONE, help="Maximum number of requests of the trace."),
-        click.option("--repeat", type=AT_LEAST_ONE, default=1, help="Replay the trace N times."),
-        click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of a generator."),
-        click.option(
-            "--rate", type=RATE, metavar="R", help="Requests per second, as Poisson arrivals."
-        ),
-        click.option(
-            "--hints",
-            "wrong_hints",
-            type=FiniteRange(0, 1),
-            metavar="WRONG",
-            help="Clients hint whether they return; the fraction of wrong hints, from 0 to 1.",
-        ),
-    )
-    return gathering(command, "source", TraceFlags, options)
 
 
 def load_rows(

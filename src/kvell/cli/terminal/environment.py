@@ -67,7 +67,8 @@ def take_ray_token(token: str) -> None:
     It must run before Ray is imported.  A mode that the user set is kept.
     """
     if "RAY_AUTH_MODE" not in os.environ:
-        os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"] = "token", token
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_AUTH_TOKEN"] = token
 
 
 def has_ray_token() -> bool:

@@ -43,7 +43,14 @@ _FLAGS = {"kv_memory_bytes": "--kv-memory"} | {
         ),
         *("manager", "temperature", "top_k", "top_p", "seed", "max_tokens", "stop", "ignore_eos"),
         *("host", "port", "api_key", "chat_template", "served_model_name"),
-        *("root_path", "allowed_origins", "allowed_methods", "allowed_headers"),
+        *(
+            "pd_caching",
+            "adaptive_roles",
+            "root_path",
+            "allowed_origins",
+            "allowed_methods",
+            "allowed_headers",
+        ),
     )
 }
 

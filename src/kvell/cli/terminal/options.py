@@ -1,9 +1,9 @@
 """Flags of several commands, named as in vLLM."""
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, fields, replace
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,11 +12,11 @@ from click.core import ParameterSource
 from kvell.cli.terminal.commands import EngineCommand
 from kvell.cli.terminal.files import named_config
 from kvell.cli.terminal.session import Session, debug_option
-from kvell.cli.terminal.sizes import SIZE
+from kvell.cli.terminal.sizes import SIZE, FiniteRange
 from kvell.device.available import default_kv_memory_bytes
-from kvell.engine.setup.engine_settings import EngineSettings, opposite, settings_with_flag
-from kvell.engine.setup.options import Flag, Kind
+from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.errors import ChangeSomething
+from kvell.flags import Flag, Kind, inner_record, settings_with_flag
 
 Command = Callable[..., Any]
 DEFAULT_MODEL = "smollm2"
@@ -80,26 +80,66 @@ def choose_models(named: Sequence[str], models: Sequence[str]) -> tuple[str, ...
 def setting_option(name: str) -> Option:
     """Return the flag of a setting of :class:`EngineSettings`; its parameter has the same name."""
     return next(
-        _option_of(field, flag) for field, flag in settings_with_flag() if field.name == name
+        _option_of(field, flag)
+        for field, flag in settings_with_flag(EngineSettings)
+        if field.name == name
     )
 
 
+def record_options(record: type, into: str) -> Option:
+    """Return the flags of a record of settings; a command gets the record as ``into``."""
+
+    def add(command: Command) -> Command:
+        @functools.wraps(command)
+        def run_with_record(*args: object, **given: object) -> object:
+            return command(*args, **{into: _take_record(record, given)}, **given)
+
+        options = [_option_of(*each) for each in settings_with_flag(record)]
+        return with_options(run_with_record, options)
+
+    return add
+
+
+def _take_record(record: type, given: dict[str, object]) -> object:
+    """Return a record of values by the names of its fields; they are removed from ``given``."""
+    values: dict[str, object] = {}
+    for field in fields(record):
+        flag = field.metadata.get("flag")
+        inner = inner_record(field)
+        if inner is not None:
+            values[field.name] = _take_record(inner, given)
+        elif (value := given.pop(field.name, None)) is not None:
+            values[field.name] = flag.parse(value) if flag and flag.parse else value
+    return record(**values)
+
+
 def _option_of(field: Field[object], flag: Flag) -> Option:
-    default = "auto" if flag.kind == "length" else field.default
-    words = f"{flag.name}/{opposite(flag)}" if flag.kind == "switch" else flag.name
+    default = "auto" if flag.kind == "length" else flag.typed
     return click.option(
-        words,
+        *((f"{flag.name}/{flag.opposite}",) if flag.kind == "switch" else flag.names),
         field.name,
-        type=bool if flag.kind == "switch" else _TYPES.get(flag.kind) or _text(flag),
-        metavar=flag.metavar or _METAVARS.get(flag.kind),
+        type=click.Choice(flag.choices) if flag.choices else _type_of(flag),
+        is_flag=flag.kind == "mark" or None,
+        multiple=flag.kind == "list",
+        required=flag.required,
+        metavar=(_METAVARS.get(flag.kind) if flag.metavar is None else flag.metavar) or None,
         default=default,
-        show_default=default is not None,
+        show_default=flag.kind != "list" and default not in (None, ""),
         help=flag.help,
     )
 
 
-def _text(flag: Flag) -> click.ParamType[str]:
-    return click.Choice(flag.choices) if flag.choices else click.STRING
+def _type_of(flag: Flag) -> click.ParamType[Any] | None:
+    least, most = flag.least, flag.most
+    match flag.kind:
+        case "integer":
+            bounds = (1 if least is None else int(least), None if most is None else int(most))
+            return click.IntRange(*bounds)
+        case "number":
+            return FiniteRange(least, most)
+        case "seconds":
+            return FiniteRange(least or 0, most, min_open=least is None)
+    return _TYPES.get(flag.kind)
 
 
 def config_option(command: Command) -> Command:
@@ -135,9 +175,8 @@ def engine_options(command: Command) -> Command:
         model, *beside = choose_models(given.pop("named", ()), given.pop("models"))
         _require_weights((model, *beside))
         given |= {"model": model, "beside": tuple(beside)}
-        names = [field.name for field in fields(EngineSettings) if field.name in given]
-        chosen = {name: given.pop(name) for name in names}
-        return command(*args, settings=EngineSettings(**chosen), **given)
+        settings = _take_record(EngineSettings, given)
+        return command(*args, settings=settings, **given)
 
     return with_options(gathered, _ENGINE_OPTIONS)
 
@@ -151,29 +190,6 @@ def _require_weights(models: Sequence[str]) -> None:
         if named_config(model) != model:
             remedy = "give a directory with weights, or use kvell plan or kvell replay"
             raise ChangeSomething("model", model, "names a config without weights", remedy)
-
-
-def gathering(
-    command: Command,
-    into: str,
-    make: Callable[..., object],
-    options: Sequence[Option],
-    names: Sequence[str] = (),
-) -> Command:
-    """Return a command with further flags, which it gets as one argument.
-
-    :param into: the argument's name.
-    :param make: returns the argument; its keyword arguments are the flags.
-    :param names: names of the flags; by default, those of the parameters of ``make``.
-    """
-    names = names or tuple(inspect.signature(make).parameters)
-
-    @functools.wraps(command)
-    def gathered(*args: object, **given: object) -> object:
-        flags = {name: given.pop(name) for name in names}
-        return command(*args, **{into: make(**flags)}, **given)
-
-    return with_options(gathered, options)
 
 
 def with_options(command: Command, options: Sequence[Option]) -> Command:
@@ -190,17 +206,17 @@ def _number(flag: str, default: int, text: str) -> Option:
     )
 
 
-_TYPES: Mapping[Kind, click.ParamType[object]] = {
+_TYPES: Mapping[Kind, click.ParamType[Any]] = {
+    "path": click.Path(path_type=Path),
+    "file": click.Path(dir_okay=False, path_type=Path),
     "bytes": SIZE,
-    "seconds": click.FloatRange(min=0, min_open=True),
     "length": LengthType(),
-    "count": click.IntRange(min=0),
-    "at-least-one": click.IntRange(min=1),
+    "switch": click.BOOL,
 }
-_METAVARS = {"seconds": "SECONDS", "count": "N", "at-least-one": "N"}
+_METAVARS = {"list": "VALUE", "seconds": "SECONDS", "integer": "N"}
 _ENGINE_OPTIONS: tuple[Option, ...] = (
     models_option,
-    *(_option_of(field, flag) for field, flag in settings_with_flag()),
+    *(_option_of(field, flag) for field, flag in settings_with_flag(EngineSettings)),
     debug_option,
 )
 

@@ -1,9 +1,9 @@
 """The session of a command: its model loader, clock and program name."""
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,61 +13,11 @@ from kvell.models.sources.progress import Progress
 
 if TYPE_CHECKING:
     from kvell.engine.setup.engine_settings import EngineSettings
+    from kvell.llm import LLM
     from kvell.mempool.rendezvous import Rendezvous
 
 
 API_KEY_VARIABLE = "KVELL_API_KEY"
-
-
-class Contract(Protocol):
-    """The memory contract: the use of all memory, stated before the run."""
-
-    def lines(self) -> list[str]:
-        """Return the contract as lines of text."""
-        ...
-
-
-class Tokenizer(Protocol):
-    """The tokenizer of a model."""
-
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether the model has a chat template."""
-        ...
-
-    def encode(self, text: str) -> Any:
-        """Return the token ids of plain text, int32 ``[n]``."""
-        ...
-
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> Any:
-        """Return the token ids of a conversation up to the start of the answer, int32 ``[n]``."""
-        ...
-
-
-class Model(Protocol):
-    """The part of :class:`kvell.llm.LLM` that commands use."""
-
-    @property
-    def contract(self) -> Contract:
-        """The memory contract of the model."""
-        ...
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the model."""
-        ...
-
-    def generate(self, prompts: Any, sampling: Any, sequential: bool = False) -> Sequence[Any]:
-        """Return request outputs in the order of the prompts."""
-        ...
-
-    def stream(self, prompt: Any, sampling: Any) -> Generator[str, None, str]:
-        """Yield pieces of text as they are generated; return the reason of the end."""
-        ...
-
-    def stats(self) -> Mapping[str, float]:
-        """Return the figures of the last ``generate``."""
-        ...
 
 
 def open_model(
@@ -77,7 +27,7 @@ def open_model(
     incarnation: int = 0,
     weights_fd: int | None = None,
     pool_place: "Rendezvous | None" = None,
-) -> Model:
+) -> "LLM":
     """Load the model and its engine into this process; imports torch."""
     from kvell.llm import LLM
 

@@ -81,7 +81,8 @@ def tokens_per_second(
     now, then = _stats(seen, instance_id), _stats(before, instance_id)
     if before is None or now is None or then is None:
         return None
-    seconds, tokens = seen.at_seconds - before.at_seconds, now.output_tokens - then.output_tokens
+    seconds = seen.at_seconds - before.at_seconds
+    tokens = now.output_tokens - then.output_tokens
     return tokens / seconds if seconds > 0 and tokens >= 0 else None  # fewer: it was restarted
 
 
@@ -99,7 +100,8 @@ def _instances(seen: ServerSnapshot, before: ServerSnapshot | None) -> FittingTa
 def _instance(
     instance: Instance, rate: float | None, team_before: Mapping[str, float]
 ) -> tuple[str, ...]:
-    stats, pid = instance.stats, "–" if instance.pid is None else str(instance.pid)
+    stats = instance.stats
+    pid = "–" if instance.pid is None else str(instance.pid)
     if stats is None:
         return (instance.id, instance.state, pid, "no answer", *"–" * 9)
     buffer = stats.bytes.cpu_buffer

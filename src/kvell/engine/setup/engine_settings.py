@@ -1,10 +1,11 @@
 """Settings of an engine and its models, which define what an instance serves."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import Field, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from kvell.engine.setup.options import EngineOptions, Flag, setting
+from kvell.engine.setup.options import EngineOptions
+from kvell.flags import setting, settings_with_flag
 from kvell.models.config.kv_dtypes import KV_DTYPES
 from kvell.models.config.quantization import QUANTIZATIONS
 
@@ -90,7 +91,7 @@ class EngineSettings(EngineOptions):
         "--threads",
         "Threads of a step, which keep their processors even if other programs need them. "
         "[default: one for each processor; they yield]",
-        "at-least-one",
+        "integer",
     )
     """Threads of a step, for models with a fused pass. None: one for each processor; if other
     programs use these, the threads yield to them. A number: always this number, and they never
@@ -130,22 +131,10 @@ class EngineSettings(EngineOptions):
     def flags(self) -> list[str]:
         """Return command-line flags for these settings."""
         words = [word for model in (self.model, *self.beside) for word in ("--model", model)]
-        for field, flag in settings_with_flag():
+        for field, flag in settings_with_flag(EngineSettings):
             value = getattr(self, field.name)
             if flag.kind == "switch":
-                words.append(flag.name if value else opposite(flag))
+                words.append(flag.name if value else flag.opposite)
             elif value is not None:
                 words += [flag.name, str(value)]
         return words
-
-
-def settings_with_flag() -> Iterator[tuple["Field[object]", Flag]]:
-    """Yield the settings that have a flag, with the flag."""
-    for field in fields(EngineSettings):
-        if "flag" in field.metadata:
-            yield field, field.metadata["flag"]
-
-
-def opposite(flag: Flag) -> str:
-    """Return the flag that turns a switch off."""
-    return f"--no-{flag.name.removeprefix('--')}"

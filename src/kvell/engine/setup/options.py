@@ -4,45 +4,13 @@ Command-line flags, arguments of :class:`kvell.LLM` and :class:`kvell.AsyncEngin
 lines of instances are all derived from these fields: a new setting is one field.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
 
 from kvell.engine.requests.limits import max_step_draft_tokens
+from kvell.flags import setting
 from kvell.memory import Embeddings, Manager
 from kvell.mempool.rendezvous import Rendezvous
 from kvell.pages.sizing import MANAGERS
-
-Kind = Literal["text", "bytes", "seconds", "length", "count", "at-least-one", "switch"]
-"""The type of a flag's value: ``length`` is a number of tokens, or ``auto`` for None."""
-
-
-@dataclass(frozen=True)
-class Flag:
-    """The command-line flag of a setting.
-
-    :ivar help: one line, with the meaning of None.
-    :ivar choices: all values, if they are few.
-    """
-
-    name: str
-    kind: Kind
-    help: str
-    metavar: str = ""
-    choices: tuple[str, ...] = ()
-
-
-def setting(
-    default: object,
-    flag: str,
-    help: str,  # noqa: A002 - click's word
-    kind: Kind = "text",
-    metavar: str = "",
-    choices: Sequence[str] = (),
-) -> Any:
-    """Return a field of settings that has a :class:`Flag`."""
-    metadata = {"flag": Flag(flag, kind, help, metavar, tuple(choices))}
-    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,11 +64,11 @@ class EngineOptions:
     """Most tokens of a request, prompt and answer together. None: as many as the model and the pool
     allow."""
     max_num_batched_tokens: int = setting(
-        2048, "--max-num-batched-tokens", "Maximum tokens of one step.", "at-least-one"
+        2048, "--max-num-batched-tokens", "Maximum tokens of one step.", "integer"
     )
     """Most tokens that a step computes, of all requests together."""
     max_num_seqs: int = setting(
-        256, "--max-num-seqs", "Maximum number of requests that run together.", "at-least-one"
+        256, "--max-num-seqs", "Maximum number of requests that run together.", "integer"
     )
     """Most requests that run at once."""
     enable_chunked_prefill: bool = setting(
@@ -116,18 +84,19 @@ class EngineOptions:
         0,
         "--num-speculative-tokens",
         "Maximum draft tokens of a request per step; answers stay the same.",
-        "count",
+        "integer",
+        least=0,
     )
     """Draft tokens of a request per step, at most. Answers stay the same."""
     prompt_lookup_max: int = setting(
         5,
         "--prompt-lookup-max",
         "Longest end of the text to look up for draft tokens.",
-        "at-least-one",
+        "integer",
     )
     """Most tokens that are looked up for draft tokens."""
     prompt_lookup_min: int = setting(
-        2, "--prompt-lookup-min", "Shortest end of the text to look up.", "at-least-one"
+        2, "--prompt-lookup-min", "Shortest end of the text to look up.", "integer"
     )
     """Fewest tokens that are looked up for draft tokens."""
     async_scheduling: bool = setting(

@@ -1,23 +1,68 @@
 """Settings of the memory and work that the instances of a front share."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import get_args
 
-from kvell.mempool.rendezvous import DEFAULT_PD_CACHING, PageTransport, PdCaching
+from kvell.cluster.instances import check_adaptive_roles, chosen_pd_caching
+from kvell.flags import setting
+from kvell.mempool.rendezvous import (
+    DEFAULT_PD_CACHING,
+    PD_CACHING_NAMES,
+    PD_CACHINGS,
+    PageTransport,
+    PdCaching,
+)
+
+_TYPED = (*PD_CACHING_NAMES, *map(str, PD_CACHINGS))
+
+
+def _parse_pd_caching(value: str) -> PdCaching:
+    return PD_CACHINGS[_TYPED.index(value) % len(PD_CACHINGS)]
 
 
 @dataclass(frozen=True)
 class PoolSettings:
-    """Settings of a pool of instances.
+    """Settings of a pool of instances."""
 
-    :param pd_caching: which of prefill and decode instances cache what.
-    :param page_transport: how pages are copied from one instance to another.
-    :param adaptive_roles: whether prefill and decode instances change their roles by load.
-    """
+    pd_caching: PdCaching | None = setting(
+        None,
+        "--pd-caching",
+        "Instances that keep prefixes: none, those of prefill, both kinds, or both with"
+        " answers copied to prefill instances.  [default: answers]",
+        metavar="[" + "|".join(PD_CACHING_NAMES) + "]",
+        choices=_TYPED,
+        parse=_parse_pd_caching,
+    )
+    page_transport: PageTransport = setting(
+        "memory",
+        "--page-transport",
+        "How pages move between instances: through shared memory, or over TCP.",
+        choices=get_args(PageTransport),
+    )
+    adaptive_roles: bool = setting(
+        False,
+        "--adaptive-roles",
+        "Let prefill and decode instances change their roles by load.",
+        "mark",
+    )
 
-    pd_caching: PdCaching = DEFAULT_PD_CACHING
-    page_transport: PageTransport = "memory"
-    adaptive_roles: bool = False
+    @property
+    def caching(self) -> PdCaching:
+        """The caching of prefill and decode instances."""
+        return DEFAULT_PD_CACHING if self.pd_caching is None else self.pd_caching
 
     def values(self) -> dict[str, str]:
         """Return the settings as arguments of an instance's command line."""
-        return {"pd_caching": str(self.pd_caching), "page_transport": self.page_transport}
+        return {"pd_caching": str(self.caching), "page_transport": self.page_transport}
+
+    def resolve(self, counts: Mapping[str, int]) -> "PoolSettings":
+        """Return the settings with all defaults in place.
+
+        :param counts: number of instances of each role.
+        :raises ChangeSomething: if the settings do not suit the roles.
+        """
+        caching = chosen_pd_caching(counts, self.pd_caching, "pd_caching")
+        if self.adaptive_roles:
+            check_adaptive_roles(counts, "adaptive_roles")
+        return replace(self, pd_caching=caching)

@@ -51,7 +51,8 @@ class EventsPublisher:
 
         :raises ChangeSomething: when one cannot be used.
         """
-        config, self._socket.linger = self._config, LINGER_MILLISECONDS
+        config = self._config
+        self._socket.linger = LINGER_MILLISECONDS
         self._socket.sndhwm = config.hwm
         try:
             _open(self._socket, config.endpoint or DEFAULT_ENDPOINT, is_bound=config.is_bound)
@@ -118,7 +119,8 @@ class EventsPublisher:
     async def _send_again(self, router: zmq.asyncio.Socket, frames: Sequence[bytes]) -> None:
         if len(frames) != 3 or len(frames[2]) != 8:
             return  # not a request of this protocol
-        client, start = frames[0], int.from_bytes(frames[2], "big")
+        client = frames[0]
+        start = int.from_bytes(frames[2], "big")
         for number, batch in [entry for entry in self._kept if entry[0] >= start]:
             await router.send_multipart([client, b"", number.to_bytes(8, "big"), batch])
         await router.send_multipart([client, b"", END_OF_REPLAY, b""])

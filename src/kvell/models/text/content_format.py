@@ -5,8 +5,11 @@ for each role; one that shows neither reads parts if it has a loop over them, as
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, Protocol
+from types import MappingProxyType
+from typing import Any, Literal, Protocol
 
+NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
+"""No further variables of a chat template."""
 ContentFormat = Literal["auto", "string", "openai"]
 """The input of a template: a text, parts as in OpenAI's API, or the format that it reads."""
 Message = Mapping[str, object]

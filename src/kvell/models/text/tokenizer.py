@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from kvell.errors import ChangeSomething
 from kvell.models.config.json_files import one_line, read_optional_json
@@ -17,7 +17,7 @@ from kvell.models.text.chat_template import (
     ChosenTemplate,
     read_template,
 )
-from kvell.models.text.content_format import with_content
+from kvell.models.text.content_format import NO_FIELDS, with_content
 from kvell.models.text.end_tokens import PLAIN_CLASS, eos_token_ids, ids_of
 from kvell.models.text.token_bytes import most_token_bytes
 from kvell.models.text.tokenizer_faults import TOKENIZER_FILES, own_code, tokenizer_fault
@@ -26,7 +26,6 @@ from kvell.models.text.tokenizer_settings import plain_settings
 TokenIds = NDArray[np.int32]
 """Token ids, int32 [tokens]."""
 
-NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 OWN_FIELDS = frozenset(
     (
         *("conversation", "messages", "tools", "documents", "chat_template"),
@@ -244,53 +243,39 @@ class NoTokenizer(Tokenizer):
         super().__init__(None, eos_token_ids(path, overrides))
         self._path = path
 
+    @override
     def choose_template(self, chosen: ChosenTemplate) -> None:
-        """Return None: a conversation has no tokens."""
+        return None
 
     @property
+    @override
     def knows_text(self) -> bool:
-        """Always False."""
         return False
 
     @cached_property
+    @override
     def template(self) -> None:
-        """None: a conversation has no tokens."""
         return None
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> TokenIds:
-        """Refuse: there is nothing to encode with.
-
-        :raises ChangeSomething: always.
-        """
+    @override
+    def encode(self, *_: object, **__: object) -> NoReturn:
         raise _refusal(self._path, "holds no tokenizer")
 
-    def rendered_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        fields: Mapping[str, Any] = NO_FIELDS,
-        *,
-        opens_answer: bool = True,
-        continues_last: bool = False,
-        template: ChatTemplate | None = None,
-    ) -> str:
-        """Refuse: there is nothing to encode with.
-
-        :raises ChangeSomething: always.
-        """
+    @override
+    def rendered_chat(self, *_: object, **__: object) -> NoReturn:
         raise _refusal(self._path, "holds no tokenizer")
 
     @cached_property
+    @override
     def special_ids(self) -> frozenset[int]:
-        """No ids: none has a text."""
         return frozenset()
 
+    @override
     def spelling(self, token_id: int) -> str | None:
-        """Return None: no id has a spelling."""
         return None
 
+    @override
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """Return the empty text."""
         return ""
 
 

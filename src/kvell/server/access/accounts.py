@@ -80,7 +80,8 @@ class Account:
         :raises RateExceeded: when the limit of requests is used up; a sequence counts as a request.
         :raises TryLater: when too many other sequences are in flight.
         """
-        limit, bucket = self._max_in_flight, self._buckets.get("requests")
+        limit = self._max_in_flight
+        bucket = self._buckets.get("requests")
         if limit is not None and at_once > limit:
             raise _too_many(field, sequences, f"{limit} concurrent sequences", limit, "sequences")
         if bucket is not None and sequences > bucket.limit:

@@ -103,7 +103,8 @@ class _Scan:
         self._body, self._bounds = body, bounds
         self._depth, self._fields, self._parts, self._elements = 0, 0, 0, 0
         self._most = bounds.elements
-        self._field, self._key_comes = WHOLE, False
+        self._field = WHOLE
+        self._key_comes = False
 
     def run(self, until: int) -> None:
         """Check every piece before ``until``, the body's end or the start of a too long piece.
@@ -135,8 +136,9 @@ class _Scan:
             self._part()
 
     def _enter(self, name: str) -> None:
-        """Begin a field of the body."""
-        self._field, self._parts, self._elements = name, 0, 0
+        self._field = name
+        self._parts = 0
+        self._elements = 0
         self._most = self._bounds.elements_by_field.get(name, self._bounds.elements)
         self._key_comes = False
         self._fields += 1

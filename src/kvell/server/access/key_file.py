@@ -84,7 +84,8 @@ class _Entry:
     """One table of the file."""
 
     def __init__(self, index: int, entry: object, max_in_flight: int) -> None:
-        self._place, self._max_in_flight = f"keys[{index}]", max_in_flight
+        self._place = f"keys[{index}]"
+        self._max_in_flight = max_in_flight
         if not isinstance(entry, dict):
             raise self._wrong("", "…", "is not a table", "write a [[keys]] table for each key")
         self._entry: dict[str, Any] = entry

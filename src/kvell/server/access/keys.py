@@ -80,7 +80,8 @@ class KeyRing:
 
         The key is compared with every stored key, so the time does not depend on the match.
         """
-        digest, match = digest_of(key), None
+        digest = digest_of(key)
+        match = None
         for holder in self._holders:
             if hmac.compare_digest(digest, holder.key.digest):
                 match = holder

@@ -192,9 +192,16 @@ class RequestContext:
         if self._account is not None and unused > 0:
             self._account.give_back(unused, now)
         return EndedVisit(
-            *(self._method, self._path, self.tenant, status, now - self._came_seconds),
-            *(self._answer_id, self._model),
-            *(self._prompt_tokens, self._output_tokens, self._cached_tokens),
+            self._method,
+            self._path,
+            self.tenant,
+            status,
+            now - self._came_seconds,
+            self._answer_id,
+            self._model,
+            self._prompt_tokens,
+            self._output_tokens,
+            self._cached_tokens,
             request_id=self.request_id,
         )
 

@@ -26,7 +26,8 @@ def chat_tools(tools: object) -> list[dict[str, Any]]:
     if not isinstance(tools, list):
         raise _refusal("tools", tools, "is not a list", "send a list of functions")
     if len(tools) > MOST_TOOLS:
-        problem, remedy = "is out of range", f"send at most {MOST_TOOLS}"
+        problem = "is out of range"
+        remedy = f"send at most {MOST_TOOLS}"
         raise ChangeSomething("tools", f"{len(tools)} tools", problem, remedy)
     checked = [_tool(f"tools[{i}]", tool) for i, tool in enumerate(tools)]
     seen: set[str] = set()

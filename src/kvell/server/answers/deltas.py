@@ -87,7 +87,9 @@ def merge(deltas: Iterable[AnswerDelta]) -> list[AnswerDelta]:
 
 def parse(deltas: Iterable[AnswerDelta]) -> ParsedAnswer:
     """Return the answer that the deltas make."""
-    content, reasoning, names = [], [], list[str]()
+    content = []
+    reasoning = []
+    names = list[str]()
     arguments: dict[int, list[str]] = {}
     for delta in deltas:
         match delta:

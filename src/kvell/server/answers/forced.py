@@ -67,13 +67,16 @@ def forced_schema(choice: ToolChoice, tools: Tools, *, parallel: bool = True) ->
         return arguments_schema(tools[place])
     if choice != "required":
         return None
-    calls, definitions = [], {}
+    calls = []
+    definitions = {}
     for i, tool in enumerate(tools):
         _check_strict(i, tool)
-        name, arguments = tool["function"]["name"], arguments_schema(tool)
+        name = tool["function"]["name"]
+        arguments = arguments_schema(tool)
         moved = within(arguments, f"#/$defs/{name}")
         if moved != arguments:  # its references point to the whole schema in $defs
-            definitions[name], arguments = moved, {"$ref": f"#/$defs/{name}"}
+            definitions[name] = moved
+            arguments = {"$ref": f"#/$defs/{name}"}
         calls.append(call_schema(name, arguments))
     schema = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
     more = {"$defs": definitions} if definitions else {}

@@ -178,7 +178,9 @@ def api_error(error: Exception) -> ApiError:
     if isinstance(error, InstanceDied):
         return ApiError(503, str(error), "service_unavailable_error")
     if isinstance(error, RateExceeded):
-        text, code, seconds = str(error), "rate_limit_exceeded", error.retry_seconds
+        text = str(error)
+        code = "rate_limit_exceeded"
+        seconds = error.retry_seconds
         return ApiError(429, text, error.unit, code=code, retry_seconds=seconds)
     if isinstance(error, TryLater):
         return ApiError(429, str(error), "rate_limit_error", code="too_many_requests")
@@ -224,7 +226,9 @@ def install(
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        path, text, headers = served_path(request.scope), str(error.detail), error.headers or {}
+        path = served_path(request.scope)
+        text = str(error.detail)
+        headers = error.headers or {}
         if "Allow" in headers:
             headers = {**headers, "Allow": _allowed(headers["Allow"])}
             text = wrong_method(request.method, path, headers["Allow"])

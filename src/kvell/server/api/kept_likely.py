@@ -51,7 +51,10 @@ class KeptLikely:
         if numbers > MOST_NUMBERS:
             remedy = f"ask for at most {MOST_NUMBERS}: fewer answers, tokens or alternatives"
             raise ChangeSomething(
-                *(self._field, f"{numbers} log probabilities", "are too many", remedy),
+                self._field,
+                f"{numbers} log probabilities",
+                "are too many",
+                remedy,
                 bound="logprob_bytes",
             )
         self._keep(numbers)

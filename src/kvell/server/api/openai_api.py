@@ -85,7 +85,8 @@ def build_app(
     :param face: names of the first model, and options for browsers and proxies.
     :param recorder: records the memory map's history; None: an own one, only while the map is open.
     """
-    facts, work = front.facts, TextWork()
+    facts = front.facts
+    work = TextWork()
     length = ContextLength(facts.max_model_len, front.reach_tokens, facts.longest_tokens)
     first = _served(model, "", length, work, tool_call_parser, reasoning_parser)
     limits = [ContextLength(facts.beside[other.name]) for other in beside]
@@ -98,10 +99,8 @@ def build_app(
     floor_bytes = floor_bytes or process_bytes()
     work_bytes = most_work_bytes(facts, model, beside)
     app = _empty_app(face)
-    CompletionsApi(serving).install(app)
-    ChatApi(serving).install(app)
-    ResponsesApi(serving).install(app)
-    MessagesApi(serving).install(app)
+    for api in (CompletionsApi, ChatApi, ResponsesApi, MessagesApi):
+        api(serving).install(app)
     embeddings = EmbeddingsApi(serving)
     embeddings.install(app)
     ScoresApi(embeddings).install(app)
@@ -172,8 +171,6 @@ def _install_door(
 
 
 class _Handlers:
-    """The handlers of an app."""
-
     def __init__(self, app: FastAPI) -> None:
         self._app = app
         self._posts = {

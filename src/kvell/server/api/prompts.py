@@ -11,6 +11,7 @@ from kvell.engine.protocol.request_spec import SentTensor
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.equal_parts import EqualParts
 from kvell.errors import ChangeSomething
+from kvell.models.text.content_format import NO_FIELDS
 from kvell.server.answers.template_messages import template_messages, with_objects
 from kvell.server.api.image_urls import ImageUrl
 from kvell.server.api.prompt_form import CHAT_FORM, TEXT_FORM, PromptForm
@@ -19,7 +20,7 @@ from kvell.server.text.context_length import AnswerRoom, ContextLength
 from kvell.server.text.lanes import TextWork
 from kvell.server.text.text_bounds import chars_within, context_too_long
 from kvell.server.text.text_encoder import TextEncoder, TokenIds
-from kvell.server.text.text_model import NO_FIELDS, TextModel
+from kvell.server.text.text_model import TextModel
 
 BYTES_PER_DECODED_TOKEN = 8
 NO_PLACE_FOR_TOOLS = "give --chat-template with one that shows tools, or send none"
@@ -176,7 +177,10 @@ class PromptEncoder:
             self._work.held.check()
             files = [image.file() for image in images]
             ids, tensors = self._model.encode_pictured(
-                *(template_messages(messages), files, tools, fields),
+                template_messages(messages),
+                files,
+                tools,
+                fields,
                 opens_answer=opens_answer,
                 check=self._texts.check,
             )

@@ -19,7 +19,8 @@ def named_as_sent(name: Callable[[str], str]) -> Iterator[None]:
         parts = (name(error.field), error.value, error.problem, error.remedy)
         raise type(error)(*parts, bound=error.bound) from error
     except RequestRefused as error:
-        field, message = name(error.field), str(error)
+        field = name(error.field)
+        message = str(error)
         if error.field and message.startswith(error.field):
             message = field + message.removeprefix(error.field)
         raise RequestRefused(message, field, error.bound) from error

@@ -85,7 +85,9 @@ class ParsedRequest:
 
         :param prompt: token ids as little-endian int32 bytes.
         """
-        body, visit, answer_id = self.body, self.visit, self.heading.answer_id
+        body = self.body
+        visit = self.visit
+        answer_id = self.heading.answer_id
         if self.shows_special_tokens:
             sampling = replace(sampling, skip_special_tokens=False)
         return RequestSpec(
@@ -149,8 +151,11 @@ class AppState:
 
         :param samplings: one for each prompt; all are checked before a prompt is submitted.
         """
-        body, heading, choices = request.body, request.heading, request.body.choices()
-        ends, has_images = request.served.text.eos_token_ids, bool(request.tensors)
+        body = request.body
+        heading = request.heading
+        choices = request.body.choices()
+        ends = request.served.text.eos_token_ids
+        has_images = bool(request.tensors)
         searches = beam_searches(body, samplings, ends, has_images=has_images)
         count = len(samplings) * body.sequences()
         most_tokens = body.sequences() * sum(sampling.max_tokens or 0 for sampling in samplings)
@@ -185,14 +190,20 @@ class AppState:
         searches: Sequence[BeamSearch],
     ) -> Deltas:
         """Return the pieces of all answers, sampled or found by beam search."""
-        front, text, choices = self.front, request.served.text, request.body.choices()
+        front = self.front
+        text = request.served.text
+        choices = request.body.choices()
         prompts = zip(map(to_token_bytes, request.prompts), samplings, strict=True)
         if searches:
             made = request.visit.count_tokens
             beams = [
                 beam_deltas(
-                    *(front, text, request.spec(index, prompt, replace(sampling, n=1)), search),
-                    *(sampling.n, made),
+                    front,
+                    text,
+                    request.spec(index, prompt, replace(sampling, n=1)),
+                    search,
+                    sampling.n,
+                    made,
                     deadline_seconds=request.body.deadline_seconds,
                     trace=request.trace(index),
                 )
@@ -205,7 +216,9 @@ class AppState:
         return merge(
             [
                 text_deltas(
-                    *(front, text, request.spec(index, prompt, sampling)),
+                    front,
+                    text,
+                    request.spec(index, prompt, sampling),
                     deadline_seconds=request.body.deadline_seconds,
                     trace=request.trace(index),
                 )
@@ -216,7 +229,8 @@ class AppState:
 
 def heading_of(prefix: str, model: str, body: GenerationRequest) -> Heading:
     """Return the heading of a new answer."""
-    answer_id, created = f"{prefix}-{uuid.uuid4().hex}", int(time.time())
+    answer_id = f"{prefix}-{uuid.uuid4().hex}"
+    created = int(time.time())
     return Heading(answer_id, model, created, bool(body.return_token_ids))
 
 
@@ -273,7 +287,8 @@ async def _told(
     async with aclosing(deltas):
         async for index, delta in deltas:
             visit.count(replace(delta, token_ids=()) if are_counted else delta)
-            prompt, tokens = index // choices, delta.usage.completion_tokens
+            prompt = index // choices
+            tokens = delta.usage.completion_tokens
             longest[prompt] = max(longest.get(prompt, 0), tokens)
             yield index, delta
     for tokens in longest.values():

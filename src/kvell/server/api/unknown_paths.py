@@ -26,7 +26,8 @@ def nearest_path(path: str, served: Iterable[str]) -> str | None:
     A path is near if one of both ends with the other, as ``/chat/completions`` and
     ``/v1/v1/chat/completions`` do, or if they differ in few characters.
     """
-    parts, paths = _parts(path), sorted(served)
+    parts = _parts(path)
+    paths = sorted(served)
     ends = [each for each in paths if _shares_end(parts, _parts(each))]
     if ends:
         return max(ends, key=lambda each: len(_parts(each)))

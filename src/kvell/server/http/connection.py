@@ -66,7 +66,7 @@ class BoundedConnection(H11Protocol):
         bounds = self._face.bounds
         fewest_bytes = bounds.read_bytes_per_second * bounds.unread_seconds
         self._unread = UnreadWatch(
-            *(self.loop, transport, bounds.unread_seconds, fewest_bytes, self._on_stalled)
+            self.loop, transport, bounds.unread_seconds, fewest_bytes, self._on_stalled
         )
         self._face.connections.enter(self, "idle")
         self._await_request(bounds.head_seconds)

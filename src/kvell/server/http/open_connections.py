@@ -36,7 +36,6 @@ class OpenConnections(Generic[Connection]):
         )
 
     def __len__(self) -> int:
-        """Return the number of open connections."""
         return len(self._phases)
 
     def count(self, phase: Phase) -> int:

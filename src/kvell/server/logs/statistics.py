@@ -70,7 +70,8 @@ class Statistics:
     async def fields(self) -> dict[str, float] | None:
         """Return the fields of a line; None without requests or new tokens."""
         prompt_tokens, output_tokens = self._tokens.token_totals()
-        before, began_seconds = self._told, self._told_seconds
+        before = self._told
+        began_seconds = self._told_seconds
         self._told_seconds = self._clock.now_seconds()
         is_still = (prompt_tokens, output_tokens) == (before.prompt_tokens, before.output_tokens)
         if is_still and not self._traffic.in_flight and not self._traffic.waiting:

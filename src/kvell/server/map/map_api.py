@@ -111,7 +111,8 @@ class MapApi:
         pages, stats = await asyncio.gather(self._front.pages(ANSWER_SECONDS), self._stats())
         self._recorder.note_stats(stats)
         self._recorder.sample()
-        loans, history = self._recorder.loans(), self._recorder.history
+        loans = self._recorder.loans()
+        history = self._recorder.history
         instances = [
             InstanceSnapshot(
                 status,

@@ -61,7 +61,8 @@ class HistoryRecorder:
 
     def note_stats(self, stats: Mapping[str, Stats]) -> None:
         """Keep the statistics of instances for the next sample."""
-        self._stats, self._stats_seconds = stats, self._front.now_seconds()
+        self._stats = stats
+        self._stats_seconds = self._front.now_seconds()
 
     def sample(self) -> None:
         """Add a sample, unless the last one was just added."""

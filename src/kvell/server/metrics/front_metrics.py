@@ -144,8 +144,9 @@ class ServerMetrics:
         self._retries = self._counter("request_retries", "Attempts after one that failed.")
         self._answers = self._family("http_responses", "HTTP answers.", "path", "status")
         self._connections = Gauge(
-            *("kvell:http_connections", "Open connections, by what they wait for."),
-            *((*LABELS, "state"),),
+            "kvell:http_connections",
+            "Open connections, by what they wait for.",
+            (*LABELS, "state"),
             registry=self.registry,
         )
         for reason in REASONS:

@@ -123,9 +123,7 @@ class _InstanceMetrics:
         yield gauge("large_pages", "Large pages of the pool.", stats.large_pages)
         yield gauge("large_page_bytes", "Bytes of a large page.", stats.large_page_bytes)
         yield gauge("empty_large_pages", "Unused large pages.", stats.empty_large_pages)
-        yield gauge(
-            "protected_prefixes", "Shared prefixes that are protected.", stats.protected_prefixes
-        )
+        yield gauge("protected_prefixes", "Protected shared prefixes.", stats.protected_prefixes)
         yield gauge("protected_tokens", "Tokens of protected prefixes.", stats.protected_tokens)
 
     def _counters(self, stats: Stats) -> Iterator[Metric]:
@@ -202,7 +200,8 @@ class _InstanceMetrics:
 
     def _of_shared_pool(self, memory: dict[str, int]) -> Iterator[Metric]:
         """Yield the owners of chunks that KV cache and activations share; no samples otherwise."""
-        states, moves = chunks_by_state(memory), moves_by_kind(memory)
+        states = chunks_by_state(memory)
+        moves = moves_by_kind(memory)
         text = "Chunks of the shared pool, by owner and state."
         yield self._by_label("memory_chunks", text, "state", states, GaugeMetricFamily)
         if "chunk_bytes" in memory:

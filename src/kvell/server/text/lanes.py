@@ -46,7 +46,8 @@ class Lane:
     """
 
     def __init__(self, name: str, bound: Bound, most_bytes: int, *, trims: bool) -> None:
-        self._bytes, self._trims = EqualParts(most_bytes, bound, "bytes wait to be read"), trims
+        self._bytes = EqualParts(most_bytes, bound, "bytes wait to be read")
+        self._trims = trims
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._line: TurnQueue[_Piece[Any]] = TurnQueue()
         self._numbers = count()

@@ -1,29 +1,53 @@
 """The lookup of the models that a front serves; their tokenizers are loaded later."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from kvell.engine.sampling.model_defaults import GenerationConfig
 from kvell.errors import ChangeSomething
+from kvell.flags import setting
 from kvell.models.sources.progress import Progress
+from kvell.models.text.content_format import ContentFormat
 from kvell.server.text.text_model import LoadedTexts, Texts
 
 if TYPE_CHECKING:
     from kvell.models.text.chat_template import ChosenTemplate
-    from kvell.models.text.content_format import ContentFormat
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """Options of chat templates and of default sampling."""
+
+    chat_template: str | None = setting(
+        None,
+        "--chat-template",
+        "The first model's chat template, in place of its own.",
+        metavar="FILE|TEXT",
+    )
+    chat_template_content_format: ContentFormat = setting(
+        "auto",
+        "--chat-template-content-format",
+        "What the template gets as content: texts, parts (openai), or as it reads it.",
+        choices=get_args(ContentFormat),
+    )
+    generation_config: GenerationConfig = setting(
+        "auto",
+        "--generation-config",
+        "Sampling where a request does not say: as the models' generation_config.json"
+        " recommends, or vLLM's neutral defaults.",
+        choices=get_args(GenerationConfig),
+    )
 
 
 def texts_of(
     models: Sequence[str],
     cache_dir: Path,
     progress: Progress,
+    options: TextOptions | None = None,
     *,
     served_names: Sequence[str] = (),
-    generation_config: GenerationConfig = "auto",
-    chat_template: str | None = None,
-    chat_template_content_format: "ContentFormat" = "auto",
     hf_overrides: str | None = None,
     tokenizer: str | None = None,
 ) -> Texts:
@@ -31,9 +55,6 @@ def texts_of(
 
     :param served_names: names of the first model in requests instead of its own; the first of
         them is the model's name elsewhere.
-    :param generation_config: whether the models' recommended sampling is their default.
-    :param chat_template: the first model's template, as a file or as text; None for its own.
-    :param chat_template_content_format: form in which that template gets content.
     :param hf_overrides: JSON object of fields that replace those of the first model's config.
     :param tokenizer: directory or hub id of the first model's tokenizer; None for its own.
     :raises ChangeSomething: if a model cannot be found, two have the same name, or the template
@@ -42,7 +63,9 @@ def texts_of(
     from kvell.models.sources.named_sources import named_sources
     from kvell.models.sources.source import resolve_model, resolve_tokenizer
 
-    chosen = _chosen(chat_template, chat_template_content_format)
+    options = options or TextOptions()
+    chosen = _chosen(options)
+    sampling = options.generation_config
     named = named_sources(models[0], models[1:])
     if served_names:
         _check_names(served_names, [model.name for model in named[1:]])
@@ -58,8 +81,8 @@ def texts_of(
         floor_bytes = process_bytes()
         (name, path), *beside = zip([model.name for model in named], paths, strict=True)
         read = [
-            ServedText.load(name, path, generation_config, chosen, hf_overrides, text_path),
-            *(ServedText.load(*model, generation_config) for model in beside),
+            ServedText.load(name, path, sampling, chosen, hf_overrides, text_path),
+            *(ServedText.load(*model, sampling) for model in beside),
         ]
         give_back_freed()
         return LoadedTexts(read, floor_bytes)
@@ -78,8 +101,9 @@ def _check_names(served: Sequence[str], others: Sequence[str]) -> None:
             raise ChangeSomething("served_model_name", name, problem, remedy)
 
 
-def _chosen(template: str | None, content_format: "ContentFormat") -> "ChosenTemplate | None":
+def _chosen(options: TextOptions) -> "ChosenTemplate | None":
     """Return the user's choice of the first model's template; None if there is none."""
+    template, content_format = options.chat_template, options.chat_template_content_format
     if template is None and content_format == "auto":
         return None
     # Imported here: most starts need it only later, while the instance starts.

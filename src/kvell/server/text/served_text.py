@@ -17,10 +17,10 @@ from kvell.models.families.plain_config import known_config
 from kvell.models.images.processor import PictureProcessor
 from kvell.models.text.answer_text import Preceding
 from kvell.models.text.chat_template import THE_MODELS_OWN, ChosenTemplate
+from kvell.models.text.content_format import NO_FIELDS
 from kvell.models.text.detokenizer import IncrementalDetokenizer, token_bytes
 from kvell.models.text.token_offsets import TokenOffsets, token_offsets
 from kvell.models.text.tokenizer import Tokenizer
-from kvell.server.text.text_model import NO_FIELDS
 
 NO_VECTORS = EmbeddingFacts(0, "has no files that say what its embeddings are")
 KNOWN_TOKENS = 8192
@@ -42,11 +42,19 @@ class ServedText:
     ) -> None:
         self.name = name
         self.vocab_size = vocab_size
-        self.model_type, self.embeddings = model_type, embeddings
+        self.model_type = model_type
+        self.embeddings = embeddings
         self.eos_token_ids = tokenizer.eos_token_ids
         self.most_token_bytes = tokenizer.most_token_bytes
         self.sampling_defaults = sampling_defaults
-        self._tokenizer, self._processor = tokenizer, processor
+        template = tokenizer.template
+        self.chat_template = template.text if template else ""
+        self.takes_tools = template.takes_tools if template else None
+        self.takes_images = processor is not None
+        self.encode = tokenizer.encode
+        self.rendered_chat = tokenizer.rendered_chat
+        self._tokenizer = tokenizer
+        self._processor = processor
         self.token_text = lru_cache(KNOWN_TOKENS)(self._token_text)
 
     @classmethod
@@ -67,52 +75,19 @@ class ServedText:
         :param tokenizer_path: directory of its tokenizer; None for ``path``.
         :raises ChangeSomething: if its files are damaged.
         """
-        config, chosen = known_config(path, overrides), chosen or THE_MODELS_OWN
+        config = known_config(path, overrides)
+        chosen = chosen or THE_MODELS_OWN
         vocab_size = int(text_config(config).vocab_size)
-        processor, embeddings = PictureProcessor.of(path, chosen), embedding_facts(path, config)
+        processor = PictureProcessor.of(path, chosen)
+        embeddings = embedding_facts(path, config)
         tokenizer = Tokenizer.load(tokenizer_path or path, chosen, overrides)
         model_type = str(config.model_type)
         defaults = sampling_defaults(path, generation_config)
         return cls(name, vocab_size, tokenizer, model_type, processor, embeddings, defaults)
 
-    @property
-    def chat_template(self) -> str:
-        """The text of the model's chat templates; "" if it has none."""
-        template = self._tokenizer.template
-        return template.text if template else ""
-
-    @property
-    def takes_tools(self) -> bool | None:
-        """Whether the chat template renders tools; None without a template."""
-        template = self._tokenizer.template
-        return template.takes_tools if template else None
-
     def tokenizer_info(self) -> dict[str, object]:
         """Return the tokenizer's settings in JSON, with its class and the chat template."""
         return self._tokenizer.settings()
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> NDArray[np.int32]:
-        """Return the token ids of a text, int32 ``[tokens]``."""
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-
-    def rendered_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        fields: Mapping[str, Any] = NO_FIELDS,
-        *,
-        opens_answer: bool = True,
-        continues_last: bool = False,
-    ) -> str:
-        """Return the text of a conversation, with special tokens."""
-        return self._tokenizer.rendered_chat(
-            messages, tools, fields, opens_answer=opens_answer, continues_last=continues_last
-        )
-
-    @property
-    def takes_images(self) -> bool:
-        """Whether prompts may have images: the model's directory has a processor for them."""
-        return self._processor is not None
 
     def encode_pictured(
         self,

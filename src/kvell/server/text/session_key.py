@@ -25,7 +25,8 @@ def conversation_key(messages: Iterable[Mapping[str, Any]]) -> str:
     """
     digest = hashlib.blake2b(digest_size=KEY_BYTES)
     for message in messages:
-        role, content = str(message.get("role", "")), message.get("content", "")
+        role = str(message.get("role", ""))
+        content = message.get("content", "")
         shown = _told(content)
         digest.update(f"{len(role)}:{role}{len(shown)}:{shown}".encode())
         if role == "user":

@@ -14,7 +14,8 @@ from kvell.vocabulary import KIB, MIB
 
 USUAL_TOKEN_BYTES = 8
 """A text with at most this number of bytes per token of the context is encoded without slices."""
-LARGEST_TEXT_BYTES, LARGEST_MEAN_TOKEN_BYTES = 4 * MIB, 32
+LARGEST_TEXT_BYTES = 4 * MIB
+LARGEST_MEAN_TOKEN_BYTES = 32
 """The longest text has the first size, or the second times the context's tokens if larger."""
 ANY_TEXT_BYTES = 512 * KIB
 """The longest text that ``/tokenize`` always accepts, even if the context is shorter."""

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -13,50 +12,35 @@ from kvell.engine.protocol.request_spec import SentTensor
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.models.config.embeddings import EmbeddingFacts
 from kvell.models.text.answer_text import Detokenizer, Preceding
+from kvell.models.text.content_format import NO_FIELDS
 
 if TYPE_CHECKING:  # it imports tokenizers, which a front loads while its instance starts
     from kvell.models.text.token_offsets import TokenOffsets
-
-NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 
 
 class TextModel(Protocol):
     """The text side of a model."""
 
-    @property
-    def name(self) -> str:
-        """The name of the model in requests."""
-        ...
-
-    @property
-    def vocab_size(self) -> int:
-        """The size of the vocabulary; all token ids are smaller."""
-        ...
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """Tokens that end a sequence; their text is never shown."""
-        ...
-
-    @property
-    def model_type(self) -> str:
-        """The ``model_type`` of the model's config; "" if it has none."""
-        ...
-
-    @property
-    def chat_template(self) -> str:
-        """The text of the model's chat templates; "" if it has none."""
-        ...
-
-    @property
-    def takes_tools(self) -> bool | None:
-        """Whether the chat template renders tools; None without a template."""
-        ...
-
-    @property
-    def embeddings(self) -> EmbeddingFacts:
-        """The facts about embeddings in the model's files."""
-        ...
+    name: str
+    """The name of the model in requests."""
+    vocab_size: int
+    """The size of the vocabulary; all token ids are smaller."""
+    eos_token_ids: frozenset[int]
+    """Tokens that end a sequence; their text is never shown."""
+    model_type: str
+    """The ``model_type`` of the model's config; "" if it has none."""
+    chat_template: str
+    """The text of the model's chat templates; "" if it has none."""
+    takes_tools: bool | None
+    """Whether the chat template renders tools; None without a template."""
+    embeddings: EmbeddingFacts
+    """The facts about embeddings in the model's files."""
+    most_token_bytes: int
+    """The UTF-8 bytes of the longest token."""
+    takes_images: bool
+    """Whether prompts may have images."""
+    sampling_defaults: SamplingParams
+    """The default sampling parameters; ``max_tokens`` may be None."""
 
     def tokenizer_info(self) -> dict[str, object]:
         """Return the tokenizer's settings in JSON, with its class and the chat template."""
@@ -64,11 +48,6 @@ class TextModel(Protocol):
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> NDArray[np.int32]:
         """Return the token ids of a text, int32 ``[tokens]``."""
-        ...
-
-    @property
-    def most_token_bytes(self) -> int:
-        """The UTF-8 bytes of the longest token."""
         ...
 
     def rendered_chat(
@@ -88,11 +67,6 @@ class TextModel(Protocol):
         :param continues_last: whether the text ends with the last message's content, which the
             answer continues.
         """
-        ...
-
-    @property
-    def takes_images(self) -> bool:
-        """Whether prompts may have images."""
         ...
 
     def encode_pictured(
@@ -139,11 +113,6 @@ class TextModel(Protocol):
         self, *, skip_special_tokens: bool = True, after: Preceding = ()
     ) -> "TokenOffsets":
         """Return the offsets of a new answer's tokens; the prompt is ``after``."""
-        ...
-
-    @property
-    def sampling_defaults(self) -> SamplingParams:
-        """The default sampling parameters; ``max_tokens`` may be None."""
         ...
 
 

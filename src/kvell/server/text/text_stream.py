@@ -116,7 +116,8 @@ async def text_deltas(
     """
     writer = answer_text(model, spec)
     outputs = front.generate(spec, deadline_seconds=deadline_seconds, trace=trace)
-    untold, clock = NOTHING, _Deadline(front, spec.request_id, deadline_seconds)
+    untold = NOTHING
+    clock = _Deadline(front, spec.request_id, deadline_seconds)
     async with aclosing(outputs), clock:
         async for output in outputs:
             count_before = writer.token_count

@@ -34,7 +34,8 @@ class Complaints(logging.Handler):
 @contextmanager
 def complaints_told() -> Iterator[None]:
     """Redirect the packages' warnings from stderr to the server's log while the block runs."""
-    theirs, handler = logging.getLogger("opentelemetry"), Complaints()
+    theirs = logging.getLogger("opentelemetry")
+    handler = Complaints()
     theirs.addHandler(handler)
     try:
         yield

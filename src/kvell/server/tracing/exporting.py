@@ -59,7 +59,8 @@ def _provider(
     try:
         processor = BatchSpanProcessor(make_exporter(endpoint))
     except (ImportError, RuntimeError, ValueError) as error:
-        problem, remedy = f"cannot be used ({error})", "correct these variables, or unset them"
+        problem = f"cannot be used ({error})"
+        remedy = "correct these variables, or unset them"
         raise ChangeSomething("OTEL_*", "…", problem, remedy) from error
     provider = TracerProvider(resource=_resource(release), shutdown_on_exit=False)
     provider.add_span_processor(processor)

@@ -5,10 +5,9 @@ import re
 from collections.abc import Mapping
 
 from kvell.byte_sizes import parse_bytes
-from kvell.engine.setup.engine_settings import opposite
-from kvell.engine.setup.options import Flag
 from kvell.equivalents.table import argument_words, kvell_value
 from kvell.errors import ChangeSomething
+from kvell.flags import Flag
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +62,7 @@ def own_value(name: str, value: object, flag: Flag) -> object:
 def _setting(name: str, flags: Mapping[str, tuple[str, Flag]]) -> tuple[str | None, bool]:
     """Return the setting of a flag, and whether the flag turns it on."""
     for setting, flag in flags.values():
-        if flag.name == name or (flag.kind == "switch" and opposite(flag) == name):
+        if flag.name == name or (flag.kind == "switch" and flag.opposite == name):
             return setting, flag.name == name
     return None, False
 

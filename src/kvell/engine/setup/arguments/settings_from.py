@@ -12,10 +12,10 @@ from typing import SupportsIndex, TypeGuard
 
 from kvell.byte_sizes import parse_bytes
 from kvell.engine.setup.arguments.equivalent_arguments import own_value, with_equivalents
-from kvell.engine.setup.engine_settings import EngineSettings, settings_with_flag
-from kvell.engine.setup.options import Flag
+from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.equivalents.nearest import nearest
 from kvell.errors import ChangeSomething
+from kvell.flags import Flag, settings_with_flag
 
 SIZES = MappingProxyType(
     {
@@ -28,7 +28,7 @@ SIZES = MappingProxyType(
 NEAR = 0.75
 """The similarity of two names, of 1, from which a name is proposed in place of another."""
 _SETTINGS = frozenset(field.name for field in fields(EngineSettings))
-_FLAGS = {flag.name: (field.name, flag) for field, flag in settings_with_flag()}
+_FLAGS = {flag.name: (field.name, flag) for field, flag in settings_with_flag(EngineSettings)}
 """Settings by their flags."""
 
 
@@ -57,7 +57,7 @@ def settings_from(
                 raise ChangeSomething(name, value, f"is given as {setting}, too", remedy)
             given[setting] = parse_bytes(value, name) if isinstance(value, str) else value
             names[setting] = name
-    for field, flag in settings_with_flag():
+    for field, flag in settings_with_flag(EngineSettings):
         if field.name in given and (given[field.name] is not None or field.default is not None):
             given[field.name] = own_value(names[field.name], given[field.name], flag)
             _check(names[field.name], given[field.name], flag)
@@ -122,7 +122,7 @@ def _check(name: str, value: object, flag: Flag) -> None:
             problem = "is not a number of bytes above 0"
             remedy = f'give one, or {name.removesuffix("_bytes")}="512MiB"'
         case _:
-            least = 0 if flag.kind == "count" else 1
+            least = 1 if flag.least is None else int(flag.least)
             is_valid = _is_whole(value, least)
             problem = f"is not a whole number from {least}"
             remedy = "give one, or leave it out"

@@ -75,7 +75,8 @@ class PythonCall:
             if match is None:
                 self._head = None
                 return [Content("".join(self._held))], text
-            self._head, self._name = None, match.group()
+            self._head = None
+            self._name = match.group()
             self._held.append(self._name)
             text = text[match.end() :]
         end = self._span.scan(text)

@@ -143,7 +143,8 @@ def _read_call(text: str) -> tuple[str, str] | None:
     """Return the name and arguments of a call; None if the text is not a call."""
     try:
         call: dict[str, Any] = read_json(text)
-        name, arguments = call["name"], call.get("arguments", call.get("parameters", ""))
+        name = call["name"]
+        arguments = call.get("arguments", call.get("parameters", ""))
         value = read_json(arguments) if isinstance(arguments, str) else arguments or {}
         written = write_json(value)
     except (KeyError, ValueError):

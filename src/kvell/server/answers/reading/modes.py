@@ -133,7 +133,8 @@ class PlainText:
             self._space.append(text)
             return [], None
         text = "".join(self._space) + text
-        self._drops_blank, self._space = False, []
+        self._drops_blank = False
+        self._space = []
         return [Content(text)], None
 
     def finish(self) -> list[AnswerDelta]:

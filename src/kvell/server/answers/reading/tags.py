@@ -87,7 +87,8 @@ class Value:
             return self._delta(self._lead + value_text(whole, self._types)) if last else []
         if not text and not last:
             return []
-        lead, self._lead = self._lead and self._lead + '"', ""
+        lead = self._lead and self._lead + '"'
+        self._lead = ""
         return self._delta(lead + write_json(text)[1:-1] + ('"' if last else ""))
 
     def _delta(self, text: str) -> list[AnswerDelta]:

@@ -53,7 +53,8 @@ class BlockWriter:
                     return begun
                 return [*begun, self._delta("thinking_delta", "thinking", text)]
             case ToolCallBegin(index, name):
-                ended, call_id = self._end(), tool_use_id(self._call_ids[index])
+                ended = self._end()
+                call_id = tool_use_id(self._call_ids[index])
                 block = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
                 return [*ended, self._begin(block)]
             case ToolCallArguments(_, text):
@@ -75,7 +76,8 @@ class BlockWriter:
         return self._event("delta", delta={"type": kind, field: text})
 
     def _end(self) -> list[Body]:
-        block, text = self._begun, "".join(self._texts)
+        block = self._begun
+        text = "".join(self._texts)
         if block is None:
             return []
         events = []
@@ -92,7 +94,8 @@ class BlockWriter:
                 block = block | {"text": text}
         events.append(self._event("stop"))
         self.blocks.append(block)
-        self._begun, self._texts = None, []
+        self._begun = None
+        self._texts = []
         return events
 
     def _event(self, step: str, **fields: Body) -> Body:

@@ -194,8 +194,6 @@ class _OpenText(_OpenItem):
 
 
 class _OpenCall(_OpenItem):
-    """A function call."""
-
     kind = "function_call"
 
     def __init__(self, call_id: str, name: str) -> None:

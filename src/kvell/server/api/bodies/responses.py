@@ -9,8 +9,8 @@ from kvell.server.api.schemas.responses import ResponsesRequest
 from kvell.server.text.text_stream import Usage
 
 _ECHOED = (
-    *("instructions", "max_output_tokens", "max_tool_calls", "previous_response_id"),
-    *("prompt_cache_key", "safety_identifier", "user"),
+    *("instructions", "max_output_tokens", "max_tool_calls", "prompt_cache_key"),
+    *("safety_identifier", "user"),
 )
 
 
@@ -36,6 +36,7 @@ def response_body(
         "status": status,
         "background": False,
         "model": heading.model,
+        "previous_response_id": None,
         **{name: getattr(request, name) for name in _ECHOED},
         "metadata": request.metadata or {},
         "parallel_tool_calls": request.parallel_tool_calls is not False,

@@ -85,7 +85,8 @@ class AccessGuard:
             await refusal.response(path)(scope, receive, send)
             return
         tenant, account = (holder.key.tenant, holder.account) if holder else ("", None)
-        clock, tracer = self._access.clock, self._access.tracer
+        clock = self._access.clock
+        tracer = self._access.tracer
         trace = None
         if tracer is not None:
             trace = tracer.begin(path, scope["headers"], clock.now_seconds())

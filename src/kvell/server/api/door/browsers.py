@@ -55,7 +55,8 @@ class UnderRoot:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on with the root path in its path."""
         if scope["type"] == "http":
-            root, path = self._root_path, scope["path"]
+            root = self._root_path
+            path = scope["path"]
             whole = path if path == root or path.startswith(f"{root}/") else root + path
             scope = {**scope, "root_path": root, "path": whole}
         await self._app(scope, receive, send)

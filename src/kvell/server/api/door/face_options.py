@@ -2,44 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from kvell.errors import ChangeSomething
+from kvell.flags import setting
 from kvell.wire.decoding import MalformedError, decode_json
 
 ANY = "*"
-
-
-@dataclass(frozen=True)
-class CrossOrigin:
-    """Requests that pages of other origins may send (CORS).
-
-    :param origins: such as ``https://chat.example``; ``*`` allows any, none turns CORS off.
-    :param methods: allowed methods; ``*`` allows any.  The same for ``headers``.
-    :param credentials: whether browsers may send cookies and other credentials.
-    """
-
-    origins: tuple[str, ...] = ()
-    methods: tuple[str, ...] = (ANY,)
-    headers: tuple[str, ...] = (ANY,)
-    credentials: bool = False
-
-
-@dataclass(frozen=True)
-class FaceOptions:
-    """Options of a server's appearance to clients, browsers and proxies.
-
-    :param served_names: names of the first model; the first of them is in ``/v1/models`` and in
-        metrics.  Without any, the model has its own name.
-    :param root_path: path of this server in a proxy, such as ``/llm``; "" for none.
-    :param hides_docs: whether ``/docs`` and ``/openapi.json`` are not served.
-    :param tells_tokenizer: whether ``/tokenizer_info`` shows the tokenizer's settings.
-    """
-
-    served_names: tuple[str, ...] = ()
-    root_path: str = ""
-    cross_origin: CrossOrigin = field(default_factory=CrossOrigin)
-    tells_tokenizer: bool = False
-    hides_docs: bool = False
 
 
 def checked_root_path(root_path: str) -> str:
@@ -86,3 +55,71 @@ def checked_origins(given: Sequence[str]) -> tuple[str, ...]:
             remedy = f"give a scheme and a host, such as https://chat.example, or {ANY}"
             raise ChangeSomething("allowed_origins", url, "is not an origin", remedy)
     return origins
+
+
+@dataclass(frozen=True)
+class CrossOrigin:
+    """Requests that pages of other origins may send (CORS); without origins, CORS is off."""
+
+    origins: tuple[str, ...] = setting(
+        (),
+        "--allowed-origins",
+        "Web pages of these origins may send requests, such as https://chat.example "
+        "(* is any); give it several times, or a JSON list. [default: none]",
+        "list",
+        parse=checked_origins,
+    )
+    methods: tuple[str, ...] = setting(
+        (ANY,),
+        "--allowed-methods",
+        "Methods that pages of other origins may use. [default: any]",
+        "list",
+        parse=partial(parse_list, "allowed_methods"),
+    )
+    headers: tuple[str, ...] = setting(
+        (ANY,),
+        "--allowed-headers",
+        "Headers that pages of other origins may send. [default: any]",
+        "list",
+        parse=partial(parse_list, "allowed_headers"),
+    )
+    credentials: bool = setting(
+        False,
+        "--allow-credentials",
+        "Let browsers send credentials from other origins.",
+        "mark",
+    )
+
+
+@dataclass(frozen=True)
+class FaceOptions:
+    """Options of a server's appearance to clients, browsers and proxies.
+
+    :param served_names: the first of them is in ``/v1/models`` and in metrics.
+    """
+
+    served_names: tuple[str, ...] = setting(
+        (),
+        "--served-model-name",
+        "Name of the first model in requests; give it several times for several."
+        " [default: as --model says]",
+        "list",
+        parse=partial(parse_list, "served_model_name"),
+    )
+    root_path: str = setting(
+        "",
+        "--root-path",
+        "Path at which a proxy serves this server, such as /llm. [default: none]",
+        metavar="PATH",
+        parse=checked_root_path,
+    )
+    cross_origin: CrossOrigin = field(default_factory=CrossOrigin)
+    tells_tokenizer: bool = setting(
+        False,
+        "--enable-tokenizer-info-endpoint",
+        "Show the tokenizer's settings and the chat template at /tokenizer_info.",
+        "mark",
+    )
+    hides_docs: bool = setting(
+        False, "--disable-docs", "Serve neither /docs nor /openapi.json.", "mark"
+    )

@@ -170,8 +170,6 @@ class BodyLimit:
 
 
 class _RefusedError(Exception):
-    """A refused body."""
-
     def __init__(self, error: ApiError) -> None:
         super().__init__(error.message)
         self.error = error

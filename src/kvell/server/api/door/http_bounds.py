@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from kvell.flags import setting
+
 MAX_CONNECTIONS = 4096
 """More than may run and wait by default, so that a request too many receives an error."""
 KEEP_ALIVE_SECONDS = 5
@@ -11,8 +13,6 @@ KEEP_ALIVE_SECONDS = 5
 class HttpBounds:
     """Bounds of connections over HTTP.
 
-    :param max_connections: limit of open connections; lower if file descriptors do not suffice.
-    :param keep_alive_seconds: limit between an answer and the next request of a connection.
     :param head_seconds: limit until the head of a request is complete, from the connection's start
         or, on a reused connection, from the head's first byte.
     :param body_seconds: limit until a request's body is complete, plus a second for each
@@ -21,8 +21,21 @@ class HttpBounds:
         ``read_bytes_per_second``.
     """
 
-    max_connections: int = MAX_CONNECTIONS
-    keep_alive_seconds: int = KEEP_ALIVE_SECONDS
+    max_connections: int = setting(
+        MAX_CONNECTIONS,
+        "--max-connections",
+        "Maximum number of open connections; beyond it, the longest idle one is closed.",
+        "integer",
+        metavar="",
+        least=16,
+    )
+    keep_alive_seconds: int = setting(
+        KEEP_ALIVE_SECONDS,
+        "--keep-alive-seconds",
+        "Time limit between an answer and the connection's next request.",
+        "integer",
+        metavar="SECONDS",
+    )
     head_seconds: float = 20.0
     body_seconds: float = 30.0
     body_bytes_per_second: int = 16 << 10

@@ -196,7 +196,8 @@ class ChatStream:
 
         If no single tokens begin and end the reasoning, count the tokens of its text.
         """
-        prompts, tokens = self.asked.served.prompts, 0
+        prompts = self.asked.served.prompts
+        tokens = 0
         for reader in self._readers.values():
             if reader.reasoning and reader.count is not None:
                 tokens += reader.count.tokens
@@ -299,8 +300,10 @@ async def _prompt(
     :param fits: whether the prompt must leave room for an answer; a prompt with images always must.
     """
     images = image_urls(body.messages, taken=prompts.takes_images)
-    plain, fields = [message.plain() for message in body.messages], body.template_fields()
-    opens, continues = body.add_generation_prompt is not False, body.continues_last()
+    plain = [message.plain() for message in body.messages]
+    fields = body.template_fields()
+    opens = body.add_generation_prompt is not False
+    continues = body.continues_last()
     if not images:
         ending = {"opens_answer": opens, "continues_last": continues}
         form = body.form()
@@ -353,7 +356,8 @@ def _bound_behind(sampling: SamplingParams, reasoning: Reasoned | None) -> Sampl
 
 async def _events(answering: ChatStream) -> AsyncGenerator[bytes, None]:
     request = answering.asked
-    total, so_far = Usage(), counter(request)
+    total = Usage()
+    so_far = counter(request)
     async with aclosing(answering.deltas) as deltas:
         async for index, delta in deltas:
             if answering.is_new(index):

@@ -79,7 +79,8 @@ class CompletionsApi:
         form = body.form()
         prompts = [await served.prompts.prompt(prompt, form=form) for prompt in given]
         parsed = ParsedRequest(heading_of("cmpl", name, body), served, body, prompts, visit)
-        defaults, room = served.text.sampling_defaults, served.prompts.answer_room
+        defaults = served.text.sampling_defaults
+        room = served.prompts.answer_room
         samplings = [body.sampling(room(ids), defaults) for ids in prompts]
         samplings = [await served.prompts.with_bad_words(sampling) for sampling in samplings]
         echoes = [
@@ -140,7 +141,8 @@ class _Choices:
             return None
         model = self._asked.served.text
         prompt = [None, *delta.prompt_logprobs] if echoed else []
-        tokens, logprobs = [*echoed, *delta.token_ids], [*prompt, *delta.logprobs]
+        tokens = [*echoed, *delta.token_ids]
+        logprobs = [*prompt, *delta.logprobs]
         added_chars = self._added_chars[index // self._body.choices()] if echoed else 0
         end = self._chars.get(index, 0) + len(echo) + len(delta.text)
         offsets = chain(
@@ -166,7 +168,8 @@ class _Choices:
             follow = text.token_offsets(skip_special_tokens=skips, after=prompt)
             self._offsets[index] = follow
             self._echo_chars[index] = echo_chars
-        before, follow = self._echo_chars[index], self._offsets[index]
+        before = self._echo_chars[index]
+        follow = self._offsets[index]
         for token in delta.token_ids:
             offset = before + follow.push(token)
             # A stop string is not in the text.
@@ -176,7 +179,8 @@ class _Choices:
 async def _events(
     request: ParsedRequest, deltas: Deltas, choices: _Choices
 ) -> AsyncGenerator[bytes, None]:
-    total, so_far = Usage(), counter(request)
+    total = Usage()
+    so_far = counter(request)
     async for index, delta in deltas:
         total += delta.usage
         used = None if so_far is None else so_far.after(index, delta)

@@ -71,7 +71,8 @@ class EmbeddingsApi:
         served.text.embeddings.require_served(name)
         fields = fields or ["input"] * len(body.inputs())
         inputs = await _encoded(served, body, fields)
-        answer_id, trace = f"{prefix}-{uuid.uuid4().hex}", visit.trace
+        answer_id = f"{prefix}-{uuid.uuid4().hex}"
+        trace = visit.trace
         if trace is not None:
             trace.on_parsed(name, POOLED)
         priority = body.priority or 0

@@ -81,7 +81,8 @@ class OperatorApi:
             _sizes_of, [member.pid_here for member in members]
         )
         figures = self.metrics.instances
-        figures.front_waiting, figures.front_bytes = self.front.waiting, front_bytes
+        figures.front_waiting = self.front.waiting
+        figures.front_bytes = front_bytes
         figures.instances = {
             member.instance_id: InstanceFigures(
                 stats.get(member.instance_id), member.report, member.restarts, size_bytes

@@ -76,11 +76,13 @@ class _Response:
     """A response that grows while its answer is read."""
 
     def __init__(self, request: ResponsesRequest, answering: ChatStream) -> None:
-        self._asked, self._answering = request, answering
+        self._asked = request
+        self._answering = answering
         self._reader = answering.reader(0)
         heading = answering.asked.heading
         self._writer = OutputWriter(heading.answer_id, self._reader.call_ids)
-        self._usage, self._is_whole = Usage(), True
+        self._usage = Usage()
+        self._is_whole = True
 
     def begun(self) -> Body:
         """Return the response before any output."""

@@ -55,7 +55,11 @@ class ScoresApi:
     async def _reranked(self, visit: RequestContext, body: RerankRequest) -> Response:
         made, scores = await self._similar(visit, body, "rerank")
         answer = rerank_body(
-            *(made.answer_id, made.model, scores, body.texts_by_field()["documents"], made.usage),
+            made.answer_id,
+            made.model,
+            scores,
+            body.texts_by_field()["documents"],
+            made.usage,
             limit=body.top_n or len(scores),
             tells_documents=body.return_documents is not False,
         )

@@ -43,9 +43,11 @@ def beam_searches(
 
 
 def _params(body: "GenerationRequest", sampling: SamplingParams) -> BeamSearchParams:
-    width, field = body.sequences(), body.sequences_field()
+    width = body.sequences()
+    field = body.sequences_field()
     if width > MAX_BEAM_WIDTH:
-        problem, remedy = "is too large", f"use at most {MAX_BEAM_WIDTH}"
+        problem = "is too large"
+        remedy = f"use at most {MAX_BEAM_WIDTH}"
         raise ChangeSomething(field, width, problem, remedy)
     if width < sampling.n:
         remedy = f"use {sampling.n} or more, or a smaller n"

@@ -1,14 +1,14 @@
 """The body of ``/v1/chat/completions``: messages, tools, and options of the answer."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from kvell.errors import ChangeSomething
-from kvell.server.api.schemas.generation import Count, GenerationRequest
-from kvell.server.api.schemas.other_fields import CHAT_OTHERS, Other
+from kvell.server.api.schemas.generation import GenerationRequest
+from kvell.server.api.schemas.other_fields import CHAT_MESSAGE_OTHERS, CHAT_OTHERS
 from kvell.server.api.schemas.request_body import RequestPart
+from kvell.server.api.schemas.sampling_fields import Count
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
@@ -75,6 +75,9 @@ class ToolCallMessage(RequestPart):
 class ChatMessage(RequestPart):
     """One message of a conversation; unknown fields are passed to the chat template."""
 
+    others = CHAT_MESSAGE_OTHERS
+    place = "messages[]."
+
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     """Author of the message; ``function`` is an older name of ``tool``."""
     content: str | Parts | None = None
@@ -89,8 +92,6 @@ class ChatMessage(RequestPart):
     """The only call in this answer; an older form of ``tool_calls``."""
     reasoning_content: str | None = None
     """Reasoning before this answer, for chat templates that show it; ``reasoning`` is the same."""
-    audio: None = None
-    """Only null: no sound is stored."""
     refusal: str | None = None
     """Refusal instead of an answer."""
 
@@ -122,7 +123,7 @@ def _template_part(part: TextPart | ImagePart | RefusalPart) -> dict[str, str]:
 class ChatRequest(GenerationRequest):
     """Body of ``/v1/chat/completions``."""
 
-    others: ClassVar[Mapping[str, Other]] = CHAT_OTHERS
+    others = CHAT_OTHERS
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     """The conversation so far, oldest first."""
@@ -157,8 +158,6 @@ class ChatRequest(GenerationRequest):
     """Whether the answer continues the last message; needs ``add_generation_prompt`` false."""
     add_special_tokens: bool | None = False
     """Whether the prompt gets special tokens in addition to those of the chat template."""
-    modalities: list[Literal["text"]] | None = None
-    """Only text is made."""
 
     def output_limit(self) -> int | None:
         """Return ``max_completion_tokens``, or else ``max_tokens``."""

@@ -1,15 +1,13 @@
 """OpenAI's body of ``/v1/embeddings``, with the extensions that completions have too."""
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from kvell.errors import ChangeSomething
 from kvell.server.api.schemas.generation import FAILS_FAST, Texts, TokenIds
-from kvell.server.api.schemas.other_fields import EMBEDDING_OTHERS, Other
-from kvell.server.api.schemas.request_body import RequestBody
-from kvell.server.api.schemas.sampling_fields import MAX_INT32
+from kvell.server.api.schemas.other_fields import EMBEDDING_OTHERS
+from kvell.server.api.schemas.sampling_fields import MAX_INT32, ScheduledRequest
 
 MAX_INPUTS = 2048
 MAX_INPUT_TOKENS = 1 << 20
@@ -18,10 +16,10 @@ MAX_INPUT_TOKENS = 1 << 20
 Encoding = Literal["float", "base64"]
 
 
-class EmbeddingsRequest(RequestBody):
+class EmbeddingsRequest(ScheduledRequest):
     """The body of ``/v1/embeddings``."""
 
-    others: ClassVar[Mapping[str, Other]] = EMBEDDING_OTHERS
+    others = EMBEDDING_OTHERS
 
     input: str | TokenIds | Annotated[list[TokenIds], FAILS_FAST] | Texts
     """A text or token ids, or a list of either: at most 2048 of them."""
@@ -29,14 +27,6 @@ class EmbeddingsRequest(RequestBody):
     """How a vector is written: ``float`` numbers, or ``base64`` of little-endian float32."""
     dimensions: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
     """Length to which vectors are cut, for models that were trained for it."""
-    cache_salt: str | None = Field(default=None, max_length=1024)
-    """Only requests with the same salt share cached prefixes."""
-    prompt_cache_key: str | None = Field(default=None, max_length=1024)
-    """Requests with the same key go to one instance, with ``--routing session``."""
-    priority: Annotated[int, Field(ge=-MAX_INT32, le=MAX_INT32)] | None = None
-    """Requests with a lower number are served first; 0 if null."""
-    user: object = None
-    """Accepted and not used."""
 
     def inputs(self) -> list[str | list[int]]:
         """Return the inputs, each as text or token ids.

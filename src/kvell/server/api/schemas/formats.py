@@ -50,7 +50,8 @@ class ResponseFormat(BaseModel):
         if self.json_schema is None or self.json_schema.json_schema is None:
             problem, remedy = "has no schema", "give json_schema.schema"
             raise ChangeSomething("response_format", self.type, problem, remedy)
-        schema, field = self.json_schema.json_schema, "response_format.json_schema.schema"
+        schema = self.json_schema.json_schema
+        field = "response_format.json_schema.schema"
         constraint = json_constraint(schema, field)
         if self.json_schema.strict:
             check_strict(schema, field)

@@ -1,15 +1,11 @@
-"""OpenAI's request bodies, with vLLM's extensions.
+"""OpenAI's request bodies, with vLLM's extensions."""
 
-Fields that only accompany a request (``user``, ``metadata`` …) are accepted and unused.
-"""
-
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, StrictBool
 from typing_extensions import override
 
-from kvell.engine.protocol.sampling_params import MAX_BIASES, SamplingParams
+from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.schemas.references import Schema
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
 from kvell.engine.sampling.model_defaults import NEUTRAL
@@ -17,71 +13,32 @@ from kvell.errors import ChangeSomething
 from kvell.server.api.prompt_form import PromptForm
 from kvell.server.api.schemas.formats import (
     ResponseFormat,
-    StructuredField,
     choice_texts,
     json_constraint,
 )
-from kvell.server.api.schemas.kv_hints import KvHints
-from kvell.server.api.schemas.other_fields import COMPLETION_OTHERS, Other
-from kvell.server.api.schemas.request_body import RequestPart
-from kvell.server.api.schemas.sampling_fields import MAX_INT32, SamplingFields, TokenId
+from kvell.server.api.schemas.other_fields import COMPLETION_OTHERS
+from kvell.server.api.schemas.sampling_fields import MAX_INT32, Count, SamplingFields, TokenId
 from kvell.server.text.context_length import AnswerRoom
 from kvell.server.text.text_bounds import context_too_long
 
 MAX_PROMPTS = 128
-MAX_STOP_CHARS = 1024
-MAX_DEADLINE_SECONDS = 86_400.0
 
 FAILS_FAST = Field(fail_fast=True)
 """Validation that ends at a list's first invalid element: a million errors would take a minute."""
 TokenIds = Annotated[list[TokenId], FAILS_FAST]
 Texts = Annotated[list[str], FAILS_FAST]
-Count = Annotated[int, Field(ge=-1, le=MAX_INT32)]
-RepetitionPenalty = Annotated[float, Field(ge=1e-6)]
-"""A divisor of logits; a smaller one would make logits infinite."""
-StopText = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
-StopTexts = Annotated[list[StopText], Field(max_length=128)]
-Biases = Annotated[dict[str, float], Field(max_length=MAX_BIASES)]
-DeadlineSeconds = Annotated[float, Field(gt=0, le=MAX_DEADLINE_SECONDS)]
-Priority = Annotated[int, Field(ge=-MAX_INT32, le=MAX_INT32)]
-
-
-class StreamOptions(RequestPart):
-    """Options of a stream."""
-
-    include_usage: bool = False
-    """Send a last piece with the usage and no choices."""
-    include_obfuscation: bool | None = None
-    """Accepted and not used."""
-    continuous_usage_stats: bool | None = None
-    """With ``include_usage``: send the usage so far with every piece."""
+LastTokens = Annotated[int, Field(ge=-1, le=MAX_INT32)]
 
 
 class GenerationRequest(SamplingFields):
     """The fields that chat and text completions share."""
 
-    stream: bool | None = False
-    """Send the answer piece by piece, as server-sent events."""
-    stream_options: StreamOptions | None = None
-    """Options of the stream."""
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Count | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    """With a seed, the same request has the same answer; -1 or null draws a seed, at random or from
-    the server's ``--seed``."""
-    stop: StopText | StopTexts | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=1024)] | None = None
-    ignore_eos: bool = False
     max_tokens: Count | None = None
     """Maximum output tokens, at least 1; as many as fit if null."""
-    min_tokens: int | None = None
+    truncate_prompt_tokens: LastTokens | None = None
+    """Number of tokens to keep of a prompt, from its end; -1 keeps as many as leave room for
+    ``max_tokens`` in the model's context."""
     n: int | None = 1
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    logit_bias: Biases | None = None
     prompt_logprobs: int | None = None
     use_beam_search: bool | None = False
     """Find the ``n`` likeliest answers, with as many beams, at most 10, without sampling."""
@@ -94,7 +51,6 @@ class GenerationRequest(SamplingFields):
 
     response_format: ResponseFormat | None = None
     """Constraint of the answer's text, in OpenAI's format."""
-    structured_outputs: StructuredField | None = None
     guided_json: Schema | str | None = None
     """JSON schema that the text follows; an older name of ``structured_outputs.json``."""
     guided_regex: str | None = None
@@ -103,35 +59,6 @@ class GenerationRequest(SamplingFields):
     """The text is one of these; an older name of ``structured_outputs.choice``."""
     guided_grammar: str | None = None
     """Grammar that the text follows; an older name of ``structured_outputs.grammar``."""
-
-    cache_salt: str | None = Field(default=None, max_length=1024)
-    """Only requests with the same salt share cached prefixes."""
-    prompt_cache_key: str | None = Field(default=None, max_length=1024)
-    """Name of the conversation, for ``--routing session``."""
-    prompt_cache_retention: str | None = Field(default=None, max_length=64)
-    """Accepted and not used."""
-    will_return: StrictBool | None = None
-    kv_hints: KvHints | None = None
-    """An orchestrator's advice on the KV cache, in the envelope of vLLM, SGLang and TensorRT-LLM:
-    ``kv.retain`` has the effect of ``will_return``; other actions are logged and ignored."""
-    deadline_seconds: DeadlineSeconds | None = None
-    """Seconds after which a request that has not ended fails with 408."""
-    priority: Priority | None = None
-    """Requests with a lower number are served first; 0 if null."""
-
-    session_id: str | None = Field(default=None, max_length=1024)
-    """Another name of ``prompt_cache_key``, used if ``prompt_cache_key`` is null."""
-
-    user: object = None
-    """Accepted and not used."""
-    metadata: object = None
-    """Accepted and not used."""
-    store: object = None
-    """Accepted and not used.  Nothing is stored."""
-    service_tier: object = None
-    """Accepted and not used."""
-    safety_identifier: object = None
-    """Accepted and not used."""
 
     def output_limit(self) -> int | None:
         """Return the requested number of output tokens; None means as many as fit."""
@@ -162,9 +89,15 @@ class GenerationRequest(SamplingFields):
         return self.prompt_logprobs
 
     def form(self) -> PromptForm:
-        """Return the form of the request's prompt."""
-        limit = self.output_limit()
-        return self.prompt_form(add_special_tokens=self.adds_special_tokens(), answer_tokens=limit)
+        """Return the form of the request's prompt.
+
+        :raises ChangeSomething: if the form keeps no token.
+        """
+        if self.truncate_prompt_tokens == 0:
+            remedy = "use -1 for as many as fit, or leave it out"
+            raise ChangeSomething("truncate_prompt_tokens", 0, "leaves no prompt", remedy)
+        answer_tokens = self.output_limit() or 1
+        return PromptForm(self.adds_special_tokens(), self.truncate_prompt_tokens, answer_tokens)
 
     def adds_special_tokens(self) -> bool:
         """Return whether the prompt gets the model's special tokens."""
@@ -177,8 +110,8 @@ class GenerationRequest(SamplingFields):
         :raises ChangeSomething: naming a field that is out of range.
         """
         temperature, top_p = self.temperature, self.top_p
-        penalty = self.repetition_penalty
-        sampling = SamplingParams(
+        penalty, allowed = self.repetition_penalty, self.allowed_token_ids
+        return SamplingParams(
             temperature=defaults.temperature if temperature is None else temperature,
             top_k=defaults.top_k if self.top_k is None else self.top_k,
             top_p=defaults.top_p if top_p is None else top_p,
@@ -198,8 +131,11 @@ class GenerationRequest(SamplingFields):
             logprobs=self.output_logprobs(),
             prompt_logprobs=self.scored_prompt(),
             structured_outputs=self.constraint(),
+            bad_words=tuple(self.bad_words or ()),
+            allowed_token_ids=None if allowed is None else tuple(allowed),
+            include_stop_str_in_output=bool(self.include_stop_str_in_output),
+            skip_special_tokens=self.skip_special_tokens is not False,
         )
-        return self.with_bounds(sampling)
 
     def constraint(self) -> StructuredOutputs | None:
         """Return the constraint of the answer's text; None for any text.
@@ -295,7 +231,7 @@ class GenerationRequest(SamplingFields):
 class CompletionRequest(GenerationRequest):
     """Body of ``/v1/completions``."""
 
-    others: ClassVar[Mapping[str, Other]] = COMPLETION_OTHERS
+    others = COMPLETION_OTHERS
 
     prompt: str | TokenIds | Annotated[list[TokenIds], FAILS_FAST] | Texts
     """A text, its token ids, or a list of either, at most 128."""
@@ -309,8 +245,6 @@ class CompletionRequest(GenerationRequest):
     """Return the log probability of each token, and this many likeliest tokens, at most 20."""
     add_special_tokens: bool | None = True
     """Whether texts get the model's special tokens, such as one that begins a text."""
-    suffix: str | None = None
-    """Only null and an empty text: answers are not fitted to a suffix."""
 
     def adds_special_tokens(self) -> bool:
         """Return ``add_special_tokens``."""
@@ -335,8 +269,6 @@ class CompletionRequest(GenerationRequest):
 
     @override
     def sampling(self, room: AnswerRoom, defaults: SamplingParams = NEUTRAL) -> SamplingParams:
-        if self.suffix:
-            raise ChangeSomething("suffix", "…", "is not supported", "leave it out")
         if not self.use_beam_search and self.best_of not in (None, 1, self.choices()):
             remedy = f"use {self.choices()}, or leave it out"
             raise ChangeSomething("best_of", self.best_of, "differs from n", remedy)

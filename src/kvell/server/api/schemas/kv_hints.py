@@ -86,7 +86,8 @@ class _Directive:
 
 
 def _returns(field: str, payload: Mapping[str, object]) -> bool | None:
-    scope, given = payload.get("scope"), payload.get("directives")
+    scope = payload.get("scope")
+    given = payload.get("directives")
     if scope is not None and not isinstance(scope, str):
         raise ChangeSomething(f"{field}.scope", "…", "is not text", "leave it out")
     if not isinstance(given, list) or len(given) > MAX_DIRECTIVES:
@@ -110,7 +111,9 @@ def _directive(field: str, given: object) -> _Directive:
         if name not in _DIRECTIVE_FIELDS:
             names = ", ".join(sorted(_DIRECTIVE_FIELDS))
             refuse(f".{str(name)[:40]}", "is unknown", f"use {names}")
-    priority, start, end = _count(given.get("priority")), _count(given.get("start", 0)), None
+    priority = _count(given.get("priority"))
+    start = _count(given.get("start", 0))
+    end = None
     if priority is None or priority > MAX_PRIORITY:
         refuse(".priority", f"is not a whole number from 0 to {MAX_PRIORITY}", "use 0 to release")
     if start is None:
@@ -119,7 +122,8 @@ def _directive(field: str, given: object) -> _Directive:
         end = _count(given["end"])
         if end is None or end <= start:
             refuse(".end", "is not a position after start", "use null for the end")
-    covers, duration = given.get("covers_output", False), given.get("duration")
+    covers = given.get("covers_output", False)
+    duration = given.get("duration")
     if not isinstance(covers, bool):
         refuse(".covers_output", "is neither true nor false", "leave it out")
     if covers and given.keys() & {"start", "end"}:

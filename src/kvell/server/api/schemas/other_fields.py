@@ -37,12 +37,14 @@ def _table(*tables: Mapping[str, Other], **fields: Other) -> Mapping[str, Other]
 
 
 _OWN_IDS = Other(why="answers have ids of their own")
+_UNUSED = Other(why="accepted and not used")
+_STORED = Other(why="nothing is stored")
 _NO_STATE = "send the whole conversation"
 _SERVER = "the server moves pages between instances by itself"
 
 _EVERYWHERE = _table(
     request_id=_OWN_IDS,
-    client_metadata=Other(why="nothing is stored"),
+    client_metadata=_STORED,
     prompt_cache_options=Other(why="prefixes are cached without being asked"),
     guided_decoding_backend=Other(why="there is only one backend"),
     stream_interval=Other(why="pieces are sent as soon as they are ready"),
@@ -58,6 +60,15 @@ _EVERYWHERE = _table(
 
 _GENERATION = _table(
     _EVERYWHERE,
+    user=_UNUSED,
+    metadata=_UNUSED,
+    store=_STORED,
+    service_tier=_UNUSED,
+    safety_identifier=_UNUSED,
+    prompt_cache_retention=_UNUSED,
+    spaces_between_special_tokens=Other(
+        why="special tokens are in the text as the model wrote them"
+    ),
     truncation_side=Other(values=("left",), remedy='use "left"'),
     logits_processors=Other(values=([],), remedy="use logit_bias"),
     guided_whitespace_pattern=Other(remedy="use structured_outputs.grammar"),
@@ -79,14 +90,19 @@ CHAT_OTHERS = _table(
     functions=Other(values=([],), remedy="use tools"),
     function_call=Other(values=("none", "auto"), remedy="use tool_choice"),
     audio=Other(remedy="leave it out: only text is made"),
+    modalities=Other(values=(["text"],), remedy="leave it out: only text is made"),
     web_search_options=Other(remedy="leave it out: nothing is searched"),
     chat_template=Other(remedy="start the server with --chat-template"),
     echo=Other(values=(False,), remedy="leave it out: an answer is a message of its own"),
 )
 """Unsupported fields of ``/v1/chat/completions``."""
 
+CHAT_MESSAGE_OTHERS = _table(audio=Other(remedy="leave it out: no sound is stored"))
+"""Unsupported fields of the messages of ``/v1/chat/completions``."""
+
 COMPLETION_OTHERS = _table(
     _GENERATION,
+    suffix=Other(values=("",), remedy="leave it out: answers are not fitted to a suffix"),
     messages=Other(remedy="use prompt, or /v1/chat/completions"),
     max_completion_tokens=Other(remedy="use max_tokens"),
     thinking_token_budget=Other(values=(-1,), remedy="use /v1/chat/completions"),
@@ -97,6 +113,13 @@ COMPLETION_OTHERS = _table(
 
 RESPONSES_OTHERS = _table(
     _EVERYWHERE,
+    store=_STORED,
+    service_tier=_UNUSED,
+    prompt_cache_retention=_UNUSED,
+    background=Other(values=(False,), remedy="wait for the answer, or set stream to true"),
+    previous_response_id=Other(remedy="send the whole conversation as input"),
+    conversation=Other(remedy="send the whole conversation as input"),
+    prompt=Other(remedy="send the prompt's text as instructions and input"),
     access_programs=Other(values=([],)),
     context_management=Other(values=([],), remedy=_NO_STATE),
     enable_response_messages=Other(values=(False,), remedy="leave it out: read output"),
@@ -115,6 +138,8 @@ RESPONSES_OTHERS = _table(
 
 SCORE_OTHERS = _table(
     _EVERYWHERE,
+    user=_UNUSED,
+    use_activation=Other(why="similarities are scores as they are"),
     stream=Other(values=(False,), remedy="leave it out: the answer is sent whole"),
     truncate_prompt_tokens=Other(remedy="send shorter texts"),
     max_tokens_per_doc=Other(remedy="send shorter texts"),
@@ -123,6 +148,15 @@ SCORE_OTHERS = _table(
 
 MESSAGES_OTHERS = _table(
     request_id=_OWN_IDS,
+    metadata=_UNUSED,
+    service_tier=Other(values=("auto", "standard_only"), remedy='use "auto"'),
+    inference_geo=_UNUSED,
+    diagnostics=_UNUSED,
+    speed=_UNUSED,
+    user_profile_id=_UNUSED,
+    context_management=Other(why="the conversation is read as it was sent"),
+    mcp_servers=Other(values=([],), remedy="run their tools yourself"),
+    container=Other(remedy="leave it out, and run code yourself"),
     max_completion_tokens=Other(remedy="use max_tokens"),
     stop=Other(remedy="use stop_sequences"),
     n=Other(values=(1,), remedy="use 1: a message has one answer"),
@@ -134,6 +168,7 @@ MESSAGES_OTHERS = _table(
 
 EMBEDDING_OTHERS = _table(
     _EVERYWHERE,
+    user=_UNUSED,
     messages=Other(remedy="send texts as input"),
     add_special_tokens=Other(values=(True,), remedy="send token ids"),
     additional_data=Other(why="nothing reads it"),

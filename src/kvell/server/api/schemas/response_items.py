@@ -168,6 +168,7 @@ def _add_call(messages: list[ChatMessage], item: FunctionCallItem) -> None:
     function = CalledFunction(name=item.name, arguments=item.arguments)
     calls = [*(messages[-1].tool_calls or ()), ToolCallMessage(id=item.call_id, function=function)]
     if len(calls) > MAX_TOOLS:
-        problem, remedy = "has too many calls in one answer", f"send at most {MAX_TOOLS}"
+        problem = "has too many calls in one answer"
+        remedy = f"send at most {MAX_TOOLS}"
         raise ChangeSomething("input", f"{len(calls)} calls", problem, remedy)
     messages[-1].tool_calls = calls

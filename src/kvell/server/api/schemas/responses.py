@@ -1,10 +1,9 @@
 """The body of ``/v1/responses``, and its translation to a chat request."""
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, StrictBool
+from pydantic import Field
 
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.schemas.references import Schema
@@ -13,21 +12,9 @@ from kvell.server.api.schemas.chat import MAX_MESSAGES, MAX_TOOLS, ChatRequest
 from kvell.server.api.schemas.formats import (
     JsonSchemaFormat,
     ResponseFormat,
-    StructuredField,
 )
-from kvell.server.api.schemas.generation import (
-    Biases,
-    Count,
-    DeadlineSeconds,
-    Priority,
-    RepetitionPenalty,
-    StopText,
-    StopTexts,
-    StreamOptions,
-)
-from kvell.server.api.schemas.kv_hints import KvHints
-from kvell.server.api.schemas.other_fields import RESPONSES_OTHERS, Other
-from kvell.server.api.schemas.request_body import RequestBody, RequestPart, rename
+from kvell.server.api.schemas.other_fields import RESPONSES_OTHERS
+from kvell.server.api.schemas.request_body import RequestPart, rename
 from kvell.server.api.schemas.response_items import (
     InputItem,
     chat_messages,
@@ -39,17 +26,12 @@ from kvell.server.api.schemas.response_tools import (
     left_out_tools,
     named_as_sent_tool,
 )
-from kvell.server.api.schemas.sampling_fields import AllowedTokens, BadWords, TokenId
+from kvell.server.api.schemas.sampling_fields import Count, SamplingFields
 
 LOGPROBS = "message.output_text.logprobs"
 _SAME = (
-    *("model", "stream", "stream_options", "temperature", "top_p", "parallel_tool_calls"),
-    *("top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens"),
-    *("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias"),
-    *("structured_outputs", "chat_template_kwargs", "cache_salt", "prompt_cache_key"),
-    *("session_id", "will_return", "kv_hints", "priority", "deadline_seconds"),
-    *("include_stop_str_in_output", "skip_special_tokens", "bad_words", "allowed_token_ids"),
-    "thinking_token_budget",
+    *SamplingFields.model_fields,
+    *("parallel_tool_calls", "chat_template_kwargs", "thinking_token_budget"),
 )
 """Fields that chat has under the same name."""
 _NAMES_HERE = (
@@ -104,10 +86,10 @@ class ReasoningField(RequestPart):
     """Accepted and not used."""
 
 
-class ResponsesRequest(RequestBody):
+class ResponsesRequest(SamplingFields):
     """Body of ``/v1/responses``, with vLLM's extensions."""
 
-    others: ClassVar[Mapping[str, Other]] = RESPONSES_OTHERS
+    others = RESPONSES_OTHERS
 
     input: str | Annotated[list[InputItem], Field(max_length=MAX_MESSAGES - 1, fail_fast=True)]
     """A text, or the items of a conversation, oldest first.
@@ -116,12 +98,8 @@ class ResponsesRequest(RequestBody):
     """
     instructions: str | None = None
     """A system message before the conversation."""
-    stream: bool | None = False
-    stream_options: StreamOptions | None = None
     max_output_tokens: Count | None = None
     """Maximum output tokens, including reasoning; as many as fit if null."""
-    temperature: float | None = None
-    top_p: float | None = None
     top_logprobs: int | None = None
     """Return this many likeliest tokens at each position, at most 20; ``include``, if given, must
     ask for log probabilities too."""
@@ -149,54 +127,20 @@ class ResponsesRequest(RequestBody):
     metadata: Annotated[dict[str, object], Field(max_length=64)] | None = None
     """Accepted and not used, but repeated in the answer."""
     user: object = None
-    store: object = None
-    service_tier: object = None
+    """Accepted and not used, but repeated in the answer."""
     safety_identifier: object = None
-    prompt_cache_key: str | None = Field(default=None, max_length=1024)
-    prompt_cache_retention: str | None = Field(default=None, max_length=64)
-
-    background: bool | None = None
-    """Only false: nothing is stored, so nothing runs in the background."""
-    previous_response_id: str | None = None
-    """Only null: nothing is stored."""
-    conversation: str | dict[str, Any] | None = None
-    """Only null: nothing is stored."""
-    prompt: str | dict[str, Any] | None = None
-    """Only null: nothing is stored."""
-
-    top_k: Count | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    stop: StopText | StopTexts | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=1024, fail_fast=True)] | None = None
-    ignore_eos: bool = False
-    min_tokens: int | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    logit_bias: Biases | None = None
-    bad_words: BadWords | None = None
-    allowed_token_ids: AllowedTokens | None = None
-    include_stop_str_in_output: bool | None = False
-    skip_special_tokens: bool | None = True
-    structured_outputs: StructuredField | None = None
+    """Accepted and not used, but repeated in the answer."""
     thinking_token_budget: Count | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
-    cache_salt: str | None = Field(default=None, max_length=1024)
-    session_id: str | None = Field(default=None, max_length=1024)
-    will_return: StrictBool | None = None
-    kv_hints: KvHints | None = None
-    priority: Priority | None = None
-    deadline_seconds: DeadlineSeconds | None = None
 
     def chat(self) -> ChatRequest:
         """Return the equivalent request to chat completions.
 
         :raises ChangeSomething: if the request needs something that is not supported.
         """
-        self._refuse_what_is_stored()
         if self.top_logprobs and not self.tells_logprobs():
-            problem, remedy = "needs the probabilities", f'add "{LOGPROBS}" to include'
+            problem = "needs the probabilities"
+            remedy = f'add "{LOGPROBS}" to include'
             raise ChangeSomething("top_logprobs", self.top_logprobs, problem, remedy)
         chosen = self.text.format if self.text else None
         return ChatRequest(
@@ -240,16 +184,3 @@ class ResponsesRequest(RequestBody):
         if self.text and self.text.format and field.startswith("structured_outputs"):
             return "text.format.schema"
         return named_as_sent_tool(rename(field, _NAMES_HERE), self.tools or ())
-
-    def _refuse_what_is_stored(self) -> None:
-        remedies = {
-            "previous_response_id": "send the whole conversation as input",
-            "conversation": "send the whole conversation as input",
-            "prompt": "send the prompt's text as instructions and input",
-            "background": "wait for the answer, or set stream to true",
-        }
-        for field, remedy in remedies.items():
-            value = getattr(self, field)
-            if value is not None and value is not False:
-                shown = value if isinstance(value, bool | str) else "…"
-                raise ChangeSomething(field, shown, "is not served: nothing is stored", remedy)

@@ -1,62 +1,88 @@
-"""Fields of chat and text completions: allowed tokens, special tokens, truncation."""
+"""Fields that several bodies share: those of scheduling, and those of sampling."""
 
-from dataclasses import replace
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, StrictBool
 
-from kvell.engine.protocol.sampling_params import (
-    MAX_ALLOWED_TOKENS,
-    MAX_BAD_WORDS,
-    SamplingParams,
-)
-from kvell.errors import ChangeSomething
-from kvell.server.api.prompt_form import PromptForm
-from kvell.server.api.schemas.request_body import RequestBody
+from kvell.engine.protocol.sampling_params import MAX_ALLOWED_TOKENS, MAX_BAD_WORDS, MAX_BIASES
+from kvell.server.api.schemas.formats import StructuredField
+from kvell.server.api.schemas.kv_hints import KvHints
+from kvell.server.api.schemas.request_body import RequestBody, RequestPart
 
 MAX_INT32 = 2**31 - 1
+MAX_STOP_CHARS = 1024
+MAX_DEADLINE_SECONDS = 86_400.0
+
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
 BadWords = Annotated[list[str], Field(max_length=MAX_BAD_WORDS, fail_fast=True)]
 AllowedTokens = Annotated[
     list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED_TOKENS, fail_fast=True)
 ]
-LastTokens = Annotated[int, Field(ge=-1, le=MAX_INT32)]
+StopTokens = Annotated[list[TokenId], Field(max_length=1024, fail_fast=True)]
+Count = Annotated[int, Field(ge=-1, le=MAX_INT32)]
+RepetitionPenalty = Annotated[float, Field(ge=1e-6)]
+"""A divisor of logits; a smaller one would make logits infinite."""
+StopText = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
+StopTexts = Annotated[list[StopText], Field(max_length=128)]
+Biases = Annotated[dict[str, float], Field(max_length=MAX_BIASES)]
+DeadlineSeconds = Annotated[float, Field(gt=0, le=MAX_DEADLINE_SECONDS)]
 
 
-class SamplingFields(RequestBody):
-    """vLLM's additional fields; null means the default."""
+class ScheduledRequest(RequestBody):
+    """The fields of caching and scheduling."""
 
+    cache_salt: str | None = Field(default=None, max_length=1024)
+    """Only requests with the same salt share cached prefixes."""
+    prompt_cache_key: str | None = Field(default=None, max_length=1024)
+    """Requests with the same key go to one instance, with ``--routing session``."""
+    priority: Annotated[int, Field(ge=-MAX_INT32, le=MAX_INT32)] | None = None
+    """Requests with a lower number are served first; 0 if null."""
+
+
+class StreamOptions(RequestPart):
+    """Options of a stream."""
+
+    include_usage: bool = False
+    """Send a last piece with the usage and no choices."""
+    include_obfuscation: bool | None = None
+    """Accepted and not used."""
+    continuous_usage_stats: bool | None = None
+    """With ``include_usage``: send the usage so far with every piece."""
+
+
+class SamplingFields(ScheduledRequest):
+    """The fields that chat and text completions and responses share; null means the default."""
+
+    stream: bool | None = False
+    """Send the answer piece by piece, as server-sent events."""
+    stream_options: StreamOptions | None = None
+    """Options of the stream."""
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Count | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    """With a seed, the same request has the same answer; -1 or null draws a seed, at random or from
+    the server's ``--seed``."""
+    stop: StopText | StopTexts | None = None
+    stop_token_ids: StopTokens | None = None
+    ignore_eos: bool = False
+    min_tokens: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    logit_bias: Biases | None = None
     bad_words: BadWords | None = None
     allowed_token_ids: AllowedTokens | None = None
     include_stop_str_in_output: bool | None = False
     skip_special_tokens: bool | None = True
-    spaces_between_special_tokens: bool | None = True
-    """Accepted and not used.  Special tokens are in the text as the model wrote them."""
-    truncate_prompt_tokens: LastTokens | None = None
-    """Number of tokens to keep of a prompt, from its end; -1 keeps as many as leave room for
-    ``max_tokens`` in the model's context."""
+    structured_outputs: StructuredField | None = None
 
-    def with_bounds(self, sampling: SamplingParams) -> SamplingParams:
-        """Return the sampling parameters with these fields.
-
-        :raises ChangeSomething: naming a field that is out of range.
-        """
-        allowed = self.allowed_token_ids
-        return replace(
-            sampling,
-            bad_words=tuple(self.bad_words or ()),
-            allowed_token_ids=None if allowed is None else tuple(allowed),
-            include_stop_str_in_output=bool(self.include_stop_str_in_output),
-            skip_special_tokens=self.skip_special_tokens is not False,
-        )
-
-    def prompt_form(self, *, add_special_tokens: bool, answer_tokens: int | None) -> PromptForm:
-        """Return the form of the request's prompt.
-
-        :param answer_tokens: requested output tokens; None for as many as fit.
-        :raises ChangeSomething: if the form keeps no token.
-        """
-        if self.truncate_prompt_tokens == 0:
-            remedy = "use -1 for as many as fit, or leave it out"
-            raise ChangeSomething("truncate_prompt_tokens", 0, "leaves no prompt", remedy)
-        return PromptForm(add_special_tokens, self.truncate_prompt_tokens, answer_tokens or 1)
+    will_return: StrictBool | None = None
+    kv_hints: KvHints | None = None
+    """An orchestrator's advice on the KV cache, in the envelope of vLLM, SGLang and TensorRT-LLM:
+    ``kv.retain`` has the effect of ``will_return``; other actions are logged and ignored."""
+    deadline_seconds: DeadlineSeconds | None = None
+    """Seconds after which a request that has not ended fails with 408."""
+    session_id: str | None = Field(default=None, max_length=1024)
+    """Another name of ``prompt_cache_key``, used if ``prompt_cache_key`` is null."""

@@ -1,8 +1,7 @@
 """vLLM's body of ``/score``, and the body of ``/rerank`` of Jina, Cohere and vLLM."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 from typing_extensions import override
@@ -10,26 +9,15 @@ from typing_extensions import override
 from kvell.errors import ChangeSomething
 from kvell.server.api.schemas.embeddings import MAX_INPUTS, EmbeddingsRequest
 from kvell.server.api.schemas.generation import FAILS_FAST, Texts
-from kvell.server.api.schemas.other_fields import SCORE_OTHERS, Other
-from kvell.server.api.schemas.request_body import RequestBody, RequestPart
-from kvell.server.api.schemas.sampling_fields import MAX_INT32
+from kvell.server.api.schemas.other_fields import SCORE_OTHERS
+from kvell.server.api.schemas.request_body import RequestPart
+from kvell.server.api.schemas.sampling_fields import MAX_INT32, ScheduledRequest
 
 
-class ScoredRequest(RequestBody, ABC):
+class ScoredRequest(ScheduledRequest, ABC):
     """The fields that both bodies share."""
 
-    others: ClassVar[Mapping[str, Other]] = SCORE_OTHERS
-
-    cache_salt: str | None = Field(default=None, max_length=1024)
-    """Only requests with the same salt share cached prefixes."""
-    prompt_cache_key: str | None = Field(default=None, max_length=1024)
-    """Requests with the same key go to one instance, with ``--routing session``."""
-    priority: Annotated[int, Field(ge=-MAX_INT32, le=MAX_INT32)] | None = None
-    """Requests with a lower number are served first; 0 if null."""
-    use_activation: bool | None = None
-    """Accepted and not used: similarities are scores as they are."""
-    user: str | None = None
-    """Accepted and not used."""
+    others = SCORE_OTHERS
 
     @abstractmethod
     def texts_by_field(self) -> dict[str, list[str]]:

@@ -75,7 +75,8 @@ async def _searched(
 ) -> tuple[_FirstToken, BeamSearch]:
     """Return the log probabilities of the first step, and the completed search."""
     due_seconds = None if seconds is None else front.now_seconds() + seconds
-    params, first = replace(search.sampling(), prompt_logprobs=spec.sampling.prompt_logprobs), None
+    params = replace(search.sampling(), prompt_logprobs=spec.sampling.prompt_logprobs)
+    first = None
     left_seconds = seconds
     try:
         async with asyncio.timeout(seconds) as clock:
@@ -89,7 +90,9 @@ async def _searched(
                 made(len(beams))
                 search = search.after([beam.logprobs for beam in beams])
                 if first is None:  # the prompt's log probabilities and trace are needed once
-                    first, params, trace = beams[0], search.sampling(), None
+                    first = beams[0]
+                    params = search.sampling()
+                    trace = None
     except TimeoutError:
         if clock.expired():
             raise DeadlineExceeded(f"deadline_seconds={seconds}: the answer took longer") from None

@@ -18,7 +18,7 @@ class CacheControl(RequestPart):
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] = "5m"
-    """Duration; the longest of a request is its ``prompt_cache_retention``."""
+    """Accepted and not used."""
 
 
 class _Block(RequestPart):

@@ -1,8 +1,7 @@
 """The bodies of ``/v1/messages``, and their translation to chat requests."""
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, StrictBool, ValidationError
 
@@ -10,16 +9,21 @@ from kvell.engine.protocol.schemas.references import Schema
 from kvell.errors import ChangeSomething
 from kvell.server.api.schemas.chat import MAX_MESSAGES, MAX_TOOLS, ChatRequest
 from kvell.server.api.schemas.formats import JsonSchemaFormat, ResponseFormat
-from kvell.server.api.schemas.generation import Count, DeadlineSeconds, Priority, StopTexts
 from kvell.server.api.schemas.messages.blocks import CacheControl, cache_controls
 from kvell.server.api.schemas.messages.turns import MessageTurn, SystemBlocks, conversation
-from kvell.server.api.schemas.other_fields import MESSAGES_OTHERS, Other
+from kvell.server.api.schemas.other_fields import MESSAGES_OTHERS
 from kvell.server.api.schemas.request_body import RequestBody, RequestPart, rename
-from kvell.server.api.schemas.sampling_fields import MAX_INT32
+from kvell.server.api.schemas.sampling_fields import (
+    MAX_INT32,
+    Count,
+    DeadlineSeconds,
+    ScheduledRequest,
+    StopTexts,
+)
 
 _SAME = (
     *("model", "stream", "temperature", "top_p", "top_k", "min_p", "seed", "cache_salt"),
-    *("prompt_cache_key", "priority", "deadline_seconds", "service_tier"),
+    *("prompt_cache_key", "priority", "deadline_seconds"),
 )
 """Fields that chat has under the same name."""
 _NAMES_HERE = (
@@ -44,13 +48,6 @@ CHOICES: dict[str, Literal["auto", "required", "none"]] = {
     "none": "none",
 }
 """Chat's names of the choices of a tool."""
-
-
-class MessageMetadata(RequestPart):
-    """The field ``metadata``."""
-
-    user_id: str | None = Field(default=None, max_length=1024)
-    """Accepted and not used."""
 
 
 class ToolChoiceField(RequestPart):
@@ -99,7 +96,7 @@ class OutputConfig(RequestPart):
 class CountTokensRequest(RequestBody):
     """Body of ``/v1/messages/count_tokens``."""
 
-    others: ClassVar[Mapping[str, Other]] = MESSAGES_OTHERS
+    others = MESSAGES_OTHERS
 
     model: str
     messages: Annotated[
@@ -120,14 +117,6 @@ class CountTokensRequest(RequestBody):
     """A mark that a later request will begin with the whole prompt."""
     chat_template_kwargs: Annotated[dict[str, object], Field(max_length=62)] | None = None
     """Further variables of the chat template."""
-    mcp_servers: list[Schema] | None = None
-    """Only null and an empty list: no tool is run here."""
-    context_management: Schema | None = None
-    """Accepted and not used: the conversation is read as it was sent."""
-    speed: str | None = Field(default=None, max_length=32)
-    """Accepted and not used."""
-    user_profile_id: str | None = Field(default=None, max_length=256)
-    """Accepted and not used."""
 
     def chat(self) -> ChatRequest:
         """Return the equivalent request to chat completions.
@@ -144,14 +133,10 @@ class CountTokensRequest(RequestBody):
         return rename(field, _NAMES_HERE)
 
     def _chat_fields(self) -> Schema:
-        if self.mcp_servers:
-            problem, remedy = "are not supported", "run their tools yourself"
-            raise ChangeSomething(
-                "mcp_servers", f"{len(self.mcp_servers)} servers", problem, remedy
-            )
         turns = conversation(self.system, self.messages)
         ending = {"add_generation_prompt": False, "continue_final_message": True}
-        config, form = self.output_config, self.output_config and self.output_config.format
+        config = self.output_config
+        form = self.output_config and self.output_config.format
         return {
             "model": self.model,
             "messages": turns.messages,
@@ -193,13 +178,10 @@ class CountTokensRequest(RequestBody):
         marks = [self.cache_control, *cache_controls(self.system)]
         marks += [mark for turn in self.messages for mark in cache_controls(turn.content)]
         marks += [_tool_mark(i, tool) for i, tool in enumerate(self.tools or ())]
-        ttls = [mark.ttl for mark in marks if mark is not None]
-        if not ttls:
-            return {}
-        return {"will_return": True, "prompt_cache_retention": "1h" if "1h" in ttls else "5m"}
+        return {"will_return": True} if any(mark is not None for mark in marks) else {}
 
 
-class MessagesRequest(CountTokensRequest):
+class MessagesRequest(CountTokensRequest, ScheduledRequest):
     """Body of ``/v1/messages``, with some of vLLM's extensions."""
 
     max_tokens: Count
@@ -210,22 +192,9 @@ class MessagesRequest(CountTokensRequest):
     top_k: Count | None = None
     stop_sequences: StopTexts | None = None
     """The answer ends before the first of these texts."""
-    metadata: MessageMetadata | None = None
-    """Accepted and not used."""
-    service_tier: Literal["auto", "standard_only"] | None = None
-    """Accepted and not used: all requests are served alike."""
-    container: str | Schema | None = None
-    """Only null: no code is run here."""
-    inference_geo: str | None = Field(default=None, max_length=32)
-    """Accepted and not used."""
-    diagnostics: Schema | None = None
-    """Accepted and not used."""
 
     min_p: float | None = None
     seed: int | None = None
-    cache_salt: str | None = Field(default=None, max_length=1024)
-    prompt_cache_key: str | None = Field(default=None, max_length=1024)
-    priority: Priority | None = None
     deadline_seconds: DeadlineSeconds | None = None
     will_return: StrictBool | None = None
     """Whether the conversation continues; true if null and there is a cache control."""
@@ -235,9 +204,6 @@ class MessagesRequest(CountTokensRequest):
         return self.thinking is not None and self.thinking.display == "omitted"
 
     def _chat_fields(self) -> Schema:
-        if self.container is not None:
-            remedy = "leave it out, and run code yourself"
-            raise ChangeSomething("container", "…", "is not served: no code is run here", remedy)
         hints = {} if self.will_return is None else {"will_return": self.will_return}
         return {
             **super()._chat_fields(),
@@ -267,7 +233,8 @@ def _tool_mark(number: int, tool: Schema) -> CacheControl | None:
     try:
         return None if mark is None else CacheControl.model_validate(mark)
     except ValidationError:
-        field, remedy = f"tools[{number}].cache_control", 'use {"type": "ephemeral"}'
+        field = f"tools[{number}].cache_control"
+        remedy = 'use {"type": "ephemeral"}'
         raise ChangeSomething(field, "…", "is not cache control", remedy) from None
 
 

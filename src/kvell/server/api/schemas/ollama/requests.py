@@ -1,8 +1,7 @@
 """The bodies of Ollama's requests, and their translation to chat and text completions."""
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -23,20 +22,19 @@ from kvell.server.api.schemas.chat import (
     ToolCallMessage,
 )
 from kvell.server.api.schemas.formats import JsonSchemaFormat, ResponseFormat
-from kvell.server.api.schemas.generation import (
-    CompletionRequest,
-    RepetitionPenalty,
-    StopText,
-    StopTexts,
-)
+from kvell.server.api.schemas.generation import CompletionRequest
 from kvell.server.api.schemas.other_fields import (
     GENERATE_OTHERS,
     OLLAMA_CHAT_OTHERS,
     OPTION_OTHERS,
-    Other,
 )
 from kvell.server.api.schemas.request_body import RequestBody, RequestPart, rename
-from kvell.server.api.schemas.sampling_fields import MAX_INT32
+from kvell.server.api.schemas.sampling_fields import (
+    MAX_INT32,
+    RepetitionPenalty,
+    StopText,
+    StopTexts,
+)
 
 LATEST = ":latest"
 """The tag that Ollama's clients add to a model's name."""
@@ -58,8 +56,8 @@ _NAMES_HERE = (
 class OllamaOptions(RequestPart):
     """The field ``options``; null means the model's own recommendation, or no limit."""
 
-    others: ClassVar[Mapping[str, Other]] = OPTION_OTHERS
-    place: ClassVar[str] = "options."
+    others = OPTION_OTHERS
+    place = "options."
 
     num_predict: Tokens | None = None
     """Maximum output tokens, at least 1; as many as fit if null, -1 or -2."""
@@ -204,7 +202,7 @@ class OllamaRequest(RequestBody):
 class OllamaChatRequest(OllamaRequest):
     """Body of ``/api/chat``."""
 
-    others: ClassVar[Mapping[str, Other]] = OLLAMA_CHAT_OTHERS
+    others = OLLAMA_CHAT_OTHERS
 
     messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES)] = Field(
         default_factory=list
@@ -226,7 +224,7 @@ class OllamaChatRequest(OllamaRequest):
 class OllamaGenerateRequest(OllamaRequest):
     """Body of ``/api/generate``."""
 
-    others: ClassVar[Mapping[str, Other]] = GENERATE_OTHERS
+    others = GENERATE_OTHERS
 
     prompt: str = ""
     """The text to answer; if it is empty, the answer only says that the model is loaded."""
