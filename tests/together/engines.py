@@ -12,20 +12,29 @@ from kvell.engine.planning.step_memory import SharedMemory
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.setup.several_models import ServedModel
 from kvell.mempool.rendezvous import FolderRendezvous, PageTransport, PdCaching, make_folder
+from kvell.models.loading.random_weights import random_module
 from kvell.models.paged_model import PagedModel
 from kvell.vocabulary import MIB
 from tests.models.fused_models import fused_model
-from tests.models.harness import prompt_ids, random_module, tiny_config
+from tests.models.harness import prompt_ids, tiny_config
 from tests.models.serving.test_models_lent import SECTION_TOKENS, Lending
 
-MECHANISMS = ("draft", "async", "two models", "buffer", "memory")
-"""What an engine may have besides its pool."""
+Mechanisms = tuple[str, ...]
+"""What an engine has besides its pool."""
+ALONE: tuple[Mechanisms, ...] = (
+    *(("draft",), ("async",), ("two models",), ("buffer",), ("memory",)),
+    *(("draft", "buffer", "memory"), ("two models", "buffer", "memory")),
+)
+PAIRS: tuple[Mechanisms, ...] = (
+    *(("draft", "buffer"), ("draft", "memory"), ("buffer", "memory")),
+    *(("two models", "buffer"), ("two models", "memory"), ("two models", "async")),
+)
 ARCHITECTURE = "LlamaForCausalLM"
 SECOND = "Gemma3ForCausalLM"
 MAX_MODEL_LEN = 256
 LONGEST = 1200
 """The context where sections have 512 tokens."""
-GREEDY = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, logprobs=1)
+GREEDY = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
 LONG = prompt_ids(130)
 PROMPTS = {f"q{length}": prompt_ids(length) for length in (3, 90, 1, 64)}
 

@@ -6,25 +6,34 @@ from pathlib import Path
 import pytest
 
 from kvell.mempool.rendezvous import PageTransport
+from tests.models.cases import long_unless
 from tests.models.harness import prompt_ids
 from tests.models.serving.test_models_lent import said_by
 from tests.together.engines import (
+    ALONE,
     GREEDY,
     LONG,
     LONGEST,
-    MECHANISMS,
+    PAIRS,
     PROMPTS,
+    Mechanisms,
     engine_with,
     pool_of,
 )
 
-every_mechanism = pytest.mark.parametrize("mechanism", MECHANISMS)
+every_mechanism = pytest.mark.parametrize(
+    "mechanisms",
+    [
+        pytest.param(mechanisms, id="+".join(mechanisms), marks=long_unless(mechanisms in ALONE))
+        for mechanisms in (*ALONE, *PAIRS)
+    ],
+)
 
 
 @cache
 def expected(name: str, model: str = "") -> list[int]:
     """What an engine answers that has no mechanism, alone."""
-    mechanisms = ("two models",) if model else ()
+    mechanisms: Mechanisms = ("two models",) if model else ()
     prompt = LONG if name == "long" else PROMPTS[name]
     [said] = said_by(engine_with(mechanisms), {name: prompt}, GREEDY, model).values()
     return said.tokens
@@ -33,10 +42,10 @@ def expected(name: str, model: str = "") -> list[int]:
 @every_mechanism
 @pytest.mark.parametrize("transport", ["memory", "tcp"])
 def test_a_prompt_is_computed_at_one_and_answered_by_the_other(
-    mechanism: str, transport: PageTransport, tmp_path: Path
+    mechanisms: Mechanisms, transport: PageTransport, tmp_path: Path
 ) -> None:
-    models = ("", "m1") if mechanism == "two models" else ("",)
-    with pool_of((mechanism,), tmp_path, "ab", transport) as several:
+    models = ("", "m1") if "two models" in mechanisms else ("",)
+    with pool_of(mechanisms, tmp_path, "ab", transport) as several:
         for turn in range(2):
             for at, (name, prompt) in enumerate(PROMPTS.items()):
                 for model in models:
@@ -51,8 +60,10 @@ def test_a_prompt_is_computed_at_one_and_answered_by_the_other(
 
 
 @every_mechanism
-def test_a_request_migrates_in_the_middle_of_its_answer(mechanism: str, tmp_path: Path) -> None:
-    with pool_of((mechanism,), tmp_path, "ab") as several:
+def test_a_request_migrates_in_the_middle_of_its_answer(
+    mechanisms: Mechanisms, tmp_path: Path
+) -> None:
+    with pool_of(mechanisms, tmp_path, "ab") as several:
         several.submit("q90", PROMPTS["q90"], 0, GREEDY, goes_to="")
         several.submit("q64", PROMPTS["q64"], 0, GREEDY, goes_to="")
         several.run(lambda: len(several.tokens["q90"]) >= 3)
@@ -65,9 +76,11 @@ def test_a_request_migrates_in_the_middle_of_its_answer(mechanism: str, tmp_path
 
 
 @every_mechanism
-def test_sections_of_a_request_are_read_at_creditors(mechanism: str, tmp_path: Path) -> None:
-    models = ("", "m1") if mechanism == "two models" else ("",)
-    with pool_of((mechanism,), tmp_path) as several:
+def test_sections_of_a_request_are_read_at_creditors(
+    mechanisms: Mechanisms, tmp_path: Path
+) -> None:
+    models = ("", "m1") if "two models" in mechanisms else ("",)
+    with pool_of(mechanisms, tmp_path) as several:
         for model in models:
             name = f"long/{model}"
             several.submit(name, LONG, 0, GREEDY, goes_to="", model=model)
@@ -82,15 +95,15 @@ def test_sections_of_a_request_are_read_at_creditors(mechanism: str, tmp_path: P
 
 
 @every_mechanism
-def test_creditors_compute_attention_over_sections(mechanism: str, tmp_path: Path) -> None:
+def test_creditors_compute_attention_over_sections(mechanisms: Mechanisms, tmp_path: Path) -> None:
     """Over TCP no page is read in place: sections have the tokens of real ones."""
-    models = ("", "m1") if mechanism == "two models" else ("",)
+    models = ("", "m1") if "two models" in mechanisms else ("",)
     longer = prompt_ids(1100)
-    with pool_of((mechanism,), tmp_path, "ab", "tcp", section_tokens=512) as several:
+    with pool_of(mechanisms, tmp_path, "ab", "tcp", section_tokens=512) as several:
         for model in models:
             name = f"long/{model}"
             [said] = said_by(
-                engine_with((mechanism,), max_model_len=LONGEST),
+                engine_with(mechanisms, max_model_len=LONGEST),
                 {"long": longer},
                 GREEDY,
                 model,

@@ -200,7 +200,7 @@ def _make_parts(
     every = [member.model for member in served] + ([draft] if draft else [])
     layers = [layer for member in served for layer in member.layers()]
     layers += as_draft(draft.description.layers) if draft else ()
-    sizes = sizes_of(every, layers, options, has_draft=draft is not None)
+    sizes = sizes_of(every, layers, options)
     rules = rules_of(sizes, served, options, draft, layers)
     limits = replace(rules[0].limits, observing_tokens=observing_tokens(model, options))
     if model.images is not None:

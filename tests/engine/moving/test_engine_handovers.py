@@ -56,8 +56,6 @@ def cluster_of(
     depth: int = 0,
     extras: Extras = PLAIN,
 ) -> Cluster:
-    if mix == "drafts":
-        extras = replace(extras, chunk_parts=0)
     layout = pool_of(large + MORE_LARGE * (extras.chunk_parts > 0), *MIXES[mix])
     model_len = longest_request(layout, 60, 4)
     if extras.chunk_parts:

@@ -109,8 +109,8 @@ def test_a_pool_is_not_shared_with_activations_that_a_whole_prompt_needs_at_any_
 ) -> None:
     models = [fused_model(module)]
     options = roomy(module)
-    assert can_share(models, options, has_draft=False)
-    assert not can_share(models, replace(options, enable_chunked_prefill=False), has_draft=False)
+    assert can_share(models, options)
+    assert not can_share(models, replace(options, enable_chunked_prefill=False))
 
 
 def test_large_pages_of_a_shared_pool_hold_whole_chunks(module: torch.nn.Module) -> None:
