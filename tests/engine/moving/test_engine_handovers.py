@@ -37,8 +37,8 @@ def layered(page_tokens: int, pages_per_large: int, window: int = 0) -> GroupSpe
 MIXES: dict[str, list[GroupSpec]] = {
     "full": [layered(4, 2)],
     "windows": [layered(4, 3), layered(2, 5, window=9), layered(4, 1, window=5)],
-    "drafts": [layered(4, 2), replace(layered(4, 3), is_draft=True)],
 }
+ALL_MIXES = MIXES | {"drafts": [layered(4, 2), replace(layered(4, 3), is_draft=True)]}
 NAMES = ("p", "d", "e")
 MORE_LARGE = 8
 """Large pages for activations, where they share the pool."""
@@ -56,7 +56,7 @@ def cluster_of(
     depth: int = 0,
     extras: Extras = PLAIN,
 ) -> Cluster:
-    layout = pool_of(large + MORE_LARGE * (extras.chunk_parts > 0), *MIXES[mix])
+    layout = pool_of(large + MORE_LARGE * (extras.chunk_parts > 0), *ALL_MIXES[mix])
     model_len = longest_request(layout, 60, 4)
     if extras.chunk_parts:
         model_len = min(
@@ -88,7 +88,7 @@ class HandingOver(RuleBasedStateMachine):
     """Answers are right whatever is lost, late, cancelled or dies; nothing is held at the end."""
 
     @initialize(
-        mix=st.sampled_from(list(MIXES)),
+        mix=st.sampled_from(list(ALL_MIXES)),
         large=st.integers(8, 40),
         seats=st.integers(1, 4),
         batched=st.sampled_from([3, 16]),
