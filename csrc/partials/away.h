@@ -30,7 +30,9 @@ struct AwayGroup {
 // one of an earlier layer never meets those at hand.
 class Away {
  public:
-  explicit Away(std::vector<std::shared_ptr<Creditor>> creditors) : creditors_(std::move(creditors)) {}
+  // Queries are numbered from `number` + 1 on; answers to queries of other numbers are passed over.
+  Away(std::vector<std::shared_ptr<Creditor>> creditors, uint64_t number)
+      : creditors_(std::move(creditors)), number_(number) {}
 
   // What the next pass asks for. Runs of a request follow each other from section 0 on.
   void expect(std::vector<AwayRun> runs, std::chrono::nanoseconds patience);
@@ -98,7 +100,7 @@ class Away {
   std::vector<std::vector<Asked>> asked_;     // by group, by creditor
   std::vector<float> values_[2], local_;
   RecordSpace space_{};
-  uint64_t number_ = 0;
+  uint64_t number_;
 };
 
 }  // namespace kvell

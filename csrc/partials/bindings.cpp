@@ -122,7 +122,7 @@ void bind_partials(nb::module_& m) {
   nb::class_<CalledCreditor, Creditor>(m, "CalledCreditor")
       .def(nb::init<int64_t, nb::callable, nb::callable>(), "room_bytes"_a, "post"_a, "take"_a);
   nb::class_<Away>(m, "Away")
-      .def(nb::init<std::vector<std::shared_ptr<Creditor>>>(), "creditors"_a)
+      .def(nb::init<std::vector<std::shared_ptr<Creditor>>, uint64_t>(), "creditors"_a, "number"_a)
       .def("expect",
            [](Away& self, const std::vector<AwayArgs>& runs, double patience_seconds) {
              std::vector<AwayRun> made;

@@ -145,7 +145,7 @@ def build_engine(
     if link is not None:
         runner.tells_written = link.written
         runner.stands = link.stands
-        _let_ask(model, runner, link)
+        _let_ask(parts, runner, link)
     core = _make_core(parts, agent, incarnation)
     return Engine(
         core,
@@ -200,7 +200,7 @@ def _make_parts(
     every = [member.model for member in served] + ([draft] if draft else [])
     layers = [layer for member in served for layer in member.layers()]
     layers += as_draft(draft.description.layers) if draft else ()
-    sizes = sizes_of(every, layers, options, has_draft=draft is not None)
+    sizes = sizes_of(every, layers, options)
     rules = rules_of(sizes, served, options, draft, layers)
     limits = replace(rules[0].limits, observing_tokens=observing_tokens(model, options))
     if model.images is not None:
@@ -230,17 +230,14 @@ def _make_agent(parts: _Parts, incarnation: int) -> tuple[Agent | None, str]:
     model = parts.served[0].model
     problem = pool_problem(
         device=model.device.type,
-        shares_memory=parts.memory.descriptor is None,
-        has_buffer=parts.buffer is not None,
-        has_drafts=bool(parts.options.num_speculative_tokens),
-        plans_ahead=bool(parts.limits.depth),
-        models=len(parts.served),
     )
     if problem is not None and place.role != "mixed":
         raise problem
     if problem is not None:
         return None, problem.field
-    stored = f"{parts.name} {model.dtype} {place.pool}"
+    names = [parts.name, *(served.name for served in parts.served[1:])]
+    dtypes = [served.model.dtype for served in parts.served]
+    stored = f"{' '.join(names)} {dtypes} {place.pool}"
     return Agent(parts.core, place.instance, incarnation, stored), ""
 
 
@@ -295,16 +292,32 @@ def _make_link(parts: _Parts, agent: Agent | None) -> PoolLink | None:
         return None
     groups = parts.sizes.layout.groups
     pool = parts.memory.pool.numpy()
-    fused = parts.served[0].model.fused
-    layers = None if fused is None else fused.served
+    fused = {number: model.fused for number, model in enumerate(_every(parts))}
+    layers = {number: decoder.served for number, decoder in fused.items() if decoder is not None}
     return PoolLink(place, agent, groups, pool, descriptor, parts.memory.neighbours, layers)
 
 
-def _let_ask(model: PagedModel, runner: ModelRunner, link: PoolLink) -> None:
+def _let_ask(parts: _Parts, runner: ModelRunner, link: PoolLink) -> None:
     """Let passes request attention from creditors over pages that are not read in place."""
-    if model.fused is not None and link.asks:
-        runner.queries = Queries(link.partials)
-        model.fused.elsewhere = runner.queries.remote
+    if not link.asks:
+        return
+    every = _every(parts)
+    runner.queries = Queries(link.partials, len(every))
+    for model, remote in zip(every, runner.queries.remote, strict=True):
+        if model.fused is not None:
+            model.fused.elsewhere = remote
+    drafts_ask = parts.draft is None or parts.draft.fused is not None
+    link.agent.asked_models = {
+        served.name
+        for served in parts.served
+        if served.model.fused is not None and (drafts_ask or served is not parts.served[0])
+    }
+
+
+def _every(parts: _Parts) -> list[PagedModel]:
+    """Return all models, a draft model last."""
+    drafts = [] if parts.draft is None else [parts.draft]
+    return [*(served.model for served in parts.served), *drafts]
 
 
 def _make_contract(parts: _Parts, floor_bytes: int) -> MemoryContract:

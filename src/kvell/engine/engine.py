@@ -232,10 +232,15 @@ class Engine:
         self._link.bell.clear()
         for command, problem in self.grammars.take_compiled():
             events += [refuse(command, problem)] if problem else self._entered(command)
-        for entry in self._link.entries():
-            events += self.loop.take(entry)
+        events += self._take_entries()
         self._sent_images.release_ended(events)
         return self._times.add_times(events)
+
+    def _take_entries(self) -> list[Event]:
+        """Process entries of other instances and time, unless a step runs that may read pages."""
+        if self._running:
+            return []
+        return [event for entry in self._link.entries() for event in self.loop.take(entry)]
 
     def close(self) -> None:
         """End running steps, the link to others and the grammars' processes; no step may follow."""
@@ -274,12 +279,13 @@ class Engine:
         return events
 
     def _step_ahead(self, ahead: StepsAhead) -> list[Event]:
-        while self.core.may_plan:
+        while self.core.may_plan and not (self._running and self._link.has_entries):
             plan = self._plan()
             compute = self._prepared(plan, ahead.begun)
             self._running.append((plan, ahead.ask(partial(self._run, plan, compute))))
         plan, running = self._running.popleft()
-        return self._settled(plan, running.result)
+        events = self._settled(plan, running.result)
+        return events + self._times.add_times(self._take_entries())
 
     def _settled(self, plan: StepPlan, result: Callable[[], StepResult]) -> list[Event]:
         """Commit a step's result, or its failure, which affects only its requests."""

@@ -3,7 +3,7 @@
 The scheduler's process, the library and the simulator run the same agent.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from kvell.memory import HoldingCore
 from kvell.mempool.entries import (
@@ -65,6 +65,8 @@ class Agent:
         """By peer and incarnation: the large page at which the peer's mapped pool begins."""
         self.answering: set[tuple[str, int]] = set()
         """The peers that compute attention over lent pages, for query rows."""
+        self.asked_models: Collection[str] | None = None
+        """The models whose attention these peers compute; None: all."""
         self.out_of_reach: set[str] = set()
         """The instances whose pages can only be copied."""
         self.holds = Holds(core)

@@ -125,11 +125,6 @@ class TestRefusals:
             (("--link-bandwidth", "1GB"), "--instances"),
             (("--instances", "mixed=2", "--rate", "1", "--pd-caching", "1"), "--pd-caching"),
             (("--instances", "mixed=2", "--rate", "1", "--link", "rope"), "--link"),
-            (
-                ("--instances", "prefill=1,decode=1", "--num-speculative-tokens", "2"),
-                "--num-speculative-tokens",
-            ),
-            (("--instances", "prefill=1,decode=1", "--cpu-buffer", "16MiB"), "--cpu-buffer"),
         ],
     )
     def test_the_flag_is_named(self, asked: Any, flags: tuple[str, ...], told: str) -> None:
@@ -161,6 +156,11 @@ class TestParts:
         plain, drafting = replay(*flags), replay(*flags, "--num-speculative-tokens", "2")
         assert drafting["requests_finished"] == 8
         assert drafting["roles"]["mixed"]["steps"] < plain["roles"]["mixed"]["steps"]
+
+    @pytest.mark.parametrize("more", [("--num-speculative-tokens", "2"), ("--cpu-buffer", "16MiB")])
+    def test_requests_move_with_all_of_it(self, replay: Any, more: tuple[str, ...]) -> None:
+        found = replay("--instances", "prefill=1,decode=1", *more)
+        assert found["requests_finished"] == found["requests_moved"] == 8
 
     def test_a_timeline_shows_all_instances_as_one(self, replay: Any, tmp_path: Path) -> None:
         path = tmp_path / "t.jsonl"

@@ -1,14 +1,22 @@
 """Engine cores that hand requests to each other, with models whose pages can be read back."""
 
 import itertools
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from kvell.elastic.arena import ActivationModel
+from kvell.elastic.logical_buffer import CpuBuffer
+from kvell.elastic.page_buffer import PageBuffer
 from kvell.engine.core.core import EngineCore
 from kvell.engine.core.journal import Journal, JournaledCore, replay
+from kvell.engine.cpu_buffer.buffered_prefixes import BufferedPrefixes
+from kvell.engine.cpu_buffer.parking import Parking
+from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.engine.moving.handovers import Handovers
+from kvell.engine.planning.step_memory import SharedMemory
 from kvell.engine.protocol.messages import (
     Cancel,
     Event,
@@ -22,10 +30,19 @@ from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.limits import Limits
-from kvell.engine.requests.plan import BorrowedPages, StepPlan
-from kvell.memory import Layout, audit, create_core
+from kvell.engine.requests.plan import BorrowedPages, StepPlan, StepResult
+from kvell.engine.setup.sharing import share_pool
+from kvell.memory import Layout, create_core
 from kvell.mempool.agent import Agent
-from kvell.mempool.entries import BY_QUERIES, Heard, PeerLost, PeerMapped, PullEnded, Ticked
+from kvell.mempool.entries import (
+    BY_QUERIES,
+    Heard,
+    PeerEntry,
+    PeerLost,
+    PeerMapped,
+    PullEnded,
+    Ticked,
+)
 from kvell.mempool.rendezvous import PdCaching
 from kvell.mempool.transfers.actions import (
     Action,
@@ -39,12 +56,43 @@ from kvell.mempool.transfers.actions import (
 from kvell.mempool.transfers.messages import PeerMessage, Transfer
 from kvell.mempool.transfers.methods import StreamCosts
 from kvell.vocabulary import RequestId
+from tests.device.fake_chunks import FakeChunks
 from tests.engine.conftest import EOS
+from tests.engine.swapping import AtRandom
 from tests.engine.virtual_model import Page, VirtualModel, expected_output
 
 SECTION_TOKENS = 8
 """Tokens that are lent at once; real sections have 512."""
 REACH_TOKENS = 150
+TOKENS_A_CHUNK = 8
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What an instance has besides its pool.
+
+    :param buffer: large pages of its CPU buffer; 0: it has none.
+    :param ahead: large pages that prompts may take to go ahead of decodes; 0: none may.
+    :param chunk_parts: its pool is shared with activations, in chunks of so many quarters of a
+        large page; 0: it is not.
+    :param seed: decides which swaps are refused.
+    """
+
+    buffer: int = 0
+    ahead: int = 0
+    chunk_parts: int = 0
+    seed: int = 0
+
+    def chunk_bytes(self, layout: Layout) -> int:
+        return layout.large_page_bytes * self.chunk_parts // 4
+
+
+PLAIN = Extras()
+
+
+def need_of(extras: Extras, layout: Layout) -> ActivationModel:
+    """What a step's activations need of the common pool."""
+    return ActivationModel(0, extras.chunk_bytes(layout) // TOKENS_A_CHUNK, 0)
 
 
 @dataclass
@@ -67,8 +115,10 @@ class Instance:
         limits: Limits,
         pd_caching: PdCaching = 2,
         streams: StreamCosts | None = None,
+        extras: Extras = PLAIN,
     ) -> None:
         self.name, self.incarnation, self._streams = name, incarnation, streams
+        self._extras = extras
         limits = replace(limits, section_tokens=SECTION_TOKENS, reach_tokens=REACH_TOKENS)
         self._layout, self._limits, self._pd_caching = layout, limits, pd_caching
         self.journal = Journal()
@@ -79,13 +129,34 @@ class Instance:
         self.lent: dict[int, tuple[str, list[tuple[int, int]]]] = {}
         self.answers = True
         self.copying: dict[Transfer, Copying] = {}
+        self.running: deque[StepResult] = deque()
+        self.inbox: deque[PeerEntry] = deque()
 
     def fresh(self) -> EngineCore:
-        core = create_core(self._layout)
-        agent = Agent(core, self.name, self.incarnation, "virtual")
-        eos, pd_caching = frozenset({EOS}), self._pd_caching
+        core, extras, limits = create_core(self._layout), self._extras, self._limits
+        swapping = parking = memory = None
+        if extras.chunk_parts:
+            chunk_bytes = extras.chunk_bytes(self._layout)
+            device = FakeChunks(-(-self._layout.pool_bytes // chunk_bytes), chunk_bytes)
+            need = need_of(extras, self._layout)
+            memory = share_pool(device, self._layout, core, need, None, None).steps
+        if extras.buffer:
+            buffer = PageBuffer(self._layout.groups, extras.buffer)
+            swapping = Swapping(core, buffer, AtRandom(extras.seed))
+            swapping.prefixes = BufferedPrefixes(core, buffer, AtRandom(extras.seed))
+        if swapping is not None and extras.ahead:
+            sizes = CpuBuffer(extras.buffer, extras.ahead)
+            parking = Parking(core, swapping, sizes, limits.min_chunk_tokens)
         return EngineCore(
-            core, self._limits, eos, agent=agent, pd_caching=pd_caching, streams=self._streams
+            core,
+            limits,
+            frozenset({EOS}),
+            memory=memory,
+            swapping=swapping,
+            parking=parking,
+            agent=Agent(core, self.name, self.incarnation, "virtual"),
+            pd_caching=self._pd_caching,
+            streams=self._streams,
         )
 
     @property
@@ -98,7 +169,9 @@ class Instance:
         return self.core.pool
 
     def audit(self) -> None:
-        assert audit(self._layout, self.core.memory.snapshot()) == []
+        assert self.core.audit() == ()
+        if isinstance(self.core._scheduler.memory, SharedMemory):
+            assert self.core._scheduler.memory.memory.audit() == []
         assert self.handovers.borrowed.audit() == []
         assert self.handovers.agent.loans.audit() == []
 
@@ -180,6 +253,7 @@ class Cluster:
     moved: int = 0
     streams: StreamCosts | None = None
     by_queries: bool = False
+    extras: Extras = PLAIN
 
     def __post_init__(self) -> None:
         for name in self.names:
@@ -188,7 +262,7 @@ class Cluster:
     def start(self, name: str) -> None:
         incarnation = next(self.incarnations)
         instance = Instance(
-            name, incarnation, self.layout, self.limits, self.pd_caching, self.streams
+            name, incarnation, self.layout, self.limits, self.pd_caching, self.streams, self.extras
         )
         self.instances[name] = self.ever[incarnation] = instance
         beyond = instance.model.beyond = Beyond(self.layout, self, incarnation)
@@ -199,7 +273,7 @@ class Cluster:
                     first = beyond.first_large(met.incarnation)
                     first = BY_QUERIES if self.by_queries else first
                     entry = PeerMapped(met.name, met.incarnation, first)
-                    self.hear(one, one.engine.on_entry(entry))
+                    self.take(one, entry)
 
     # ------------------------------------------------------------------ the front
 
@@ -286,14 +360,25 @@ class Cluster:
         instance = self.instances[name]
         if not instance.core.has_work:
             return
-        plan = instance.engine.plan()
-        instance.plans.append(plan)
-        self.act(instance, instance.core.take_actions())  # offers of what is computed now
-        result = instance.model.run(plan)
+        while instance.core.may_plan and not (instance.running and instance.inbox):
+            plan = instance.engine.plan()
+            instance.plans.append(plan)
+            self.act(instance, instance.core.take_actions())  # offers of what is computed now
+            instance.running.append(instance.model.run(plan))
         self.now += ticks
         if ticks:
             self.hear(instance, instance.engine.on_entry(Ticked(self.now)))
-        self.hear(instance, instance.engine.commit(result))
+        self.hear(instance, instance.engine.commit(instance.running.popleft()))
+        self.take_inbox(instance)
+
+    def take(self, instance: Instance, entry: PeerEntry) -> None:
+        """Let an instance process an entry, once no step of it runs."""
+        instance.inbox.append(entry)
+        self.take_inbox(instance)
+
+    def take_inbox(self, instance: Instance) -> None:
+        while instance.inbox and not instance.running:
+            self.hear(instance, instance.engine.on_entry(instance.inbox.popleft()))
 
     def act(self, instance: Instance, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -305,9 +390,11 @@ class Cluster:
                 rows = action.rows.tolist()
                 instance.copying[action.transfer] = Copying(rows, not action.stages)
             elif isinstance(action, PullRest):
-                instance.copying[action.transfer].is_whole = True
+                if action.transfer in instance.copying:  # its end may wait for a step's result
+                    instance.copying[action.transfer].is_whole = True
             elif isinstance(action, StopPull):
-                instance.copying[action.transfer].is_stopped = True
+                if action.transfer in instance.copying:
+                    instance.copying[action.transfer].is_stopped = True
             elif isinstance(action, Grant):
                 instance.granted.add(action.transfer)
                 if action.lends:
@@ -325,7 +412,7 @@ class Cluster:
         if loses or not is_alive or target not in self.instances:
             return
         to = self.instances[target]
-        self.hear(to, to.engine.on_entry(Heard(source, message)))
+        self.take(to, Heard(source, message))
 
     def copy(self, name: str, index: int, count: int) -> None:
         instance = self.instances[name]
@@ -343,7 +430,7 @@ class Cluster:
             del instance.copying[transfer]
             whole = is_done and is_there and transfer in source.granted
             ended = PullEnded(transfer, "" if whole else "the right to read was revoked")
-            self.hear(instance, instance.engine.on_entry(ended))
+            self.take(instance, ended)
 
     def pass_time(self, ticks: int) -> None:
         self.now += ticks
@@ -356,7 +443,7 @@ class Cluster:
         self.start(name)
         for other in list(self.instances.values()):
             if other.name != name:
-                self.hear(other, other.engine.on_entry(PeerLost(name, died)))
+                self.take(other, PeerLost(name, died))
         for request, entry in self.entries.items():
             if entry.end is None and entry.at == name:
                 others = [one for one in self.names if one != name]
@@ -414,6 +501,10 @@ class Cluster:
         for instance in self.instances.values():
             assert not instance.granted and not instance.copying
             assert not any(instance.core.memory.snapshot().used)
+            if (swapping := instance.core._scheduler.swapping) is not None:
+                swapping.drop_prefixes()
+                swapping.begin()
+                assert swapping.buffer.used_large == 0
             assert not instance.core.has_work
             loans = instance.handovers.agent.loans
             assert not len(loans.borrowing) and not len(loans.lending)

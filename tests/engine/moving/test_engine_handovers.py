@@ -23,7 +23,8 @@ from kvell.mempool.transfers.methods import ALWAYS, StreamCosts
 from kvell.pages.layout import GroupSpec
 from kvell.vocabulary import RequestId
 from tests.depth import machine
-from tests.engine.moving.handing_over import Cluster, Entry
+from tests.engine.moving.handing_over import PLAIN, Cluster, Entry, Extras, need_of
+from tests.engine.planning.test_engine_step_memory import longest
 from tests.engine.virtual_model import expected_output
 from tests.pages.pools import group, pool_of
 
@@ -37,7 +38,10 @@ MIXES: dict[str, list[GroupSpec]] = {
     "full": [layered(4, 2)],
     "windows": [layered(4, 3), layered(2, 5, window=9), layered(4, 1, window=5)],
 }
+ALL_MIXES = MIXES | {"drafts": [layered(4, 2), replace(layered(4, 3), is_draft=True)]}
 NAMES = ("p", "d", "e")
+MORE_LARGE = 8
+"""Large pages for activations, where they share the pool."""
 
 
 def cluster_of(
@@ -49,16 +53,31 @@ def cluster_of(
     streams: StreamCosts | None = None,
     *,
     by_queries: bool = False,
+    depth: int = 0,
+    extras: Extras = PLAIN,
 ) -> Cluster:
-    layout = pool_of(large, *MIXES[mix])
+    layout = pool_of(large + MORE_LARGE * (extras.chunk_parts > 0), *ALL_MIXES[mix])
+    model_len = longest_request(layout, 60, 4)
+    if extras.chunk_parts:
+        model_len = min(
+            model_len, longest(layout, need_of(extras, layout), extras.chunk_bytes(layout))
+        )
     limits = Limits(
         max_num_batched_tokens=max(batched, seats),
         max_num_seqs=seats,
-        max_model_len=max(2, longest_request(layout, 60, 4)),
+        max_model_len=max(2, model_len),
         vocab_size=50,
         min_chunk_tokens=4,
+        num_speculative_tokens=3 if mix == "drafts" else 0,
+        has_drafter=mix == "drafts",
+        depth=0 if mix == "drafts" or extras.buffer or extras.chunk_parts else depth,
     )
-    return Cluster(layout, limits, NAMES, pd_caching, streams=streams, by_queries=by_queries)
+    return Cluster(
+        *(layout, limits, NAMES, pd_caching),
+        streams=streams,
+        by_queries=by_queries,
+        extras=extras,
+    )
 
 
 def prompt_of(family: int, length: int) -> list[int]:
@@ -69,13 +88,21 @@ class HandingOver(RuleBasedStateMachine):
     """Answers are right whatever is lost, late, cancelled or dies; nothing is held at the end."""
 
     @initialize(
-        mix=st.sampled_from(list(MIXES)),
+        mix=st.sampled_from(list(ALL_MIXES)),
         large=st.integers(8, 40),
         seats=st.integers(1, 4),
         batched=st.sampled_from([3, 16]),
         pd_caching=st.sampled_from(PD_CACHINGS),
         streams=st.sampled_from([None, ALWAYS]),
         by_queries=st.booleans(),
+        depth=st.integers(0, 1),
+        extras=st.builds(
+            Extras,
+            buffer=st.sampled_from([0, 0, 3, 20]),
+            ahead=st.sampled_from([0, 4]),
+            chunk_parts=st.sampled_from([0, 2, 4, 6]),
+            seed=st.integers(0, 5),
+        ),
     )
     def start(
         self,
@@ -86,9 +113,14 @@ class HandingOver(RuleBasedStateMachine):
         pd_caching: PdCaching,
         streams: StreamCosts | None,
         by_queries: bool,
+        depth: int,
+        extras: Extras,
     ) -> None:
         self.cluster = cluster_of(
-            mix, large, seats, batched, pd_caching, streams, by_queries=by_queries
+            *(mix, large, seats, batched, pd_caching, streams),
+            by_queries=by_queries,
+            depth=depth,
+            extras=extras,
         )
         self.count = 0
 

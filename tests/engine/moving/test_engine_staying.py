@@ -28,6 +28,7 @@ def request_of(params: SamplingParams = TEXT, **more: Any) -> Request:
         [group(4, 2), images(GroupKind.CROSS, 4, 2)],
         [group(4, 2), images(GroupKind.VISION, 4, 2)],
         [replace(group(4, 2), holds_embeddings=True)],
+        [group(4, 2), replace(group(4, 2), is_draft=True)],
     ],
 )
 def test_requests_move_with_their_images_and_without(groups: list[GroupSpec]) -> None:
@@ -39,7 +40,6 @@ def test_requests_move_with_their_images_and_without(groups: list[GroupSpec]) ->
     ("request_", "groups", "reason"),
     [
         (request_of(), [group(4, 2), dropping(4, 2, 12)], "pages that cannot be moved"),
-        (request_of(), [group(4, 2), replace(group(4, 2), is_draft=True)], "cannot be moved"),
         (request_of(replace(TEXT, prompt_logprobs=1)), [group(4, 2)], "its prompt logprobs"),
         (request_of(pooling="last"), [group(4, 2)], "it generates no tokens"),
         (

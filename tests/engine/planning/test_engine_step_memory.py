@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -211,9 +210,16 @@ def test_where_no_more_memory_comes_a_request_has_what_there_is_to_itself() -> N
     traffic.run()
 
 
-def test_draft_tokens_are_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="draft tokens"):
-        Shared(full(8), replace(limits(), num_speculative_tokens=2), ActivationModel(0, 1, 0))
+def test_draft_tokens_take_no_chunk_that_kv_has() -> None:
+    """A decode of one token needs one chunk here, and each draft token half of one."""
+    traffic = Shared(full(20), limits(), ActivationModel(CHUNK_BYTES // 2, CHUNK_BYTES // 2, 0))
+    assert traffic.elastic.balloon.idle_chunks == 0
+    assert traffic.shared.most_draft_tokens(3, 1, 1) == 0
+    assert traffic.shared.most_draft_tokens(3, 2, 2) == 1, (
+        "the rest of a chunk that it needs anyway"
+    )
+    traffic.elastic.ensure(3)
+    assert traffic.shared.most_draft_tokens(3, 1, 1) == 3
 
 
 layouts = st.sampled_from(

@@ -48,7 +48,7 @@ class TcpLender:
 
     def __init__(self, prefix: Prefix, seed: int) -> None:
         self.pool = Lender(prefix, seed, starts=False)
-        self.sections = SectionAnswers(self.pool.layers, self.pool.words)
+        self.sections = SectionAnswers({0: self.pool.layers}, self.pool.words)
         self._creditor = Creditor(self.sections.answer)
         self.line = PartialsLine(self._creditor.opens)
 
@@ -100,10 +100,13 @@ def asked(prefix: Prefix, works: Sequence[Work], queries: Queries, plan: StepPla
     """Logits of the step, which asks for what is elsewhere."""
 
     def expecting(batch: ForwardBatch) -> ForwardBatch:
-        queries.expect(plan)
+        queries.begin(plan)
+        queries.expect(0, plan.work)
         return batch
 
-    return lent_logits(prefix, works, queries.remote, [], change=expecting)
+    logits = lent_logits(prefix, works, queries.remote[0], [], change=expecting)
+    queries.note(0, plan.work)
+    return logits
 
 
 def test_steps_in_turn_have_the_bits_of_local_ones() -> None:
@@ -119,7 +122,7 @@ def test_steps_in_turn_have_the_bits_of_local_ones() -> None:
         for works in turns:
             plan = plan_of(found, works)
             assert torch.equal(asked(prefix, works, queries, plan), local_logits(prefix, works))
-            assert queries.lacking(plan) == []
+            assert queries.lacking() == set()
 
 
 @few()
@@ -162,7 +165,7 @@ def test_rows_that_lack_records_are_named_and_no_others_change(what: str) -> Non
             plan = StepPlan(plan.step, work=plan.work, borrowed=tuple(changed))
         queries = Queries(lambda name, _: lines.get(name))
         logits, local = asked(prefix, works, queries, plan), local_logits(prefix, works)
-        assert queries.lacking(plan) == [HANDLES[0]]
+        assert queries.lacking() == {HANDLES[0]}
         for index in (1, 2):
             assert torch.equal(logits[rows_of(works, index)], local[rows_of(works, index)])
         later = plan_of(found, works)
@@ -180,10 +183,10 @@ def test_a_creditor_that_does_not_answer_in_time_is_asked_in_the_next_step(
         queries = Queries(lambda name, _: found[name].line)
         monkeypatch.setattr(queries_file, "PATIENCE_SECONDS", 0.0)
         asked(prefix, works, queries, plan)
-        assert queries.lacking(plan) == [HANDLES[0]]
+        assert queries.lacking() == {HANDLES[0]}
         monkeypatch.undo()
         assert torch.equal(asked(prefix, works, queries, plan), local_logits(prefix, works))
-        assert queries.lacking(plan) == []
+        assert queries.lacking() == set()
 
 
 def test_what_is_lent_again_after_its_end_is_answered_again() -> None:

@@ -109,8 +109,8 @@ def test_a_pool_is_not_shared_with_activations_that_a_whole_prompt_needs_at_any_
 ) -> None:
     models = [fused_model(module)]
     options = roomy(module)
-    assert can_share(models, options, has_draft=False)
-    assert not can_share(models, replace(options, enable_chunked_prefill=False), has_draft=False)
+    assert can_share(models, options)
+    assert not can_share(models, replace(options, enable_chunked_prefill=False))
 
 
 def test_large_pages_of_a_shared_pool_hold_whole_chunks(module: torch.nn.Module) -> None:
@@ -247,13 +247,8 @@ def test_transformers_code_keeps_a_reserve_inside_the_bound(module: torch.nn.Mod
     answers(engine, [[3, 4, 5]])
 
 
-@pytest.mark.parametrize(
-    "changes", [{"num_speculative_tokens": 2}, {"manager": "static"}], ids=["guesses", "static"]
-)
-def test_what_cannot_share_keeps_a_reserve_too(
-    module: torch.nn.Module, changes: dict[str, object]
-) -> None:
-    engine = engine_over(module, roomy(module, 60, **changes))
+def test_what_cannot_share_keeps_a_reserve_too(module: torch.nn.Module) -> None:
+    engine = engine_over(module, roomy(module, 60, manager="static"))
     assert engine.contract.shared_bytes == 0
     assert engine.contract.activation_reserve_bytes > 0
 

@@ -54,13 +54,16 @@ class Pair:
         params: SamplingParams,
         goes_to: str | None = None,
         pulls_from: str = "",
+        model: str = "",
     ) -> None:
         """Give a request to an engine, which hands it to the other, or to another, or to none."""
         self.tokens[name] = []
         ids = np.asarray(prompt, "<i4").tobytes()
         to = "ab"[1 - at] if goes_to is None else goes_to
         command = Submit(
-            RequestSpec(RequestId(name), ids, params), goes_to=to, pulls_from=pulls_from
+            RequestSpec(RequestId(name), ids, params, model=model),
+            goes_to=to,
+            pulls_from=pulls_from,
         )
         self.take(self.engines[at].handle(command))
 

@@ -159,12 +159,21 @@ def alone(
     return said_by(engine_of(architecture, is_fused, batched=batched), prompts)
 
 
-def said_by(engine: Engine, prompts: dict[str, list[int]]) -> dict[str, Said]:
+def said_by(
+    engine: Engine,
+    prompts: dict[str, list[int]],
+    params: SamplingParams = PARAMS,
+    model: str = "",
+) -> dict[str, Said]:
     """What an engine says that computes each request by itself."""
     found: dict[str, Said] = {}
     for name, prompt in prompts.items():
         engine.handle(
-            Submit(RequestSpec(RequestId(name), np.asarray(prompt, "<i4").tobytes(), PARAMS))
+            Submit(
+                RequestSpec(
+                    RequestId(name), np.asarray(prompt, "<i4").tobytes(), params, model=model
+                )
+            )
         )
         while engine.has_work():
             for event in engine.step():

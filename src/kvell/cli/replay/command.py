@@ -83,8 +83,7 @@ def replay(session: Session, flags: ReplaySettings, as_json: bool) -> None:
     swapping = None
     links = None
     if counts is not None:
-        has_buffer = flags.cpu_buffer_bytes is not None
-        links = together.links(flags.hardware, machine, counts, limits, has_buffer=has_buffer)
+        links = together.links(flags.hardware, machine, counts)
     if flags.cpu_buffer_bytes is not None:
         weights = models.cost.weight_bytes // chosen.number_bytes
         buffer = make_buffer(flags.cpu_buffer_bytes, layout, machine, weights, flags.hardware)

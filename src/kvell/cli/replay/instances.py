@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvell.cluster.instances import check_start, chosen_pd_caching, parse_instances
-from kvell.engine.setup.pool_place import pool_problem
 from kvell.errors import ChangeSomething
 from kvell.flags import setting, setting_of
 from kvell.fleet.started.pool_settings import PoolSettings
@@ -14,7 +13,6 @@ from kvell.mempool.rendezvous import DEFAULT_PD_CACHING, PdCaching
 from kvell.server.api.serve_options import ServeOptions
 
 if TYPE_CHECKING:
-    from kvell.engine.requests.limits import Limits
     from kvell.simulator.clock.links import Link
     from kvell.simulator.cluster.network import Links
     from kvell.simulator.replay.runner import StepTimer
@@ -105,32 +103,15 @@ class Together:
         return Link(profile.latency_seconds, float(rate))
 
     def links(
-        self,
-        hardware: str,
-        machine: "StepTimer",
-        counts: Mapping[str, int],
-        limits: "Limits",
-        *,
-        has_buffer: bool,
+        self, hardware: str, machine: "StepTimer", counts: Mapping[str, int]
     ) -> "Links | None":
-        """Return the links between instances; None for one, or if their engines' parts exclude it.
+        """Return the links between instances; None for one.
 
-        :raises ChangeSomething: if requests must move between instances of these roles.
+        :raises ChangeSomething: if there is no such link, or the hardware has no usual link.
         """
         from kvell.simulator.cluster.network import Links
 
-        problem = pool_problem(
-            device="cpu",
-            shares_memory=False,
-            has_buffer=has_buffer,
-            has_drafts=limits.num_speculative_tokens > 0,
-            plans_ahead=limits.depth > 0,
-            models=1,
-        )
-        if problem is not None and set(counts) != {"mixed"}:
-            raise problem
-        has_others = problem is None and sum(counts.values()) > 1
-        return Links(self.pages_link(hardware, machine)) if has_others else None
+        return Links(self.pages_link(hardware, machine)) if sum(counts.values()) > 1 else None
 
     def hosts(self, machine: "StepTimer") -> dict[str, str] | None:
         """Return the hosts of :class:`.ClusterSpec`: one host for CPU pools, else None.

@@ -55,9 +55,7 @@ class ReplaySettings:
         metavar="",
     )
     enable_chunked_prefill: bool = setting_of(EngineSettings, "enable_chunked_prefill")
-    common_pool: bool = setting(
-        False, "--common-pool", "Protect prefixes that several requests share.", "switch"
-    )
+    common_pool: bool = setting_of(EngineSettings, "common_pool")
     eviction: Eviction = setting(
         "lru",
         "--eviction",

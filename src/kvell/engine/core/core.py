@@ -232,7 +232,8 @@ class EngineCore:
         """Whether the next step may be planned before another result is committed."""
         if not self._in_flight:
             return self._has_steps and not self._is_idle
-        return len(self._in_flight) <= self.limits.depth and self._scheduler.may_plan_ahead
+        is_ahead = len(self._in_flight) <= self.limits.depth and self._scheduler.may_plan_ahead
+        return is_ahead and not self.pool.wants_fence
 
     def plan(self) -> StepPlan:
         """Plan the next step; call :meth:`take_actions` before it runs.

@@ -79,7 +79,10 @@ class SectionLoans:
         """
         creditor = self._loans.creditor_of(loan)
         borrower = self._borrowers[loan]
-        asks, reads = creditor in self._agent.answering, creditor in self._agent.neighbours
+        models = self._agent.asked_models
+        is_answered = models is None or borrower.request.model in models
+        asks = is_answered and creditor in self._agent.answering
+        reads = creditor in self._agent.neighbours
         if not borrower.away:
             borrower.by_queries = asks
         return asks if borrower.by_queries else reads

@@ -93,7 +93,7 @@ def local_reason(model: str, groups: Sequence[GroupSpec]) -> str:
 def resumes(model: str, groups: Sequence[GroupSpec]) -> bool:
     """Return whether a request can continue after remote sections, without pages here."""
     seen = [group for group in groups if group.model == model]
-    return all(group.kind is GroupKind.FULL and not group.is_draft for group in seen)
+    return all(group.kind is GroupKind.FULL for group in seen)
 
 
 def repeats(model: str, groups: Sequence[GroupSpec]) -> bool:

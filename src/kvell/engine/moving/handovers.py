@@ -100,6 +100,12 @@ class Handovers(PoolPart):
 
     @property
     @override
+    def wants_fence(self) -> bool:
+        # A request leaves between two steps, and a step that reads lent pages may not count.
+        return bool(len(self._departures) or len(self._migrations) or len(self.borrowed))
+
+    @property
+    @override
     def holds_pages(self) -> bool:
         return bool(len(self.agent.holds) or self._departures.num_moving or len(self.borrowed))
 

@@ -51,6 +51,11 @@ class PoolPart:
         return 0
 
     @property
+    def wants_fence(self) -> bool:
+        """Whether the result of each step must be known before the next one is planned."""
+        return False
+
+    @property
     def holds_pages(self) -> bool:
         """Whether any pages belong to no running request and will be freed later."""
         return False

@@ -18,6 +18,6 @@ def staying_reason(request: Request, groups: Sequence[GroupSpec]) -> str:
         return "its prompt logprobs are reported here"
     if request.spec.pooling:
         return "it generates no tokens"
-    if any(group.kind not in MOVABLE or group.is_draft for group in seen):
+    if any(group.kind not in MOVABLE for group in seen):
         return "its model has pages that cannot be moved yet"
     return ""

@@ -25,7 +25,6 @@ class Chunks:
     :param memory: None if activations have their own reserve.
     :ivar protected: prefixes that are given up before a request is preempted or deferred.
     :ivar must_settle: whether planning must wait for the results of steps in flight.
-    :raises ValueError: if draft tokens would need activations of a shared pool.
     """
 
     def __init__(
@@ -39,8 +38,6 @@ class Chunks:
         dropping = (g for g in core.layout.groups if g.kind is GroupKind.DROPPING)
         self._budget_tokens = min((group.window_tokens for group in dropping), default=None)
         self._speculation = Speculation(core, limits)
-        if memory is not None and self._speculation.is_on:
-            raise ValueError("draft tokens cannot use activations of a shared pool yet")
 
     def plan_decodes(self, draft: PlanDraft) -> None:
         """Plan the decodes that the budget has tokens for; preempt some if memory is short."""
@@ -154,6 +151,10 @@ class Chunks:
             request.handle: request for request in self._seats.running if request.is_decoding
         }
         budget = min(draft.budget, self._limits.max_step_draft_tokens)
+        if decoding:
+            budget = self.memory.most_draft_tokens(
+                budget, self.planned_tokens(draft), draft.num_logits
+            )
         new_pages = bool(decoding) and budget > 0 and self._may_grow_for_draft_tokens(draft)
         for index, work in enumerate(draft.work):
             if budget > 0 and work.handle in decoding:

@@ -60,6 +60,10 @@ class StepMemory(Protocol):
         """Prepare to admit a request whose first chunk has ``chunk_tokens``, if it fits."""
         ...
 
+    def most_draft_tokens(self, wanted: int, tokens: int, rows: int) -> int:
+        """Return how many of ``wanted`` draft tokens have activations that nothing else wants."""
+        ...
+
     def grant(self, step: StepNumber, tokens: int, rows: int) -> bool:
         """Give the planned step its activations; return False if the device refuses them."""
         ...
@@ -103,6 +107,10 @@ class RigidMemory:
 
     def before_admission(self, chunk_tokens: int, tokens: int, rows: int) -> None:
         """Do nothing."""
+
+    def most_draft_tokens(self, wanted: int, tokens: int, rows: int) -> int:
+        """Return ``wanted``: the reserve is sized for any step."""
+        return wanted
 
     def grant(self, step: StepNumber, tokens: int, rows: int) -> bool:
         """Return True: the reserve is sized for any step."""
@@ -186,6 +194,14 @@ class SharedMemory:
         kept = self._kept(tokens + chunk_tokens, rows)
         self._ensure(kept)
         self._inflate(self._layout.num_large_pages, kept)
+
+    def most_draft_tokens(self, wanted: int, tokens: int, rows: int) -> int:
+        """Return how many draft tokens fit beside the other work, without a page of KV for them."""
+        least = self._need.chunks(tokens, rows)
+        free = max(least, self.memory.balloon.idle_chunks)
+        while wanted > 0 and self._need.chunks(tokens + wanted, rows + wanted) > free:
+            wanted //= 2
+        return wanted
 
     def grant(self, step: StepNumber, tokens: int, rows: int) -> bool:
         """Grant the step one slot; if the device refuses it, count that and return False."""

@@ -26,6 +26,7 @@ from msgspec import structs
 from kvell.engine.planning.proposals import Ints
 from kvell.engine.requests.plan import StepPlan, TokenWork
 from kvell.engine.running.forward_batches import ForwardBatches
+from kvell.engine.running.lent.queries import Queries
 from kvell.engine.sampling.draw import largest
 from kvell.memory import GroupKind, Layout
 from kvell.models.paged_model import ForwardBatch, PagedModel
@@ -41,10 +42,15 @@ class Drafter:
     def __init__(self, model: PagedModel, layout: Layout, batches: ForwardBatches) -> None:
         self._model = model
         self._batches = batches
+        self._queries: Queries | None = None
         self._again = any(group.kind is GroupKind.STATE for group in layout.groups)
 
-    def with_draft_tokens(self, plan: StepPlan) -> StepPlan:
-        """Replace ``TO_DRAFT`` by draft tokens, whose KV is in the drafter's pages."""
+    def with_draft_tokens(self, plan: StepPlan, queries: Queries | None = None) -> StepPlan:
+        """Replace ``TO_DRAFT`` by draft tokens, whose KV is in the drafter's pages.
+
+        :param queries: queries for remote sections; the drafter is the last model.
+        """
+        self._queries = queries
         drafting = [_Drafting(work) for work in plan.work if work.proposed]
         self._first_pass(plan, drafting)
         most_proposed = max((request.work.proposed for request in drafting), default=0)
@@ -56,7 +62,8 @@ class Drafter:
     def _first_pass(self, plan: StepPlan, drafting: Sequence["_Drafting"]) -> None:
         wants = [1 if work.proposed else 0 for work in plan.work]
         known_work = [_known(work) for work in plan.work]
-        self._run(self._batches.batch(known_work, plan.checkpoints, wants), drafting)
+        batch = self._batches.batch(known_work, plan.checkpoints, wants)
+        self._run(known_work, batch, drafting)
 
     def _pass(self, drafting: Sequence["_Drafting"], count: int) -> None:
         """Compute draft token number ``count`` of each request; draft the next if it needs one."""
@@ -65,10 +72,16 @@ class Drafter:
         work = [request.step(count, again=self._again) for request in drafting]
         wants = [1 if request.work.proposed > count else 0 for request in drafting]
         wanting = [request for request, want in zip(drafting, wants, strict=True) if want]
-        self._run(self._batches.batch(work, num_logits=wants), wanting)
+        self._run(work, self._batches.batch(work, num_logits=wants), wanting)
 
-    def _run(self, batch: ForwardBatch, wanting: Sequence["_Drafting"]) -> None:
+    def _run(
+        self, work: Sequence[TokenWork], batch: ForwardBatch, wanting: Sequence["_Drafting"]
+    ) -> None:
+        if self._queries is not None:
+            self._queries.expect(-1, work)
         logits = self._model.forward(batch)
+        if self._queries is not None:
+            self._queries.note(-1, work)
         for request, token in zip(wanting, largest(logits), strict=True):
             # If logits are NaN, any token will do: all are verified.
             request.draft_tokens.append(max(0, token))

@@ -37,6 +37,11 @@ class EngineLink(NoTransport):
     def meet(self, addresses: Mapping[str, str]) -> None:
         """Set the addresses of the other instances, in a pool of several hosts."""
 
+    @property
+    def has_entries(self) -> bool:
+        """Whether entries wait for :meth:`entries`."""
+        return False
+
     def entries(self) -> Iterable[PeerEntry]:
         """Yield the entries since the last call; the core processes each before the next."""
         return ()

@@ -4,6 +4,7 @@ import contextlib
 import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 
 from typing_extensions import override
 
@@ -32,7 +33,8 @@ class PoolLink(EngineLink):
 
     :param memory: the pool, uint8 [pool_bytes]; ``descriptor`` is its memfd.
     :param neighbours: mapping slots after the pool for pools of instances on this host.
-    :param layers: layers of the compiled pass over the pool; None: it answers no queries.
+    :param models: layers of each model's compiled pass over the pool, by the model's number; models
+        without such a pass answer no queries.
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class PoolLink(EngineLink):
         memory: Bytes,
         descriptor: int,
         neighbours: MappedPeers | None = None,
-        layers: ServedLayers | None = None,
+        models: Mapping[int, ServedLayers] = MappingProxyType({}),
     ) -> None:
         super().__init__()
         self.agent = agent
@@ -51,7 +53,7 @@ class PoolLink(EngineLink):
         self._entries: queue.SimpleQueue[PeerEntry] = queue.SimpleQueue()
         self._streaming: dict[int, tuple[str, Transfer]] = {}
         is_tcp = isinstance(place.address(), str)
-        lends = is_tcp and layers is not None and bool(layers.full_groups)
+        lends = is_tcp and any(layers.full_groups for layers in models.values())
         self.asks = lends
         """Whether creditors are queried for attention over their pages, not read in place."""
         self._node = PageTransferThread(
@@ -66,7 +68,7 @@ class PoolLink(EngineLink):
             finds=place.address_of,
             secret=place.secret(),
             neighbours=neighbours,
-            lends=partial(SectionAnswers, layers) if layers is not None and lends else None,
+            lends=partial(SectionAnswers, models) if lends else None,
         )
         self._place = place
         borrows = neighbours is not None and (lends or not is_tcp)
@@ -96,6 +98,11 @@ class PoolLink(EngineLink):
     @override
     def now(self) -> Tick:
         return self._node.now()
+
+    @property
+    @override
+    def has_entries(self) -> bool:
+        return not self._entries.empty()
 
     @override
     def entries(self) -> Iterator[PeerEntry]:

@@ -63,6 +63,7 @@ class PreparingRunner(Runner, Protocol):
 class _Part:
     """One model's part of a step."""
 
+    work: Sequence[TokenWork]
     batch: ForwardBatch
     rows: list[RowSampling]
     pending: Pending
@@ -170,11 +171,11 @@ class ModelRunner:
             return StepResult(plan.step, ())
         if self._slot_memory is not None and plan.slot is not None:
             self._slot_memory.use(plan.slot)
+        if self.queries is not None:
+            self.queries.begin(plan)
         if self._drafter is not None:
-            plan = self._drafter.with_draft_tokens(plan)
+            plan = self._drafter.with_draft_tokens(plan, self.queries)
         parts = self._parts(plan) if parts is None else parts
-        if plan.borrowed and self.queries is not None:
-            self.queries.expect(plan)
         drawn = {
             name: self._draw(name, part, self._seams(name, plan, copies))
             for name, part in parts.items()
@@ -202,7 +203,7 @@ class ModelRunner:
 
     def _missed(self, plan: StepPlan) -> tuple[int, ...]:
         """Return the handles of invalid work, which could not read borrowed pages."""
-        lacking = () if self.queries is None else self.queries.lacking(plan)
+        lacking = () if self.queries is None else self.queries.lacking()
         return tuple(sorted({*plan.find_missed(self.stands), *lacking}))
 
     def _parts(self, plan: StepPlan, begun: Callable[[], None] | None = None) -> dict[str, _Part]:
@@ -235,7 +236,7 @@ class ModelRunner:
             begun=begun,
             wants_hidden=bool(pooled.rows),
         )
-        return _Part(batch, rows, pending(work), controls, pooled)
+        return _Part(work, batch, rows, pending(work), controls, pooled)
 
     def _seams(self, name: str, plan: StepPlan, copies: StepCopies) -> LayerCallbacks | None:
         """Return the callbacks at the seams of a model's pass, if there are any."""
@@ -247,9 +248,14 @@ class ModelRunner:
     def _draw(self, name: str, part: _Part, seams: LayerCallbacks | None) -> SampledPart:
         """Compute one model's part of a step; return a token for each row that draws."""
         model, _ = self._models[name]
+        number = list(self._models).index(name)
         if part.pending.rows:
             part.batch.put_tokens(part.pending.rows, self._before.newest(part.pending.handles))
+        if self.queries is not None:
+            self.queries.expect(number, part.work)
         logits = model.forward(part.batch, *(() if seams is None else (seams,)))
+        if self.queries is not None:
+            self.queries.note(number, part.work)
         if part.controls is not None:
             drawn = part.controls.draw(logits, part.rows)
         else:

@@ -120,35 +120,48 @@ def memory_of(
         if place.type != "cpu":
             return Memory(pool_tensor(None, layout.pool_bytes, place))
         return _own_pool(layout, place, options)
-    device = HostChunks(sizes.shared_chunks)
+    device, num_slots = _chunks(sizes.shared_chunks, "--memory", layout, options)
     shared = share_pool(device, layout, core, sizes.need, options.kv_memory_bytes)
     area = host_pool(device.view(shared.elastic.area))
-    return Memory(
+    memory = Memory(
         pool_tensor(device.view(device.home), layout.pool_bytes, place),
         shared.steps,
         SlotMemory(area, device.chunk_bytes, decoders),
         shared.warmer(),
+        descriptor=device.descriptor,
     )
+    return _with_neighbours(memory, device, layout, num_slots)
 
 
 def _own_pool(layout: Layout, place: torch.device, options: EngineOptions) -> Memory:
-    """Build a pool in host memory, followed by mapping slots if there are other instances."""
+    """Build a pool in host memory that holds KV alone."""
+    num_chunks = -(-layout.pool_bytes // HostChunks.chunk_bytes)
+    cold, num_slots = _chunks(num_chunks, "--kv-memory", layout, options)
+    pool = pool_tensor(cold.view(cold.home), layout.pool_bytes, place)
+    memory = Memory(pool, chunks=cold, descriptor=cold.descriptor)
+    return _with_neighbours(memory, cold, layout, num_slots)
+
+
+def _chunks(
+    num_chunks: int, flag: str, layout: Layout, options: EngineOptions
+) -> tuple[HostChunks, int]:
+    """Return chunks, followed by mapping slots if there are other instances, and their number."""
     num_slots = MOST_NEIGHBOURS if options.pool_place is not None else 0
     beyond_bytes = MappedPeers.beyond_bytes(layout.pool_bytes, layout.large_page_bytes, num_slots)
-    num_chunks = -(-layout.pool_bytes // HostChunks.chunk_bytes)
     try:
-        cold = HostChunks(num_chunks, "--kv-memory", beyond_bytes)
+        return HostChunks(num_chunks, flag, beyond_bytes), num_slots
     except ChangeSomething:
         if not num_slots:
             raise
-        num_slots = 0  # with few addresses (ulimit -v) it serves without borrowing
-        cold = HostChunks(num_chunks, "--kv-memory")
-    pool = pool_tensor(cold.view(cold.home), layout.pool_bytes, place)
-    memory = Memory(pool, chunks=cold, descriptor=cold.descriptor)
+        # With few addresses (ulimit -v) it serves without borrowing.
+        return HostChunks(num_chunks, flag), 0
+
+
+def _with_neighbours(memory: Memory, device: HostChunks, layout: Layout, num_slots: int) -> Memory:
     if not num_slots:
         return memory
-    neighbours = MappedPeers(cold, layout.pool_bytes, layout.large_page_bytes)
-    return replace(memory, neighbours=neighbours, seen=host_pool(cold.view_beyond()))
+    neighbours = MappedPeers(device, layout.pool_bytes, layout.large_page_bytes)
+    return replace(memory, neighbours=neighbours, seen=host_pool(device.view_beyond()))
 
 
 def _give_reserve(decoders: Sequence[FusedDecoder], reserve_bytes: int) -> None:

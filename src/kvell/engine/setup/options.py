@@ -5,6 +5,7 @@ lines of instances are all derived from these fields: a new setting is one field
 """
 
 from dataclasses import dataclass
+from typing import get_args
 
 from kvell.engine.requests.limits import max_step_draft_tokens
 from kvell.flags import setting
@@ -113,9 +114,20 @@ class EngineOptions:
         choices=MANAGERS,
     )
     """The division of the pool between layer groups; see :data:`kvell.memory.Manager`."""
-    common_pool: bool = False
-    """Whether prefixes that several requests share may be protected."""
-    embeddings: Embeddings = "own"
+    common_pool: bool = setting(
+        False,
+        "--common-pool",
+        "Protect prefixes that several requests share.",
+        "switch",
+    )
+    """Protect prefixes that several requests share from eviction, in a part of the pool that the
+    traffic decides."""
+    embeddings: Embeddings = setting(
+        "own",
+        "--embeddings",
+        "Pages of image embeddings: their own, or those that the tokens' KV overwrites.",
+        choices=get_args(Embeddings),
+    )
     """The pages of image embeddings: ``own`` pages, or ``in-kv``, the pages that the tokens' keys
     and values will overwrite (if they have room)."""
     memory_parts: int = 1

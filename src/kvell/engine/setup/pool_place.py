@@ -8,11 +8,6 @@ FLAG = "--instances"
 def pool_problem(
     *,
     device: str,
-    shares_memory: bool,
-    has_buffer: bool,
-    has_drafts: bool,
-    plans_ahead: bool,
-    models: int,
 ) -> ChangeSomething | None:
     """Return why requests cannot move between instances, and the flag to leave out; else None.
 
@@ -20,11 +15,6 @@ def pool_problem(
     """
     refused = {
         "--device": (device != "cpu", device, "use --device cpu"),
-        "--memory": (shares_memory, "…", "use --kv-memory"),
-        "--cpu-buffer": (has_buffer, "…", "leave it out"),
-        "--num-speculative-tokens": (has_drafts, "…", "leave it out"),
-        "--async-scheduling": (plans_ahead, "on", "leave it out"),
-        "--model": (models > 1, f"{models} models", "serve one"),
     }
     for flag, (is_refused, value, remedy) in refused.items():
         if is_refused:

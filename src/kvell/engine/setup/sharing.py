@@ -30,20 +30,14 @@ WARM_CHUNKS = 32
 """Chunks that are committed before the first request; a thread commits the others later."""
 
 
-def can_share(models: "Sequence[PagedModel]", options: EngineOptions, *, has_draft: bool) -> bool:
+def can_share(models: "Sequence[PagedModel]", options: EngineOptions) -> bool:
     """Return whether KV cache and activations may share a pool.
 
-    They may not with draft tokens, whose activations are not planned yet; in a pool divided at
-    start; or if prompts are computed whole, which need room at any time.
+    They may not in a pool divided at start, or if prompts are computed whole, which need room at
+    any time.
     """
-    draft_tokens = has_draft or options.num_speculative_tokens > 0
     is_fused = all(model.fused is not None for model in models)
-    return (
-        is_fused
-        and not draft_tokens
-        and options.enable_chunked_prefill
-        and options.manager not in CUT_AT_START
-    )
+    return is_fused and options.enable_chunked_prefill and options.manager not in CUT_AT_START
 
 
 @dataclass(frozen=True)

@@ -58,8 +58,6 @@ def sizes_of(
     every: "Sequence[PagedModel]",
     layers: Sequence[LayerSpec],
     options: EngineOptions,
-    *,
-    has_draft: bool,
 ) -> Sizes:
     """Divide memory by ``--memory``, ``--kv-memory``, or the machine's free memory.
 
@@ -80,7 +78,7 @@ def sizes_of(
     if device.type != "cpu":
         problem = "is for CPUs: on a GPU activations have a separate reserve"
         raise ChangeSomething("--memory", typed_bytes(memory_bytes), problem, "use --kv-memory")
-    shares = can_share(every, options, has_draft=has_draft)
+    shares = can_share(every, options)
     bound = Bound(memory_bytes, weights_bytes, 0 if shares else reserve_bytes)
     free_bytes = host_free_bytes
     pool_bytes = bound.pool_bytes(options.kv_memory_bytes, free_bytes)

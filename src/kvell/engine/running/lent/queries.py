@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from kvell.engine.requests.plan import BorrowedPages, StepPlan
+from kvell.engine.requests.plan import BorrowedPages, StepPlan, TokenWork
 from kvell.mempool.transports.tcp.partials import ROOM_BYTES, PartialsLine
 from kvell.models.fused.partials.remote_sections import RemoteSections, SectionRun
 
@@ -18,33 +18,48 @@ FindsPartials = Callable[[str, int], PartialsLine | None]
 
 
 class Queries:
-    """The queries of a model's passes to creditors.
+    """The queries of an engine's passes to creditors.
 
     :param finds: finds the line to a creditor.
-    :ivar remote: the remote sections of the passes.
+    :param num_models: the number of models, a draft model included.
+    :ivar remote: the remote sections of each model's passes.
     """
 
-    def __init__(self, finds: FindsPartials) -> None:
-        self.remote = RemoteSections({})
+    def __init__(self, finds: FindsPartials, num_models: int = 1) -> None:
+        self.remote = [RemoteSections({}, number) for number in range(num_models)]
         self._finds = finds
         self._lines: dict[tuple[str, int], PartialsLine | None] = {}
+        self._queried: list[BorrowedPages] = []
+        self._lacking: set[int] = set()
 
-    def expect(self, plan: StepPlan) -> None:
-        """Set the queries of the next pass, which computes the plan's work."""
-        queried = [pages for pages in plan.borrowed if pages.by_queries]
-        if not queried:
+    def begin(self, plan: StepPlan) -> None:
+        """Prepare the queries of a plan's passes."""
+        self._lacking.clear()
+        self._queried = [pages for pages in plan.borrowed if pages.by_queries]
+        if not self._queried:
             return
-        keys = dict.fromkeys((pages.instance, pages.incarnation) for pages in queried)
+        keys = dict.fromkeys((pages.instance, pages.incarnation) for pages in self._queried)
         lines = {key: self._finds(*key) for key in keys}
         if not lines.items() <= self._lines.items():
             self._lines = lines
-            self.remote.meet({_name(*key): _creditor(line) for key, line in lines.items()})
-        numbers = {work.handle: index for index, work in enumerate(plan.work)}
-        self.remote.expect(_runs(queried, numbers), PATIENCE_SECONDS)
+            for remote in self.remote:
+                remote.meet({_name(*key): _creditor(line) for key, line in lines.items()})
 
-    def lacking(self, plan: StepPlan) -> list[int]:
-        """Return the handles whose rows of the pass are invalid because answers are missing."""
-        return [plan.work[index].handle for index in self.remote.lacking]
+    def expect(self, model: int, work: Sequence[TokenWork]) -> None:
+        """Set the queries of a model's next pass, which computes this work."""
+        numbers = {item.handle: index for index, item in enumerate(work)}
+        queried = [pages for pages in self._queried if pages.handle in numbers]
+        if queried:
+            self.remote[model].expect(_runs(queried, numbers), PATIENCE_SECONDS)
+
+    def note(self, model: int, work: Sequence[TokenWork]) -> None:
+        """Record which rows of the pass are invalid because answers are missing."""
+        if self._queried:
+            self._lacking |= {work[index].handle for index in self.remote[model].lacking}
+
+    def lacking(self) -> set[int]:
+        """Return the handles with invalid rows in any pass of the step."""
+        return self._lacking
 
 
 def _runs(queried: Sequence[BorrowedPages], numbers: dict[int, int]) -> list[SectionRun]:

@@ -18,6 +18,16 @@ if TYPE_CHECKING:
     from kvell.models.fused import _forward
 
 
+MODEL_SHIFT = 56
+MEETING_SHIFT = 32
+"""A query's number: the model, the meeting with creditors, and a count."""
+
+
+def model_of(query: bytes) -> int:
+    """Return the number of the model whose pass has sent a query; 0 for an unreadable one."""
+    return int.from_bytes(query[:8], "little") >> MODEL_SHIFT
+
+
 @dataclass(frozen=True)
 class SectionRun:
     """Consecutive sections of one request that one creditor holds.
@@ -41,9 +51,12 @@ class RemoteSections:
 
     :param creditors: by name, of :mod:`kvell.models.fused._forward`.
         The set may change between passes.
+    :param number: of the model among those of its instance, whose queries use the same connections.
     """
 
-    def __init__(self, creditors: Mapping[str, "_forward.Creditor"]) -> None:
+    def __init__(self, creditors: Mapping[str, "_forward.Creditor"], number: int = 0) -> None:
+        self._number = number
+        self._meetings = 0
         self.meet(creditors)
         self._patience_seconds = 0.0
 
@@ -52,7 +65,9 @@ class RemoteSections:
         from kvell.models.fused import _forward
 
         self._names = list(creditors)
-        self._compiled = _forward.Away(list(creditors.values()))
+        self._meetings += 1  # a late answer to a query before this meeting must fit no new query
+        first = self._number << MODEL_SHIFT | self._meetings << MEETING_SHIFT
+        self._compiled = _forward.Away(list(creditors.values()), first)
         self._runs: Sequence[SectionRun] = ()
         self._asked = False
 

@@ -1,0 +1,117 @@
+"""Requests move and borrow with every mechanism of an engine: the answers stay the same bits."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from kvell.mempool.rendezvous import PageTransport
+from tests.models.cases import long_unless
+from tests.models.harness import prompt_ids
+from tests.models.serving.test_models_lent import said_by
+from tests.together.engines import (
+    ALONE,
+    GREEDY,
+    LONG,
+    LONGEST,
+    PAIRS,
+    PROMPTS,
+    Mechanisms,
+    engine_with,
+    pool_of,
+)
+
+every_mechanism = pytest.mark.parametrize(
+    "mechanisms",
+    [
+        pytest.param(mechanisms, id="+".join(mechanisms), marks=long_unless(mechanisms in ALONE))
+        for mechanisms in (*ALONE, *PAIRS)
+    ],
+)
+
+
+@cache
+def expected(name: str, model: str = "") -> list[int]:
+    """What an engine answers that has no mechanism, alone."""
+    mechanisms: Mechanisms = ("two models",) if model else ()
+    prompt = LONG if name == "long" else PROMPTS[name]
+    [said] = said_by(engine_with(mechanisms), {name: prompt}, GREEDY, model).values()
+    return said.tokens
+
+
+@every_mechanism
+@pytest.mark.parametrize("transport", ["memory", "tcp"])
+def test_a_prompt_is_computed_at_one_and_answered_by_the_other(
+    mechanisms: Mechanisms, transport: PageTransport, tmp_path: Path
+) -> None:
+    models = ("", "m1") if "two models" in mechanisms else ("",)
+    with pool_of(mechanisms, tmp_path, "ab", transport) as several:
+        for turn in range(2):
+            for at, (name, prompt) in enumerate(PROMPTS.items()):
+                for model in models:
+                    each = f"{name}/{turn}/{model}"
+                    several.submit(each, prompt, at % 2, GREEDY, model=model)
+            several.run()
+        for name, tokens in several.tokens.items():
+            prompt_name, _, model = name.split("/")
+            assert tokens == expected(prompt_name, model), name
+        assert sorted(several.moved) == sorted(several.tokens)
+        several.check_pools()
+
+
+@every_mechanism
+def test_a_request_migrates_in_the_middle_of_its_answer(
+    mechanisms: Mechanisms, tmp_path: Path
+) -> None:
+    with pool_of(mechanisms, tmp_path, "ab") as several:
+        several.submit("q90", PROMPTS["q90"], 0, GREEDY, goes_to="")
+        several.submit("q64", PROMPTS["q64"], 0, GREEDY, goes_to="")
+        several.run(lambda: len(several.tokens["q90"]) >= 3)
+        several.migrate("q90", 0, "b")
+        several.run(lambda: bool(several.moved), listens_seconds=1.0)
+        several.run()
+        assert several.moved == ["q90"]
+        assert several.tokens == {name: expected(name) for name in ("q90", "q64")}
+        several.check_pools()
+
+
+@every_mechanism
+def test_sections_of_a_request_are_read_at_creditors(
+    mechanisms: Mechanisms, tmp_path: Path
+) -> None:
+    models = ("", "m1") if "two models" in mechanisms else ("",)
+    with pool_of(mechanisms, tmp_path) as several:
+        for model in models:
+            name = f"long/{model}"
+            several.submit(name, LONG, 0, GREEDY, goes_to="", model=model)
+            several.run(several.answers(name))
+            for section in range(2):
+                several.move(name, 1, "bc"[section])
+                several.run(several.has_filled(name, section + 1), 0.02)
+                several.run(several.has_away(name, section + 1), 0.05)
+            several.run()
+            assert several.tokens[name] == expected("long", model)
+        several.check_pools()
+
+
+@every_mechanism
+def test_creditors_compute_attention_over_sections(mechanisms: Mechanisms, tmp_path: Path) -> None:
+    """Over TCP no page is read in place: sections have the tokens of real ones."""
+    models = ("", "m1") if "two models" in mechanisms else ("",)
+    longer = prompt_ids(1100)
+    with pool_of(mechanisms, tmp_path, "ab", "tcp", section_tokens=512) as several:
+        for model in models:
+            name = f"long/{model}"
+            [said] = said_by(
+                engine_with(mechanisms, max_model_len=LONGEST),
+                {"long": longer},
+                GREEDY,
+                model,
+            ).values()
+            several.submit(name, longer, 0, GREEDY, goes_to="", model=model)
+            several.run(several.answers(name))
+            several.move(name, 1, "b")
+            several.run(several.has_away(name, 1), 0.02)
+            several.run()
+            assert several.tokens[name] == said.tokens
+        several.check_pools()
