@@ -157,9 +157,8 @@ class TestParts:
         assert drafting["requests_finished"] == 8
         assert drafting["roles"]["mixed"]["steps"] < plain["roles"]["mixed"]["steps"]
 
-    @pytest.mark.parametrize("more", [("--num-speculative-tokens", "2"), ("--cpu-buffer", "16MiB")])
-    def test_requests_move_with_all_of_it(self, replay: Any, more: tuple[str, ...]) -> None:
-        found = replay("--instances", "prefill=1,decode=1", *more)
+    def test_requests_move_with_draft_tokens(self, replay: Any) -> None:
+        found = replay("--instances", "prefill=1,decode=1", "--num-speculative-tokens", "2")
         assert found["requests_finished"] == found["requests_moved"] == 8
 
     def test_a_timeline_shows_all_instances_as_one(self, replay: Any, tmp_path: Path) -> None:
