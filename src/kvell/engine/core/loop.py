@@ -3,7 +3,7 @@
 ::
 
     commands, entries of the pool ──► EngineLoop ──► JournaledCore ──► events
-                                       │  ▲  └────── actions ────► PageTransport ──► other instances
+                                       │  ▲  └────── actions ───────► PoolIO ──────► other instances
                                  plan  ▼  │ result                      │
                                       runner                      time ─┘
 
@@ -12,9 +12,6 @@ or a device, a clock, and a transport of pages.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
-
-from typing_extensions import override
 
 from kvell.engine.core.core import EngineCore
 from kvell.engine.core.journal import CoreCommand, Journal, JournaledCore, Outcome
@@ -26,12 +23,12 @@ from kvell.mempool.owners import TICK_MILLISECONDS, Tick
 from kvell.mempool.transfers.actions import Action
 
 
-class PageTransport(Protocol):
-    """The I/O of an engine's part in the pool of instances."""
+class PoolIO:
+    """The I/O of an engine's part in the pool of instances; this one is of an engine alone."""
 
     def now(self) -> Tick | None:
         """Return the milliseconds of the transport's clock; None: no time passes."""
-        ...
+        return None
 
     def do(self, actions: Sequence[Action], deadline: Tick | None) -> None:
         """Execute the agent's actions.
@@ -40,19 +37,6 @@ class PageTransport(Protocol):
 
         :param deadline: when the agent must next receive the time; None: it need not.
         """
-        ...
-
-
-class NoTransport(PageTransport):
-    """The transport of an engine that no other instance reaches."""
-
-    @override
-    def now(self) -> Tick | None:
-        return None
-
-    @override
-    def do(self, actions: Sequence[Action], deadline: Tick | None) -> None:
-        pass
 
 
 class EngineLoop:
@@ -61,9 +45,7 @@ class EngineLoop:
     :param journal: is filled, if given.
     """
 
-    def __init__(
-        self, core: EngineCore, pages: PageTransport, journal: Journal | None = None
-    ) -> None:
+    def __init__(self, core: EngineCore, pages: PoolIO, journal: Journal | None = None) -> None:
         self.core, self._pages = core, pages
         self._journaled = JournaledCore(core, journal)
         self._tick: Tick = -TICK_MILLISECONDS

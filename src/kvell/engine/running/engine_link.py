@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterable, Mapping
 
-from kvell.engine.core.loop import NoTransport
+from kvell.engine.core.loop import PoolIO
 from kvell.engine.running.moved_images import MovedImages
 from kvell.mempool.agent import Agent
 from kvell.mempool.entries import PeerEntry
 from kvell.wire.bell import Bell
 
 
-class EngineLink(NoTransport):
+class EngineLink(PoolIO):
     """Messages, copies and time between an engine and other instances.
 
     :ivar bell: rings when :meth:`entries` has entries; the engine may ring it, too.

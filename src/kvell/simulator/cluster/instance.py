@@ -24,7 +24,7 @@ from typing_extensions import override
 from kvell.engine.core.core import EngineCore
 from kvell.engine.core.index_watch import IndexWatch
 from kvell.engine.core.journal import Journal
-from kvell.engine.core.loop import EngineLoop, NoTransport, PageTransport
+from kvell.engine.core.loop import EngineLoop, PoolIO
 from kvell.engine.moving.handovers import Handovers
 from kvell.engine.protocol.messages import (
     HEARTBEAT_SECONDS,
@@ -107,7 +107,7 @@ def _nothing() -> None:
     """Do nothing."""
 
 
-class VirtualInstance(PageTransport):
+class VirtualInstance(PoolIO):
     """An incarnation of an instance, from its start to its death.
 
     :param core: with ``agent``; without it, no other instance reaches this one.
@@ -145,7 +145,7 @@ class VirtualInstance(PageTransport):
         layout = agent.core.layout
         self.behind = PeerMappings(device, layout.pool_bytes, layout.large_page_bytes)
         self.is_alone = not isinstance(core.pool, Handovers)
-        pages: PageTransport = NoTransport() if self.is_alone else self
+        pages = PoolIO() if self.is_alone else self
         self._engine = EngineLoop(core, pages, record.journal if record else None)
         self._reads = reads
         self._machine, self._loop, self._network, self._says = machine, loop, network, says
