@@ -141,12 +141,14 @@ def prices_of(
         speed of the own memory, which is right on one host.
     """
     request = prefill_seconds(model, 1, 0.0, chunk_tokens=chunk_tokens)
-    short, long = FIT_TOKENS
+    long = FIT_TOKENS[-1]
     per_short, per_long = (
         max(0.0, prefill_seconds(model, tokens, 0.0, chunk_tokens=chunk_tokens) - request) / tokens
         for tokens in FIT_TOKENS
     )
-    pair = max(0.0, (per_long - per_short) / (pairs(long, 0) / long - pairs(short, 0) / short))
+    read_short, read_long = (pairs(tokens, 0) / tokens for tokens in FIT_TOKENS)
+    pair = max(0.0, per_long - per_short) / (read_long - read_short)
+    pair = min(pair, per_long / read_long)  # steps that only read weights make no tokens cheaper
     token_bytes = shape.stored_bytes(long) / long
     decodes = decode_seconds(model, [FIT_CONTEXT_TOKENS] * FIT_BATCH)
     many = decode_seconds(model, [FIT_CONTEXT_TOKENS] * MANY_BATCH)
@@ -154,7 +156,7 @@ def prices_of(
     away = 0.0 if away_bytes_per_second is None else token_bytes / away_bytes_per_second
     return ExecCosts(
         request_seconds=request,
-        token_seconds=max(0.0, per_long - pair * pairs(long, 0) / long),
+        token_seconds=max(0.0, per_long - pair * read_long),
         pair_seconds=pair,
         output_token_seconds=decodes / FIT_BATCH,
         held_token_seconds=held,

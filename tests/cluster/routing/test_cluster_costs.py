@@ -145,6 +145,19 @@ class TestFitted:
                 exact = prefill_seconds(model, tokens, cached / tokens)
                 assert found.exec_seconds(tokens, cached) == pytest.approx(exact, rel=0.02)
 
+    def test_a_long_prompt_costs_no_more_where_its_first_tokens_are_free(self) -> None:
+        """A mixture of experts reads all its weights for a short prompt too."""
+
+        class Reading:
+            def step_seconds(self, work: Sequence[Work]) -> float:
+                return 0.01
+
+        found = prices_of(
+            Reading(), shape_of(self.LAYERS), fetch_bytes_per_second=1e9, swap_bytes_per_second=1e9
+        )
+        assert found.token_seconds == pytest.approx(0)
+        assert found.exec_seconds(8192, 0) == pytest.approx(0.04)
+
     def test_bytes_come_from_the_layers(self) -> None:
         found = self.costs(Steps())
         token_bytes = 2 * 2 * 2 * 64 * 2

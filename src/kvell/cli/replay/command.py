@@ -91,8 +91,7 @@ def replay(session: Session, flags: ReplaySettings, as_json: bool) -> None:
         )
         with progress_bar("replaying") as progress:
             figures, requests = replay_together(
-                spec,
-                rows,
+                *(spec, rows, models.layers),
                 sessions=not flags.ignore_sessions,
                 progress=lambda fraction: progress("replaying", fraction),
             )

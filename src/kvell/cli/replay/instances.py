@@ -1,7 +1,7 @@
 """``kvell replay --instances``: several instances behind a front, in virtual time."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,8 @@ from kvell.mempool.rendezvous import DEFAULT_PD_CACHING, PdCaching
 from kvell.server.api.serve_options import ServeOptions
 
 if TYPE_CHECKING:
+    from kvell.cost.prices import ExecCosts
+    from kvell.memory import LayerSpec
     from kvell.simulator.clock.links import Link
     from kvell.simulator.cluster.cluster import ClusterSpec
     from kvell.simulator.replay.runner import StepTimer
@@ -131,14 +133,39 @@ def check_rows(rows: Sequence["TraceRow"], arrivals: str) -> None:
 def replay_together(
     spec: "ClusterSpec",
     rows: Sequence["TraceRow"],
+    layers: Sequence["LayerSpec"],
     *,
     sessions: bool,
     progress: Callable[[float], None],
 ) -> tuple[dict[str, Any], list[Any]]:
-    """Return the figures of a run, and the figures of each request."""
+    """Return the figures of a run, and the figures of each request.
+
+    :param layers: of the model, whose prices on this hardware the instances report.
+    """
     from kvell.simulator.cluster.cluster import VirtualCluster
     from kvell.simulator.cluster.figures import cluster_figures
 
+    spec = replace(spec, costs=hardware_prices(spec, layers))
     cluster = VirtualCluster(spec, rows, sessions=sessions)
     cluster.run(progress)
     return cluster_figures(cluster), cluster.front.requests
+
+
+def hardware_prices(spec: "ClusterSpec", layers: Sequence["LayerSpec"]) -> "ExecCosts":
+    """Return the prices of a model on the hardware of a cluster."""
+    from kvell.cost.amounts import shape_of
+    from kvell.cost.analytic import AnalyticModel
+    from kvell.cost.prices import prices_of
+    from kvell.simulator.replay.runner import CalibratedMachine, Machine
+
+    machine, rate = spec.machine, spec.links.pages.bandwidth_bytes
+    assert isinstance(machine, CalibratedMachine | Machine), "no cost model"
+    return prices_of(
+        machine.calibration
+        if isinstance(machine, CalibratedMachine)
+        else AnalyticModel(machine.profile, machine.cost),
+        shape_of(layers),
+        fetch_bytes_per_second=rate,
+        swap_bytes_per_second=rate,
+        chunk_tokens=spec.limits.max_num_batched_tokens,
+    )
