@@ -13,6 +13,7 @@ from kvell.mempool.rendezvous import DEFAULT_PD_CACHING, PdCaching
 from kvell.server.api.serve_options import ServeOptions
 
 if TYPE_CHECKING:
+    from kvell.cost.model import CostModel
     from kvell.cost.prices import ExecCosts
     from kvell.memory import LayerSpec
     from kvell.simulator.clock.links import Link
@@ -152,18 +153,21 @@ def replay_together(
 
 
 def hardware_prices(spec: "ClusterSpec", layers: Sequence["LayerSpec"]) -> "ExecCosts":
-    """Return the prices of a model on the hardware of a cluster."""
+    """Return the prices of a model on the hardware of a cluster; other timers keep its prices."""
     from kvell.cost.amounts import shape_of
     from kvell.cost.analytic import AnalyticModel
     from kvell.cost.prices import prices_of
     from kvell.simulator.replay.runner import CalibratedMachine, Machine
 
     machine, rate = spec.machine, spec.links.pages.bandwidth_bytes
-    assert isinstance(machine, CalibratedMachine | Machine), "no cost model"
+    if isinstance(machine, CalibratedMachine):
+        model: CostModel = machine.calibration
+    elif isinstance(machine, Machine):
+        model = AnalyticModel(machine.profile, machine.cost)
+    else:
+        return spec.costs
     return prices_of(
-        machine.calibration
-        if isinstance(machine, CalibratedMachine)
-        else AnalyticModel(machine.profile, machine.cost),
+        model,
         shape_of(layers),
         fetch_bytes_per_second=rate,
         swap_bytes_per_second=rate,

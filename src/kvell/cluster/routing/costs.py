@@ -29,7 +29,7 @@ def queues_seconds(instances: Sequence[RoutableInstance], request: RequestView) 
         seconds = steps * instance.held_tokens * costs.held_token_seconds
         if instance.running_requests:
             seconds += costs.request_seconds / 2
-        waits.append(seconds + _prompts_seconds(instance) if waiting else seconds)
+        waits.append(seconds + _prompts_seconds(instance, costs) if waiting else seconds)
     return waits
 
 
@@ -39,12 +39,11 @@ def first_token_seconds(instance: RoutableInstance, prompt_tokens: int, hit: int
     steps = -(-instance.uncached_prompt_tokens // costs.chunk_tokens)
     decoding = steps * instance.running_requests * costs.output_token_seconds
     prompt_seconds = costs.exec_seconds(prompt_tokens, hit, instance.running_requests)
-    return _prompts_seconds(instance) + decoding + prompt_seconds
+    return _prompts_seconds(instance, costs) + decoding + prompt_seconds
 
 
-def _prompts_seconds(instance: RoutableInstance) -> float:
+def _prompts_seconds(instance: RoutableInstance, costs: ExecCosts) -> float:
     """Return the time to compute the waiting prompts, which share the fixed cost of steps."""
-    costs = instance.report.facts.prices
     tokens = instance.uncached_prompt_tokens
     return (
         -(-tokens // costs.chunk_tokens) * costs.request_seconds
