@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from kvell.cost.prices import USUAL_PRICES, ExecCosts
 from kvell.engine.protocol.notices import IndexedGroup
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.protocol.statistics import InstanceFacts, InstanceReport, LoadStats
@@ -21,6 +22,7 @@ def facts(
     section_bytes: int = 0,
     section_tokens: int = SECTION_TOKENS,
     host: str = "",
+    prices: ExecCosts = USUAL_PRICES,
 ) -> InstanceFacts:
     return InstanceFacts(
         *(incarnation, credits, "m", max_model_len, pool_bytes),
@@ -30,6 +32,7 @@ def facts(
         reach_tokens=reach_tokens,
         section_tokens=section_tokens,
         host=host,
+        prices=prices,
     )
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from bench import result_file
 from bench.cpu_clock import CpuClock
-from kvell.cluster.routing.costs import ExecCosts
 from kvell.cluster.steering.lending.planner import LoanPlanner
 from kvell.cluster.steering.steering import LOOK_SECONDS
 from kvell.engine.protocol.placements import RequestPlacementEntry
@@ -91,7 +90,7 @@ def measured(count: int, host_size: int, rounds: int) -> Planned:
     clock, taken, moves = CpuClock(), [], 0
     instances = [party(number, host_size) for number in range(count)]
     for _ in range(rounds):
-        planner = LoanPlanner(ExecCosts(), LOOK_SECONDS)
+        planner = LoanPlanner(LOOK_SECONDS)
         before = clock.now_seconds()
         moves = len(planner.plan(instances))
         taken.append((clock.now_seconds() - before) * 1e3)

@@ -10,12 +10,14 @@ from itertools import product
 from pathlib import Path
 from random import Random
 
+from msgspec import structs
+
 from bench import result_file
 from kvell.cli.replay.command import replay_limits
-from kvell.cluster.routing.costs import prices_of
 from kvell.cluster.steering.placements import longest_with
 from kvell.cost.amounts import shape_of
 from kvell.cost.analytic import AnalyticModel
+from kvell.cost.prices import prices_of
 from kvell.engine.lending.sections import section_bytes
 from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.engine.requests.limits import Limits
@@ -113,7 +115,7 @@ def spec_of(way: str, pool_bytes: int) -> ClusterSpec:
     )
     held = costs.held_token_seconds
     if way == "creditor computes":
-        costs = replace(costs, away_token_seconds=0.0)
+        costs = structs.replace(costs, away_token_seconds=0.0)
     away = costs.away_token_seconds
     reads = NeighbourReads((away - held) * SECTION_TOKENS, held * SECTION_TOKENS)
     hosts = {f"mixed-{i}": f"host-{i // OF_A_HOST}" for i in range(HOSTS * OF_A_HOST)}

@@ -19,13 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from bench import result_file
-from kvell.cluster.routing.costs import ExecCosts, pairs, pull_or_recompute
+from kvell.cluster.routing.costs import pull_or_recompute
 from kvell.cluster.routing.policies import router_named
 from kvell.cluster.routing.views import RequestView
 from kvell.cluster.trees.chains import PromptChain
 from kvell.cluster.trees.groups import TreeGroup
 from kvell.cluster.trees.memo import HashMemo
 from kvell.cluster.trees.tree import PromptTree
+from kvell.cost.prices import ExecCosts, pairs
 from kvell.engine.protocol.codec import decode_event, encode_frame
 from kvell.engine.protocol.notices import NO_BLOCK, BlocksRemoved, BlocksStored, IndexNotice
 from kvell.engine.protocol.statistics import InstanceFacts, InstanceReport
@@ -59,7 +60,7 @@ COSTS = ExecCosts(
 REQUESTS_PER_SECOND = 1000
 """Of the goal: at most half a core for prompts of 10,000 tokens."""
 
-IDLE = InstanceReport(InstanceFacts(1, 1, "", 0, 0))
+IDLE = InstanceReport(InstanceFacts(1, 1, "", 0, 0, prices=COSTS))
 
 Ids = npt.NDArray[np.int32]
 Result = TypeVar("Result")
@@ -149,7 +150,7 @@ def measured(
     :param rate: requests per second for each instance.
     """
     clock, tree, memo = Clock(), PromptTree(groups), HashMemo()
-    router = router_named(policy, COSTS)
+    router = router_named(policy)
     room = CACHED_PROMPTS * tokens // BLOCK_TOKENS
     cluster = [Instance(f"mixed-{number}", room) for number in range(instances)]
     by_id = {one.instance_id: one for one in cluster}

@@ -5,9 +5,9 @@ from typing import Any
 
 from bench.replay.shapes import ELEMENT_BYTES, read_shape
 from kvell.cli.replay.command import replay_limits
-from kvell.cluster.routing.costs import prices_of
 from kvell.cost.amounts import shape_of
 from kvell.cost.analytic import AnalyticModel
+from kvell.cost.prices import prices_of
 from kvell.memory import plan_layout
 from kvell.simulator.clock.links import Link
 from kvell.simulator.cluster.cluster import ClusterSpec

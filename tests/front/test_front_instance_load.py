@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvell.cluster.routing.costs import pairs
+from kvell.cost.prices import pairs
 from kvell.engine.protocol.messages import Heartbeat, OtherFronts
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams

@@ -15,10 +15,11 @@ from kvell.engine.protocol.messages import Event, Finished
 from kvell.engine.protocol.statistics import Stats
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import StepPlan
-from kvell.memory import LayerSpec, MemoryCore
+from kvell.engine.requests.request import Request
+from kvell.memory import LayerSpec, MemoryCore, facts_of
 from kvell.simulator.replay.metered import MeteredCore
 from kvell.simulator.replay.runner import StepTimer
-from kvell.simulator.report.metrics import MemoryMeter, StepMeans
+from kvell.simulator.report.metrics import MemoryMeter, RunningRequest, StepMeans
 from kvell.vocabulary import RequestId
 
 
@@ -117,10 +118,14 @@ class _Again:
 
     def _look(self) -> None:
         waits = self.engine.num_waiting() > 0
-        sample = self._meter.sample(
-            self.memory.running(), self.memory.totals(), leaves_waiting=waits
-        )
+        running = [self._progress(request) for request in self.engine.running]
+        sample = self._meter.sample(running, self.memory.totals(), leaves_waiting=waits)
         self.means.add(sample)
+
+    def _progress(self, request: Request) -> RunningRequest:
+        length, hit = len(request.prompt), self.engine.memory.hit_tokens(request.handle)
+        facts = facts_of(length, length, request.images)
+        return RunningRequest(request.settled, hit, facts, request.model)
 
     def _note(self, events: Iterable[Event]) -> None:
         for event in events:

@@ -117,6 +117,7 @@ PAGES = (
                         "kvell.engine.protocol.statistics",
                         "InstanceReport InstanceFacts LoadStats Stats GroupStats",
                     ),
+                    "kvell.cost.prices.ExecCosts",
                     *_of(
                         "kvell.engine.protocol.notices",
                         "IndexNotice IndexedGroup BlocksStored BlocksRemoved BlocksHeld",

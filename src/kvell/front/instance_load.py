@@ -2,9 +2,9 @@
 
 from collections import Counter
 
-from kvell.cluster.routing.costs import FIT_CONTEXT_TOKENS, pairs
 from kvell.cluster.routing.ramp import Ramp
 from kvell.cluster.steering.relief import MovableView, is_short
+from kvell.cost.prices import FIT_CONTEXT_TOKENS, pairs
 from kvell.engine.protocol.messages import NO_OTHERS, Heartbeat, NotTaken, OtherFronts
 from kvell.engine.protocol.statistics import InstanceFacts, InstanceReport, LoadStats
 from kvell.front.request_log import LogEntry

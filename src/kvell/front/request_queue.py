@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kvell.cluster.prefix_directory import PrefixDirectory
-from kvell.cluster.routing.costs import ExecCosts
 from kvell.cluster.routing.policies import Router
 from kvell.cluster.steering.roles import RoleChanger
 from kvell.cluster.steering.steering import Steering
@@ -49,7 +48,6 @@ class RequestQueue:
     :param router: chooses among the instances that have room.
     :param pulls: whether a request fetches its history from an instance that has more of it.
     :param locality: prefixes that instances cache, for a router that reads them.
-    :param costs: of the instances' model, which decide when fetching history pays.
     :param roles: changes the roles of instances by load; None: all keep theirs.
     :param steers: whether roles and moves are decided here; else the cluster's manager does.
     :ivar role_changes: number of role changes so far.
@@ -63,7 +61,6 @@ class RequestQueue:
         *,
         pulls: bool = True,
         locality: PrefixDirectory | None = None,
-        costs: ExecCosts | None = None,
         roles: RoleChanger | None = None,
         steers: bool = True,
     ) -> None:
@@ -71,10 +68,10 @@ class RequestQueue:
         self.lines: dict[str, InstanceLoad] = {}
         self._in_flight = InFlight(self.lines)
         self._locality = locality
-        self._steering = Steering(roles, costs=costs) if steers else None
+        self._steering = Steering(roles) if steers else None
         self._short: set[str] = set()
         self.role_changes = 0
-        self._routes = Routes(self.lines, router, pulls=pulls, locality=locality, costs=costs)
+        self._routes = Routes(self.lines, router, pulls=pulls, locality=locality)
         self._waiting = WaitingLine(self._routes, observer)
         self.placements = self._routes.placements
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from kvell.cluster.prefix_directory import PrefixDirectory
-from kvell.cluster.routing.costs import ExecCosts, pull_or_recompute
+from kvell.cluster.routing.costs import pull_or_recompute
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, Router, router_named
 from kvell.cluster.routing.views import NO_HITS, RequestView
 from kvell.cluster.trees.chains import PromptChain
@@ -45,7 +45,6 @@ class Routes:
     :param pulls: whether a request fetches its history from an instance that has more of it: one
         that ``locality`` names, or else the one that had its session.
     :param locality: prefixes that instances cache, for a router that reads them.
-    :param costs: of the instances' model, which decide when fetching history pays.
     :ivar placements: of requests that are longer than one instance's memory.
     :ivar transfers: numbers of moved requests and of requested pulls so far.
     """
@@ -57,7 +56,6 @@ class Routes:
         *,
         pulls: bool = True,
         locality: PrefixDirectory | None = None,
-        costs: ExecCosts | None = None,
     ) -> None:
         self._lines = lines
         self.transfers: Counter[RequestTransfer] = Counter()
@@ -66,7 +64,6 @@ class Routes:
         self._decode_router = router_named(DEFAULT_ROUTING)
         self._histories = Histories() if pulls and locality is None else None
         self._locality, self._pulls_more = locality, pulls
-        self._costs = costs or ExecCosts()
 
     def line_for(
         self, entry: LogEntry, open_lines: Iterable[InstanceLoad], now_seconds: float
@@ -167,7 +164,7 @@ class Routes:
         entry.hit_tokens = hits.get(line.instance_id, 0)
         entry.pulls_from = ""
         if self._pulls_more:
-            paying = pull_or_recompute(chain.tokens, line.instance_id, hits, self._costs)
+            paying = pull_or_recompute(chain.tokens, line.instance_id, hits, line.facts.prices)
             entry.pulls_from = next((name for name in paying if self._lines[name].is_open), "")
         if entry.pulls_from:
             entry.hit_tokens = hits[entry.pulls_from]

@@ -8,8 +8,16 @@ from typing import Any
 
 import pytest
 
-from kvell.cli.replay.instances import LINKS, Together
+from kvell.cli.replay.instances import LINKS, Together, hardware_prices
+from kvell.cost.analytic import AnalyticModel
+from kvell.cost.model import prefill_seconds
+from kvell.cost.prices import FIT_TOKENS, USUAL_PRICES, ExecCosts
+from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.errors import ChangeSomething
+from kvell.front.request_queue import RequestQueue
+from kvell.memory import GroupKind, LayerSpec
+from kvell.simulator.clock.links import Link
+from kvell.simulator.cluster.network import Links
 from kvell.simulator.hardware.profiles import hardware_names, link_names
 from kvell.simulator.replay.runner import CalibratedMachine, Machine
 from kvell.simulator.report.timeline import read_timeline
@@ -17,6 +25,7 @@ from tests.cost.test_cost_calibration import MADE
 from tests.simulator.replays import MACHINE
 
 Kvell = Callable[..., Any]
+MODEL = AnalyticModel(MACHINE.profile, MACHINE.cost)
 
 
 @pytest.fixture
@@ -196,6 +205,33 @@ class TestLinks:
             Together().pages_link("mine.toml", MACHINE)
         assert Together(link_bandwidth=5).pages_link("mine.toml", MACHINE).bandwidth_bytes == 5
         assert isinstance(MACHINE, Machine)
+
+
+class TestPrices:
+    def test_they_are_those_of_the_model_on_the_hardware(self) -> None:
+        layers = [LayerSpec(0, GroupKind.FULL, 2, 8, 2, 0)]
+        for machine in (MACHINE, CalibratedMachine(MADE)):
+            costs = hardware_prices(machine, Links(Link(0.0, 1e9)), layers, 512)
+            assert costs.fetch_token_seconds == pytest.approx(2 * 2 * 8 * 2 / 1e9)
+            assert costs.chunk_tokens == 512
+            model = MADE if isinstance(machine, CalibratedMachine) else MODEL
+            seconds = prefill_seconds(model, FIT_TOKENS[-1], 0.0, chunk_tokens=512)
+            assert costs.exec_seconds(FIT_TOKENS[-1], 0) == pytest.approx(seconds, rel=0.02)
+
+    def test_instances_report_them(self, replay: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        opened: list[ExecCosts] = []
+        monkeypatch.setattr(RequestQueue, "open", _noting(opened, RequestQueue.open))
+        replay("--instances", "mixed=2", "--hardware", "h100")
+        assert len({costs.token_seconds for costs in opened}) == 1
+        assert opened[0].token_seconds < USUAL_PRICES.token_seconds / 100
+
+
+def _noting(opened: list[ExecCosts], call: Any) -> Any:
+    def open_line(queue: RequestQueue, name: str, facts: InstanceFacts, **how: Any) -> Any:
+        opened.append(facts.prices)
+        return call(queue, name, facts, **how)
+
+    return open_line
 
 
 class TestHosts:

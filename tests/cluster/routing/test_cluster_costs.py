@@ -6,14 +6,21 @@ from dataclasses import dataclass, replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
-from kvell.cluster.routing.costs import ExecCosts, pairs, prices_of, pull_or_recompute
+from kvell.cluster.routing.costs import (
+    first_token_seconds,
+    pull_or_recompute,
+    queues_seconds,
+)
 from kvell.cluster.routing.views import RequestView
 from kvell.cost.amounts import shape_of
 from kvell.cost.model import prefill_seconds
+from kvell.cost.prices import ExecCosts, pairs, prices_of
 from kvell.cost.work import Work
+from kvell.engine.protocol.statistics import InstanceReport
 from kvell.memory import GroupKind, LayerSpec
-from tests.reports import Routable
+from tests.reports import Routable, facts
 
 COSTS = ExecCosts(
     request_seconds=0.01,
@@ -27,6 +34,7 @@ COSTS = ExecCosts(
     swap_token_seconds=1e-6,
     chunk_tokens=512,
 )
+PRICED = InstanceReport(facts(prices=COSTS))
 lengths = st.integers(1, 3000)
 
 
@@ -86,6 +94,7 @@ class TestExec:
             sum(pairs(tokens, cached) for tokens, cached in prompts),
             running,
             held,
+            report=PRICED,
         )
         # Alone each takes its exec(x, y); together they share the price of steps.
         apart = sum(COSTS.exec_seconds(tokens, cached) - 0.01 for tokens, cached in prompts)
@@ -93,24 +102,24 @@ class TestExec:
         # Half a step, those of the prompts, its own, and half of its answer's.
         steps = 0.5 + (new + 700 - hit) / COSTS.chunk_tokens + output / 2
         request = RequestView(700, output, "", {"mixed-0": hit})
-        told = COSTS.queues_seconds([view], request)
+        told = queues_seconds([view], request)
         assert told == [pytest.approx(before + steps * held * 1e-7)]
 
     def test_what_others_answer_is_no_delay_by_itself(self) -> None:
         request = RequestView(700, 100, "")
         few, many = Routable("mixed-0", 0, 10, 0), Routable("mixed-1", 0, 9_000, 0)
-        assert COSTS.queues_seconds([few, many], request) == [0.0, 0.0]
+        assert queues_seconds([few, many], request) == [0.0, 0.0]
 
     def test_a_first_token_waits_for_prompts_and_not_for_answers(self) -> None:
-        idle = Routable("mixed-0", 0, 0, 0)
+        idle = Routable("mixed-0", report=PRICED)
         decodes = replace(idle, outstanding_output_tokens=10_000, running_requests=10)
         queued = replace(idle, uncached_prompt_tokens=900)
-        alone = COSTS.first_token_seconds(idle, 600, 100)
+        alone = first_token_seconds(idle, 600, 100)
         assert alone == COSTS.exec_seconds(600, 100)
-        assert COSTS.first_token_seconds(decodes, 600, 100) == pytest.approx(alone + 10 * 4e-3)
-        assert COSTS.first_token_seconds(queued, 600, 100) == pytest.approx(alone + 0.92)
+        assert first_token_seconds(decodes, 600, 100) == pytest.approx(alone + 10 * 4e-3)
+        assert first_token_seconds(queued, 600, 100) == pytest.approx(alone + 0.92)
         both = replace(queued, running_requests=10)  # two steps before it, and its own
-        assert COSTS.first_token_seconds(both, 600, 100) == pytest.approx(alone + 0.92 + 3 * 0.04)
+        assert first_token_seconds(both, 600, 100) == pytest.approx(alone + 0.92 + 3 * 0.04)
 
 
 class TestFitted:
@@ -135,6 +144,19 @@ class TestFitted:
             for cached in (0, tokens // 3):
                 exact = prefill_seconds(model, tokens, cached / tokens)
                 assert found.exec_seconds(tokens, cached) == pytest.approx(exact, rel=0.02)
+
+    def test_a_long_prompt_costs_no_more_where_its_first_tokens_are_free(self) -> None:
+        """A mixture of experts reads all its weights for a short prompt too."""
+
+        class Reading:
+            def step_seconds(self, work: Sequence[Work]) -> float:
+                return 0.01
+
+        found = prices_of(
+            Reading(), shape_of(self.LAYERS), fetch_bytes_per_second=1e9, swap_bytes_per_second=1e9
+        )
+        assert found.token_seconds == pytest.approx(0)
+        assert found.exec_seconds(8192, 0) == pytest.approx(0.04)
 
     def test_bytes_come_from_the_layers(self) -> None:
         found = self.costs(Steps())
@@ -175,7 +197,7 @@ class TestPullOrRecompute:
         assert pull_or_recompute(asked, "d", hits, COSTS) == ("b", "a", "c")
 
     def test_a_slow_link_makes_computing_quicker(self) -> None:
-        slow = replace(COSTS, fetch_token_seconds=2e-3)
+        slow = structs.replace(COSTS, fetch_token_seconds=2e-3)
         asked = 1000
         assert pull_or_recompute(asked, "a", {"b": 900}, COSTS) == ("b",)
         assert pull_or_recompute(asked, "a", {"b": 900}, slow) == ()

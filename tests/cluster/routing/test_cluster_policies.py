@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.cluster.routing.costs import PROMPT_TOKENS_PER_OUTPUT_TOKEN
 from kvell.cluster.routing.policies import (
     DEFAULT_ROUTING,
     ROUTINGS,
@@ -16,6 +15,7 @@ from kvell.cluster.routing.policies import (
     router_named,
 )
 from kvell.cluster.routing.views import RequestView
+from kvell.cost.prices import PROMPT_TOKENS_PER_OUTPUT_TOKEN
 from kvell.errors import ChangeSomething
 from tests.reports import Routable
 

@@ -1,15 +1,18 @@
 """Roles follow the load, without swinging to and fro."""
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
-from kvell.cluster.routing.costs import FIT_BATCH, ExecCosts
 from kvell.cluster.steering.roles import OTHER, Role, RoleChanger, RoleRules
+from kvell.cost.prices import FIT_BATCH, ExecCosts
+from kvell.engine.protocol.statistics import InstanceReport
+from tests.reports import facts
 
 RULES = RoleRules()
 COSTS = ExecCosts(
@@ -19,6 +22,7 @@ COSTS = ExecCosts(
     chunk_tokens=2_000,
 )
 """A prompt token takes 50 µs, a step 8 ms, and each answer adds 50 µs to it."""
+PRICED = InstanceReport(facts(prices=COSTS))
 LATE_TOKENS = 10_000
 """Of prompts, for one instance."""
 LATE_ANSWERS = 160
@@ -38,6 +42,7 @@ class Worker:
     instance_id: str
     role: str
     work: int
+    report: InstanceReport = PRICED
 
 
 class Cluster:
@@ -48,7 +53,8 @@ class Cluster:
         self.roles: dict[str, Role] = {
             name: "prefill" if name.startswith("prefill") else "decode" for name in names
         }
-        self.changer = RoleChanger(RULES, costs)
+        self.changer = RoleChanger(RULES)
+        self.report = InstanceReport(facts(prices=costs))
         self.changes: list[tuple[float, str, Role]] = []
 
     def counts(self) -> dict[Role, int]:
@@ -62,7 +68,7 @@ class Cluster:
             share = -(-left[role] // counts[role])
             left[role] -= share
             counts[role] -= 1
-            views.append(Worker(name, role, share))
+            views.append(Worker(name, role, share, self.report))
         for name, role in self.changer.decide(views, now_seconds):
             assert self.roles[name] == OTHER[role], "it has that role already"
             self.roles[name] = role
@@ -188,7 +194,7 @@ def test_a_role_that_was_busy_just_now_gives_nobody() -> None:
 
 @pytest.mark.parametrize(("factor", "changes"), [(1.0, 1), (0.1, 0)])
 def test_the_same_work_is_late_where_it_takes_longer(factor: float, changes: int) -> None:
-    quicker = replace(
+    quicker = structs.replace(
         COSTS,
         request_seconds=COSTS.request_seconds * factor,
         token_seconds=COSTS.token_seconds * factor,
@@ -199,14 +205,14 @@ def test_the_same_work_is_late_where_it_takes_longer(factor: float, changes: int
 
 
 def test_answers_that_cost_nothing_are_never_late() -> None:
-    free = replace(COSTS, output_token_seconds=COSTS.request_seconds / FIT_BATCH / 2)
+    free = structs.replace(COSTS, output_token_seconds=COSTS.request_seconds / FIT_BATCH / 2)
     cluster = Cluster(3, 1, free)
     cluster.run({"prefill": 0, "decode": 1_000_000}, 20)
     assert not cluster.changes
 
 
 def test_the_idlest_of_the_idler_role_changes() -> None:
-    changer = RoleChanger(RULES, COSTS)
+    changer = RoleChanger(RULES)
     views = [
         Worker("prefill-0", "prefill", int(1.5 * LATE_TOKENS)),
         Worker("decode-0", "decode", 3),
@@ -214,6 +220,25 @@ def test_the_idlest_of_the_idler_role_changes() -> None:
     ]
     told = [changer.decide(views, float(second)) for second in range(10)]
     assert [one for one in told if one] == [[("decode-1", "prefill")]]
+
+
+@pytest.mark.parametrize(("factor", "count"), [(1.0, 1), (0.5, 1), (2.0, 2)])
+def test_an_instance_counts_by_its_own_prices(factor: float, count: int) -> None:
+    """Those that could help compute prompts slower or quicker than the one that is late."""
+    costs = structs.replace(
+        COSTS,
+        request_seconds=COSTS.request_seconds * factor,
+        token_seconds=COSTS.token_seconds * factor,
+        output_token_seconds=COSTS.output_token_seconds * factor,
+    )
+    others = InstanceReport(facts(prices=costs))
+    views = [
+        Worker("prefill-0", "prefill", int(1.3 * LATE_TOKENS)),
+        *(Worker(f"decode-{number}", "decode", 0, others) for number in range(4)),
+    ]
+    changer = RoleChanger(RULES)
+    changes = [change for second in range(4) for change in changer.decide(views, float(second))]
+    assert [name for name, _ in changes] == [f"decode-{number}" for number in range(count)]
 
 
 @pytest.mark.parametrize(("prefill", "decode"), [(1, 1), (3, 1), (0, 3)])

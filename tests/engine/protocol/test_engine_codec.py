@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given
 
+from kvell.cost.prices import ExecCosts
 from kvell.engine.protocol.codec import decode_command, decode_event, encode_frame
 from kvell.engine.protocol.leading import Drained
 from kvell.engine.protocol.messages import (
@@ -85,8 +86,14 @@ entries = st.lists(
     st.builds(RequestPlacementEntry, texts.map(RequestId), texts, naturals, local=st.booleans()),
     max_size=2,
 ).map(tuple)
+seconds = st.floats(0, 1)
+prices = st.builds(ExecCosts, seconds, natn_seconds=st.lists(seconds, max_size=3).map(tuple))
 facts = st.builds(
-    InstanceFacts, naturals, naturals, texts, naturals, naturals, memory=counts, host=texts
+    InstanceFacts,
+    *(naturals, naturals, texts, naturals, naturals),
+    memory=counts,
+    host=texts,
+    prices=prices,
 )
 loads = st.builds(LoadStats, *[naturals] * 7, placements=entries, longest=entries)
 commands: st.SearchStrategy[Command] = st.one_of(

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from kvell.cluster.routing.costs import prices_of
 from kvell.cost.amounts import shape_of
 from kvell.cost.analytic import AnalyticModel
+from kvell.cost.prices import prices_of
 from kvell.engine.lending.sections import section_bytes
 from kvell.engine.requests.limits import Limits
 from kvell.memory import GroupKind, LayerSpec

@@ -10,6 +10,7 @@ import click
 
 from kvell.byte_sizes import typed_bytes
 from kvell.cli.replay.buffer import make_buffer
+from kvell.cli.replay.instances import hardware_prices
 from kvell.cli.replay.models import model_argument
 from kvell.cli.replay.report import Report, print_report, print_together
 from kvell.cli.replay.settings import ReplaySettings
@@ -84,6 +85,7 @@ def replay(session: Session, flags: ReplaySettings, as_json: bool) -> None:
     links = None
     if counts is not None:
         links = together.links(flags.hardware, machine, counts)
+    prices = hardware_prices(machine, links, models.layers, flags.max_num_batched_tokens)
     if flags.cpu_buffer_bytes is not None:
         weights = models.cost.weight_bytes // chosen.number_bytes
         buffer = make_buffer(flags.cpu_buffer_bytes, layout, machine, weights, flags.hardware)
@@ -95,6 +97,7 @@ def replay(session: Session, flags: ReplaySettings, as_json: bool) -> None:
             *(counts or ALONE, layout, limits, machine, links, together.routing, together.caching),
             eviction=flags.eviction,
             hosts=together.hosts(machine),
+            costs=prices,
         ),
         rows,
         arrivals,

@@ -1,6 +1,6 @@
 """``kvell replay --instances``: several instances behind a front, in virtual time."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,9 @@ from kvell.mempool.rendezvous import DEFAULT_PD_CACHING, PdCaching
 from kvell.server.api.serve_options import ServeOptions
 
 if TYPE_CHECKING:
+    from kvell.cost.model import CostModel
+    from kvell.cost.prices import ExecCosts
+    from kvell.memory import LayerSpec
     from kvell.simulator.clock.links import Link
     from kvell.simulator.cluster.network import Links
     from kvell.simulator.replay.runner import StepTimer
@@ -123,3 +126,30 @@ class Together:
         if not isinstance(machine, CalibratedMachine):
             return None
         return {} if machine.calibration.machine.device == "cpu" else None
+
+
+def hardware_prices(
+    machine: "StepTimer", links: "Links | None", layers: "Sequence[LayerSpec]", chunk_tokens: int
+) -> "ExecCosts":
+    """Return the prices of a model on the hardware of a cluster; the usual ones without links."""
+    from kvell.cost.amounts import shape_of
+    from kvell.cost.analytic import AnalyticModel
+    from kvell.cost.prices import USUAL_PRICES, prices_of
+    from kvell.simulator.replay.runner import CalibratedMachine, Machine
+
+    if isinstance(machine, CalibratedMachine):
+        model: CostModel = machine.calibration
+    elif isinstance(machine, Machine):
+        model = AnalyticModel(machine.profile, machine.cost)
+    else:
+        return USUAL_PRICES
+    if links is None:
+        return USUAL_PRICES
+    rate = links.pages.bandwidth_bytes
+    return prices_of(
+        model,
+        shape_of(layers),
+        fetch_bytes_per_second=rate,
+        swap_bytes_per_second=rate,
+        chunk_tokens=chunk_tokens,
+    )

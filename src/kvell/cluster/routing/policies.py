@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
-from kvell.cluster.routing.costs import PROMPT_TOKENS_PER_OUTPUT_TOKEN, ExecCosts
+from kvell.cluster.routing.costs import first_token_seconds, queues_seconds
 from kvell.cluster.routing.views import RequestView, RoutableInstance
+from kvell.cost.prices import PROMPT_TOKENS_PER_OUTPUT_TOKEN, pairs
 from kvell.errors import ChangeSomething
 
 ROUTINGS = (
@@ -146,19 +147,18 @@ class PromptTreeBased:
     """A policy that takes the instance that is done first with its work, and with the part of the
     prompt that it has not cached (MemServe, equation 1).
 
-    Both terms are seconds, so a popular prefix does not flood the instance that has it.  Computing
-    has a higher weight than waiting: it delays this request and also those that come after it.  But
-    computing what other instances have makes a copy.  The more instances have a text, the more
-    requests ask for it, and the more of them the next copy serves.  So its price is divided by the
-    number of instances that have it: a conversation stays at its instance, and examples that all
-    prompts begin with are soon at all instances.  Equal prices go in turn.  A request with a
-    deadline avoids instances that would miss it, if another would not.
+    Both terms are seconds, by the prices of each instance, so a popular prefix does not flood the
+    instance that has it.  Computing has a higher weight than waiting: it delays this request and
+    also those that come after it.  But computing what other instances have makes a copy.  The more
+    instances have a text, the more requests ask for it, and the more of them the next copy serves.
+    So its price is divided by the number of instances that have it: a conversation stays at its
+    instance, and examples that all prompts begin with are soon at all instances.  Equal prices go
+    in turn.  A request with a deadline avoids instances that would miss it, if another would not.
 
     :param weight: seconds of waiting that a second of computing is worth.
     """
 
-    def __init__(self, costs: ExecCosts | None = None, weight: float = COMPUTE_WEIGHT) -> None:
-        self._costs = costs or ExecCosts()
+    def __init__(self, weight: float = COMPUTE_WEIGHT) -> None:
         self._weight = weight
         self._turn = RoundRobin()
 
@@ -166,13 +166,14 @@ class PromptTreeBased:
         """Return an instance with the lowest price, among those that meet the deadline."""
         if request.deadline_seconds is not None:
             instances = self._in_time(request, request.deadline_seconds, instances) or instances
-        by_hit = self._by_hit(request)
+        charged = self._charged(request)
         hits = request.hits
-        queues = self._costs.queues_seconds(instances, request)
-        prices = [
-            queue + by_hit[hits.get(view.instance_id, 0)]
-            for view, queue in zip(instances, queues, strict=True)
-        ]
+        prices: list[float] = []
+        for view, queue in zip(instances, queues_seconds(instances, request), strict=True):
+            costs = view.report.facts.prices
+            tokens, read = charged[hits.get(view.instance_id, 0)]
+            seconds = costs.request_seconds + tokens * costs.token_seconds
+            prices.append(queue + self._weight * (seconds + read * costs.pair_seconds))
         least = min(prices)
         return self._turn.next_of(
             view.instance_id
@@ -180,27 +181,35 @@ class PromptTreeBased:
             if price == least
         )
 
-    def _by_hit(self, request: RequestView) -> Mapping[int, float]:
-        """Return the price of computing the prompt, by the number of its tokens that are cached."""
-        tokens = request.prompt_tokens
+    def _charged(self, request: RequestView) -> Mapping[int, tuple[float, float]]:
+        """Return the computed tokens and pairs that a request pays for, by its cached tokens.
+
+        It pays for each once, divided by the number of instances that have it.
+        """
+        prompt_tokens = request.prompt_tokens
         holders = Counter(request.hits.values())
-        price, shorter_seconds, copies, prices = 0.0, 0.0, 0, dict[int, float]()
+        tokens = read = 0.0
+        longer_new = longer_pairs = copies = 0
+        charged: dict[int, tuple[float, float]] = {}
         for hit in sorted({0, *holders}, reverse=True):
-            seconds = self._costs.exec_seconds(tokens, hit)
-            price += self._weight * (seconds - shorter_seconds) / max(1, copies)
-            prices[hit] = price
-            shorter_seconds = seconds
-            copies = copies + holders[hit]
-        return prices
+            new = max(1, prompt_tokens - hit)
+            new_pairs = pairs(prompt_tokens, hit)
+            tokens += (new - longer_new) / max(1, copies)
+            read += (new_pairs - longer_pairs) / max(1, copies)
+            charged[hit] = (tokens, read)
+            longer_new = new
+            longer_pairs = new_pairs
+            copies += holders[hit]
+        return charged
 
     def _in_time(
         self, request: RequestView, deadline_seconds: float, instances: Sequence[RoutableInstance]
     ) -> list[RoutableInstance]:
-        first, tokens, hits = self._costs.first_token_seconds, request.prompt_tokens, request.hits
+        tokens, hits = request.prompt_tokens, request.hits
         return [
             view
             for view in instances
-            if first(view, tokens, hits.get(view.instance_id, 0)) <= deadline_seconds
+            if first_token_seconds(view, tokens, hits.get(view.instance_id, 0)) <= deadline_seconds
         ]
 
 
@@ -221,13 +230,12 @@ _ROUTERS: Mapping[str, Callable[[], Router]] = MappingProxyType(
 )
 
 
-def router_named(name: str, costs: ExecCosts | None = None) -> Router:
+def router_named(name: str) -> Router:
     """Return a new router.
 
-    :param costs: of the instances' model, for the policy that estimates seconds.
     :raises ChangeSomething: if there is no policy of this name.
     """
     if name not in _ROUTERS:
         remedy = f"use one of {', '.join(ROUTINGS)}"
         raise ChangeSomething("--routing", name, "is not a routing policy", remedy)
-    return PromptTreeBased(costs) if name == "prompt-tree" else _ROUTERS[name]()
+    return _ROUTERS[name]()

@@ -46,7 +46,7 @@ class RoutableInstance(Protocol):
 
     @property
     def outstanding_pairs(self) -> int:
-        """Pairs of query and key of these tokens (:func:`kvell.cluster.routing.costs.pairs`)."""
+        """Pairs of query and key of these tokens (:func:`kvell.cost.prices.pairs`)."""
         ...
 
     @property

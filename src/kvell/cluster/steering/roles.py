@@ -7,10 +7,12 @@ Source: DESIGN §9; MemServe leaves the ratio to the operator.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import exp
 from typing import Literal, Protocol
 
-from kvell.cluster.routing.costs import FIT_BATCH, ExecCosts
+from kvell.cost.prices import FIT_BATCH
+from kvell.engine.protocol.statistics import InstanceReport
 
 Role = Literal["prefill", "decode"]
 OTHER: dict[Role, Role] = {"prefill": "decode", "decode": "prefill"}
@@ -29,6 +31,11 @@ class RoleWork(Protocol):
     @property
     def role(self) -> str:
         """The current role of the instance."""
+        ...
+
+    @property
+    def report(self) -> InstanceReport:
+        """The latest report of the instance, with its prices."""
         ...
 
     @property
@@ -63,14 +70,10 @@ class RoleRules:
 
 
 class RoleChanger:
-    """The decisions about roles, from the front's counts; pure.
+    """The decisions about roles, from the front's counts; pure."""
 
-    :param costs: of the instances' model.
-    """
-
-    def __init__(self, rules: RoleRules | None = None, costs: ExecCosts | None = None) -> None:
+    def __init__(self, rules: RoleRules | None = None) -> None:
         self._rules = rules or RoleRules()
-        self._prices = _Prices(costs or ExecCosts(), self._rules)
         self._average: dict[Role, float] = {"prefill": 0.0, "decode": 0.0}
         self._looked_seconds: float | None = None
         self._late: Role | None = None
@@ -85,23 +88,22 @@ class RoleChanger:
         :param instances: those that may get requests, without mixed ones.
         :param now_seconds: of a monotonic clock.
         """
-        work: dict[Role, int] = {
-            role: sum(view.work for view in instances if view.role == role) for role in OTHER
+        sides: dict[Role, list[RoleWork]] = {
+            role: [view for view in instances if view.role == role] for role in OTHER
         }
+        work = {role: sum(view.work for view in side) for role, side in sides.items()}
         self._remember(work, now_seconds)
-        counts = {role: sum(view.role == role for view in instances) for role in OTHER}
-        late = self._late_role(work, counts) if all(counts.values()) else None
+        late = self._late_role(work, sides) if all(sides.values()) else None
         if late != self._late:
             self._late, self._late_since_seconds = late, now_seconds
         is_early = now_seconds - self._late_since_seconds < self._rules.patience_seconds
         if late is None or is_early or now_seconds < self._rests_until_seconds:
             return []
-        giving = [view for view in instances if view.role != late]
-        count = self._number(late, work, counts)
+        idlest = sorted(sides[OTHER[late]], key=lambda view: (view.work, view.instance_id))
+        count = self._number(late, work, sides[late], idlest)
         if count:
             self._late = None
             self._rests_until_seconds = now_seconds + self._rules.rest_seconds
-        idlest = sorted(giving, key=lambda view: (view.work, view.instance_id))
         return [(view.instance_id, late) for view in idlest[:count]]
 
     def _remember(self, work: dict[Role, int], now_seconds: float) -> None:
@@ -113,23 +115,33 @@ class RoleChanger:
         for role, now in work.items():
             self._average[role] = kept * self._average[role] + (1 - kept) * now
 
-    def _late_role(self, work: dict[Role, int], counts: dict[Role, int]) -> Role | None:
+    def _late_role(self, work: dict[Role, int], sides: dict[Role, list[RoleWork]]) -> Role | None:
         """Return the later role, if it is late; falling work makes no role late."""
-        lateness = {role: self._prices.lateness(role, work[role], counts[role]) for role in OTHER}
+        lateness = {
+            role: self._lateness(
+                role, work[role], sum(self._price(role, view) for view in side), len(side)
+            )
+            for role, side in sides.items()
+        }
         later: Role = max(OTHER, key=lambda role: lateness[role])
         gets_less = work[later] < FALLING * self._average[later]
         return None if lateness[later] < 1 or gets_less else later
 
-    def _number(self, late: Role, work: dict[Role, int], counts: dict[Role, int]) -> int:
+    def _number(
+        self, late: Role, work: dict[Role, int], has: list[RoleWork], idlest: list[RoleWork]
+    ) -> int:
         """Return how many instances should change: the fewest that leave neither role late."""
         idler = OTHER[late]
         idlers_work = max(work[idler], self._average[idler])
+        own = sum(self._price(late, view) for view in has)
+        gained = accumulate((self._price(late, view) for view in idlest), initial=own)
+        kept = [*accumulate(self._price(idler, view) for view in reversed(idlest))]
         then = [
             max(
-                self._prices.lateness(late, work[late], counts[late] + count),
-                self._prices.lateness(idler, idlers_work, counts[idler] - count),
+                self._lateness(late, work[late], more, len(has) + count),
+                self._lateness(idler, idlers_work, less, len(idlest) - count),
             )
-            for count in range(counts[idler])
+            for count, (more, less) in enumerate(zip(gained, reversed(kept), strict=False))
         ]
         enough = [count for count, lateness in enumerate(then) if lateness <= self._rules.spare]
         if enough:
@@ -137,20 +149,19 @@ class RoleChanger:
         best = min(range(len(then)), key=lambda count: then[count])
         return best if then[best] * self._rules.gain <= then[0] else 0
 
-
-class _Prices:
-    """Prices of the work of both roles in seconds, relative to the rules."""
-
-    def __init__(self, costs: ExecCosts, rules: RoleRules) -> None:
-        self._rules = rules
-        self._token_seconds = costs.token_seconds + costs.request_seconds / costs.chunk_tokens
-        self._step_seconds = costs.request_seconds
-        measured_seconds = FIT_BATCH * costs.output_token_seconds
-        self._answer_seconds = max(0.0, measured_seconds - self._step_seconds) / FIT_BATCH
-
-    def lateness(self, role: Role, work: float, instances: int) -> float:
-        """Return the lateness of a role's work, shared evenly by its instances (≥ 1)."""
-        each = work / instances
+    def _price(self, role: Role, instance: RoleWork) -> float:
+        """Return the lateness that a unit of a role's work adds to an instance."""
+        costs = instance.report.facts.prices
         if role == "prefill":
-            return each * self._token_seconds / self._rules.wait_seconds
-        return (1 + each * self._answer_seconds / self._step_seconds) / self._rules.slowdown
+            seconds = costs.token_seconds + costs.request_seconds / costs.chunk_tokens
+            return seconds / self._rules.wait_seconds
+        answers_seconds = max(0.0, FIT_BATCH * costs.output_token_seconds - costs.request_seconds)
+        return answers_seconds / FIT_BATCH / costs.request_seconds / self._rules.slowdown
+
+    def _lateness(self, role: Role, work: float, prices: float, instances: int) -> float:
+        """Return the mean lateness of a role's instances, which share its work evenly.
+
+        :param prices: sum of the prices of ``instances`` (≥ 1).
+        """
+        added = work / instances * (prices / instances)
+        return added if role == "prefill" else added + 1 / self._rules.slowdown

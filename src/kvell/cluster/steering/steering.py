@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvell.cluster.routing.costs import ExecCosts
 from kvell.cluster.steering.lending.planner import LoanParty, LoanPlanner, should_give
 from kvell.cluster.steering.relief import MemoryPressure, MovableView, relief
 from kvell.cluster.steering.roles import OTHER, Role, RoleChanger, RoleWork
@@ -62,17 +61,11 @@ class Steering:
     :param roles: changes roles by load; None: all keep theirs.
     :param settling_looks: further looks until fronts report a move; until then neither of its
         instances is in another move.
-    :param costs: of the instances' model, for loans.
     """
 
-    def __init__(
-        self,
-        roles: RoleChanger | None = None,
-        settling_looks: int = 0,
-        costs: ExecCosts | None = None,
-    ) -> None:
+    def __init__(self, roles: RoleChanger | None = None, settling_looks: int = 0) -> None:
         self._roles, self._settling_looks = roles, settling_looks
-        self._loans = LoanPlanner(costs or ExecCosts(), LOOK_SECONDS, settling_looks)
+        self._loans = LoanPlanner(LOOK_SECONDS, settling_looks)
         self._next_seconds = -math.inf
         self._look = 0
         self._settles_at: dict[str, int] = {}

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
+from kvell.cost.prices import USUAL_PRICES, ExecCosts
 from kvell.engine.protocol.notices import IndexedGroup
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.vocabulary import SECTION_TOKENS
@@ -33,6 +34,7 @@ class InstanceFacts(Struct, frozen=True, forbid_unknown_fields=True):
     :param contract_lines: its memory contract as text.
     :param section_tokens: tokens of a section.
     :param host: host whose instances read each other's memory in place; "" is the front's.
+    :param prices: prices of the first model, by which instances are compared.
     """
 
     incarnation: int
@@ -52,6 +54,7 @@ class InstanceFacts(Struct, frozen=True, forbid_unknown_fields=True):
     contract_lines: tuple[str, ...] = ()
     section_tokens: int = SECTION_TOKENS
     host: str = ""
+    prices: ExecCosts = USUAL_PRICES
 
     @property
     def longest_tokens(self) -> int:

@@ -19,9 +19,9 @@ from msgspec import structs
 
 from kvell.clock import Clock, MonotonicClock
 from kvell.cluster.prefix_directory import BY_LOCALITY, PrefixDirectory
-from kvell.cluster.routing.costs import ExecCosts
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, router_named
 from kvell.cluster.steering.roles import RoleChanger, RoleRules
+from kvell.cost.prices import USUAL_PRICES, ExecCosts
 from kvell.engine.core.core import EngineCore
 from kvell.engine.core.index_watch import indexed_groups
 from kvell.engine.core.lateness import LatenessWatch
@@ -69,7 +69,7 @@ class ClusterSpec:
     :param links: between instances; None: there are none, and no request moves.
     :param pd_caching: the content that each role caches; with 0 mixed instances cache nothing
         either.
-    :param costs: prices of the model for routing; None: the router's own.
+    :param costs: prices that each instance reports.
     :param role_rules: when instances change their roles by load; None: never.
     :param max_waiting: requests that wait for a credit; None: any number.
     :param front_seconds: latency of messages between the front and an instance, by instance; they
@@ -91,7 +91,7 @@ class ClusterSpec:
     links: Links | None = None
     routing: str = DEFAULT_ROUTING
     pd_caching: PdCaching = DEFAULT_PD_CACHING
-    costs: ExecCosts | None = None
+    costs: ExecCosts = USUAL_PRICES
     role_rules: RoleRules | None = None
     eviction: Eviction = "lru"
     max_waiting: int | None = None
@@ -181,14 +181,12 @@ class VirtualCluster:
         self._chance = Random(spec.seed)
         self._will_beat = False
         most_waiting = len(rows) if spec.max_waiting is None else spec.max_waiting
-        router = router_named(spec.routing, spec.costs)
         queue = RequestQueue(
             most_waiting,
-            router=router,
+            router=router_named(spec.routing),
             pulls=spec.links is not None and spec.pd_caching > 0,
             locality=locality or (PrefixDirectory() if spec.routing in BY_LOCALITY else None),
-            costs=spec.costs,
-            roles=None if spec.role_rules is None else RoleChanger(spec.role_rules, spec.costs),
+            roles=None if spec.role_rules is None else RoleChanger(spec.role_rules),
         )
         schedule = Schedule(rows, arrivals, partial(self._is_served, rows), sessions=sessions)
         self.names = [f"{role}-{i}" for role, count in spec.counts.items() for i in range(count)]
@@ -373,6 +371,7 @@ class VirtualCluster:
             token_bytes=_token_bytes(layout),
             indexed=indexed_groups(layout.groups),
             section_tokens=limits.section_tokens,
+            prices=self.spec.costs,
         )
         if hosts is None or self.spec.links is None:
             return facts

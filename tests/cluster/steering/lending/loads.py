@@ -2,9 +2,9 @@
 
 from hypothesis import strategies as st
 
-from kvell.cluster.routing.costs import ExecCosts
 from kvell.cluster.steering.lending.algorithm import Creditor, Debtor
-from kvell.cluster.steering.lending.model import ThroughputInputs
+from kvell.cluster.steering.lending.model import PerformanceModel, ThroughputInputs
+from kvell.cost.prices import ExecCosts
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.vocabulary import RequestId
 from tests.reports import facts
@@ -17,6 +17,8 @@ COVERED = ExecCosts(away_token_seconds=0.0)
 FAR = ExecCosts(away_token_seconds=1.6e-6)
 """What is elsewhere is read ten times as slowly."""
 ALL_COSTS = (COSTS, COVERED, FAR)
+MODELS = tuple(PerformanceModel(costs) for costs in ALL_COSTS)
+models = st.sampled_from(MODELS)
 
 loads = st.builds(
     ThroughputInputs,
@@ -52,6 +54,7 @@ def parties(draw: st.DrawFn) -> tuple[list[Debtor], list[Creditor]]:
         Debtor(
             f"d{number}",
             draw(limits),
+            draw(models),
             draw(loads),
             entries(f"d{number}", draw(st.lists(st.integers(1, 60), max_size=3))),
             draw(st.integers(0, 50)),
@@ -62,6 +65,7 @@ def parties(draw: st.DrawFn) -> tuple[list[Debtor], list[Creditor]]:
         Creditor(
             f"c{number}",
             draw(limits),
+            draw(models),
             draw(loads),
             *draw(st.tuples(st.integers(-2, 60), st.integers(1, 60), st.integers(0, 50))),
         )

@@ -10,35 +10,35 @@ from hypothesis import strategies as st
 from kvell.cluster.steering.lending.algorithm import Creditor, Debtor, best_blocks, plan_moves
 from kvell.cluster.steering.lending.model import PerformanceModel, ThroughputInputs
 from tests.cluster.steering.lending.loads import (
-    ALL_COSTS,
     BLOCK,
-    COSTS,
+    MODELS,
     SECTION,
     entries,
     loads,
+    models,
     parties,
 )
 from tests.reports import facts
 
 HERE = facts(section_bytes=BLOCK, section_tokens=SECTION)
-models = st.sampled_from([PerformanceModel(one) for one in ALL_COSTS])
+USUAL = MODELS[0]
 NONE = np.zeros(1)
 
 
 def debtor(name: str = "d", waiting: int = 3, batch: int = 1, blocks: int = 50) -> Debtor:
     load = ThroughputInputs(batch, 90_000, 90.0 * BLOCK, waiting, 1_000.0, 2.0 * BLOCK, 0)
-    return Debtor(name, HERE, load, entries(name, [4, 60, 7]), blocks)
+    return Debtor(name, HERE, USUAL, load, entries(name, [4, 60, 7]), blocks)
 
 
 def creditor(name: str, room: int, spared: int | None = None, blocks: int = 50) -> Creditor:
     load = ThroughputInputs(8, 9_000, 2.0 * BLOCK, spare_bytes=room * BLOCK)
-    return Creditor(name, HERE, load, room, room if spared is None else spared, blocks)
+    return Creditor(name, HERE, USUAL, load, room, room if spared is None else spared, blocks)
 
 
 def moves_of(*one: Debtor | Creditor) -> list[tuple[str, str, str, int]]:
     debtors = [each for each in one if isinstance(each, Debtor)]
     creditors = [each for each in one if isinstance(each, Creditor)]
-    found = plan_moves(debtors, creditors, PerformanceModel(COSTS))
+    found = plan_moves(debtors, creditors)
     return [(each.req_id, each.source, each.target, each.num_blocks) for each in found]
 
 
@@ -58,7 +58,7 @@ def test_the_smallest_batch_is_served_first() -> None:
 
 
 def test_a_large_batch_borrows_nothing() -> None:
-    most = PerformanceModel(COSTS).small_batch
+    most = USUAL.small_batch
     assert moves_of(debtor(batch=most), creditor("c", 30))
     assert not moves_of(debtor(batch=most + 1), creditor("c", 30))
 
@@ -80,19 +80,23 @@ def test_nobody_gains_where_nobody_waits_or_is_read_in_place() -> None:
     assert not moves_of(debtor(), far)
 
 
-@given(models, loads, loads, st.integers(0, 80))
+@given(models, models, loads, loads, st.integers(0, 80))
 def test_the_number_is_the_best_of_all_that_are_covered(
-    model: PerformanceModel, borrows: ThroughputInputs, lends: ThroughputInputs, most: int
+    model: PerformanceModel,
+    other_model: PerformanceModel,
+    borrows: ThroughputInputs,
+    lends: ThroughputInputs,
+    most: int,
 ) -> None:
     """One by one, as the algorithm has it."""
-    one = Debtor("d", HERE, borrows, (), most)
-    other = Creditor("c", HERE, lends, most, most, most)
-    found = best_blocks(one, other, most, model)
+    one = Debtor("d", HERE, model, borrows, (), most)
+    other = Creditor("c", HERE, other_model, lends, most, most, most)
+    found = best_blocks(one, other, most)
     gains: dict[int, float] = {}
     for count in range(most + 1):
         moved = np.array([count * SECTION]), np.array([count * BLOCK])
         if count == 0 or model.covers(borrows, *moved)[0]:
-            both = model.debtor(borrows, *moved) + model.creditor(lends, *moved)
+            both = model.debtor(borrows, *moved) + other_model.creditor(lends, *moved)
             gains[count] = float(both[0])
     if not model.covers(borrows, NONE, NONE)[0]:
         assert found == 0, "more is elsewhere already than is covered, and it stays"
@@ -102,13 +106,13 @@ def test_the_number_is_the_best_of_all_that_are_covered(
     assert not any(gains.get(count, -1.0) >= best for count in range(found)), "the fewest"
 
 
-@given(models, parties())
+@given(parties())
 def test_a_plan_keeps_to_all_bounds_and_lets_all_make_more_tokens(
-    model: PerformanceModel, drawn: tuple[list[Debtor], list[Creditor]]
+    drawn: tuple[list[Debtor], list[Creditor]],
 ) -> None:
     before_debtors, before_creditors = deepcopy(drawn)
     debtors, creditors = drawn
-    moves = plan_moves(debtors, creditors, model)
+    moves = plan_moves(debtors, creditors)
     assert all(one.num_blocks > 0 for one in moves)
     assert not {one.source for one in moves} & {one.target for one in moves}
     came: Counter[str] = Counter()
@@ -130,19 +134,19 @@ def test_a_plan_keeps_to_all_bounds_and_lets_all_make_more_tokens(
     touched = {one.source for one in moves} | {one.target for one in moves}
 
     def throughput(some: list[Debtor], others: list[Creditor]) -> float:
-        made = [model.debtor(x.load, NONE, NONE) for x in some if x.instance_id in touched]
-        made += [model.creditor(x.load, NONE, NONE) for x in others if x.instance_id in touched]
+        made = [x.model.debtor(x.load, NONE, NONE) for x in some if x.instance_id in touched]
+        made += [x.model.creditor(x.load, NONE, NONE) for x in others if x.instance_id in touched]
         return float(sum(one[0] for one in made))
 
     if moves:
         assert throughput(debtors, creditors) > throughput(before_debtors, before_creditors)
 
 
-@given(models, parties(), st.randoms())
+@given(parties(), st.randoms())
 def test_equal_views_give_equal_plans_in_whatever_order_they_come(
-    model: PerformanceModel, drawn: tuple[list[Debtor], list[Creditor]], chance: st.DataObject
+    drawn: tuple[list[Debtor], list[Creditor]], chance: st.DataObject
 ) -> None:
     again = deepcopy(drawn)
     for side in again:
         chance.shuffle(side)  # type: ignore[attr-defined]
-    assert plan_moves(*drawn, model) == plan_moves(*again, model)
+    assert plan_moves(*drawn) == plan_moves(*again)

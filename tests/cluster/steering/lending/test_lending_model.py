@@ -5,24 +5,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
-from kvell.cluster.routing.costs import BATCHES, ExecCosts, prices_of
 from kvell.cluster.steering.lending.model import SLOWDOWN, PerformanceModel, ThroughputInputs
 from kvell.cost.amounts import shape_of
 from kvell.cost.analytic import AnalyticModel
 from kvell.cost.model import attended_tokens_per_second, batch_seconds
+from kvell.cost.prices import BATCHES, ExecCosts, prices_of
 from kvell.memory import GroupKind, LayerSpec
 from kvell.simulator.hardware.model_cost import ModelCost
 from kvell.simulator.hardware.profiles import load_profile
-from tests.cluster.steering.lending.loads import ALL_COSTS, BLOCK, COSTS, COVERED, SECTION, loads
+from tests.cluster.steering.lending.loads import BLOCK, COSTS, COVERED, SECTION, loads, models
 
 BLOCKS = np.arange(120, dtype=np.float64)
 TOKENS, BYTES = BLOCKS * SECTION, BLOCKS * BLOCK
 LONG = ThroughputInputs(1, 90_000, 90 * BLOCK, 6, 1_000.0, 2.0 * BLOCK, 0)
 """One long request fills the memory, and six short ones wait."""
 BUSY = ThroughputInputs(20, 20_000, 2.0 * BLOCK, spare_bytes=60 * BLOCK)
-models = st.sampled_from([PerformanceModel(one) for one in ALL_COSTS])
 
 
 @given(models, loads)

@@ -11,6 +11,7 @@ from msgspec import structs
 from kvell.cluster.steering.lending.planner import MOVING_PART, RESERVED_ROUNDS, LoanPlanner
 from kvell.cluster.steering.placements import lendable_blocks
 from kvell.cluster.steering.relief import SHORT_PART
+from kvell.cost.prices import ExecCosts
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.protocol.statistics import InstanceReport
 from kvell.vocabulary import RequestId
@@ -19,6 +20,7 @@ from tests.reports import Party, facts, load
 
 POOL = 64
 """Sections of a pool."""
+FAR = structs.replace(COSTS, away_token_seconds=4e-6)
 FACTS = facts(token_bytes=BLOCK // SECTION, section_bytes=BLOCK, section_tokens=SECTION)
 
 
@@ -52,7 +54,7 @@ class Rounds:
     """A planner, and heartbeats that come to it."""
 
     def __init__(self, settling: int = 0) -> None:
-        self.planner = LoanPlanner(COSTS, 1.0, settling)
+        self.planner = LoanPlanner(1.0, settling)
         self._said: dict[str, InstanceReport] = {}
 
     def moves(self, *instances: Party, silent: str = "") -> list[tuple[str, str, str, int]]:
@@ -84,7 +86,7 @@ def test_nothing_is_planned_before_all_have_beaten_again() -> None:
 
 def test_one_that_has_said_nothing_yet_holds_up_the_plan() -> None:
     new = Party("new", 0, 0, 0, report=InstanceReport(FACTS))
-    assert LoanPlanner(COSTS, 1.0).plan([DEBTOR, CREDITOR, new]) == []
+    assert LoanPlanner(1.0).plan([DEBTOR, CREDITOR, new]) == []
 
 
 @pytest.mark.parametrize("settling", [0, 2])
@@ -139,16 +141,29 @@ def test_who_needs_its_memory_lends_none(lender: Party) -> None:
 
 
 def test_those_in_other_moves_are_left_alone() -> None:
-    planner = LoanPlanner(COSTS, 1.0)
+    planner = LoanPlanner(1.0)
     assert planner.plan([DEBTOR, CREDITOR], {"c"}) == []
 
 
 def test_a_period_moves_what_can_be_copied_in_a_part_of_it() -> None:
-    slow = replace(COSTS, fetch_token_seconds=1 / SECTION / 12)
-    planner = LoanPlanner(slow, 1.0)
+    slow_link = structs.replace(COSTS, fetch_token_seconds=1 / SECTION / 12)
     crowd = party("d", 8, waiting=9, longest=(40,))
-    (move,) = planner.plan([crowd, CREDITOR])
+    slow = InstanceReport(structs.replace(FACTS, prices=slow_link), crowd.report.load)
+    (move,) = LoanPlanner(1.0).plan([replace(crowd, report=slow), CREDITOR])
     assert move.num_blocks == 12 // MOVING_PART
+
+
+@pytest.mark.parametrize(("debtor", "creditor", "blocks"), [(COSTS, FAR, 9), (FAR, COSTS, 5)])
+def test_a_loan_is_priced_by_what_both_sides_report(
+    debtor: ExecCosts, creditor: ExecCosts, blocks: int
+) -> None:
+    """A debtor that reads slowly elsewhere borrows less; how its creditor would read is nothing."""
+    crowd = party("d", 8, waiting=9, longest=(40,))
+    parties = [
+        replace(one, report=InstanceReport(structs.replace(FACTS, prices=costs), one.report.load))
+        for one, costs in ((crowd, debtor), (CREDITOR, creditor))
+    ]
+    assert [move.num_blocks for move in LoanPlanner(1.0).plan(parties)] == [blocks]
 
 
 some = st.lists(

@@ -31,6 +31,7 @@ class Debtor:
 
     instance_id: str
     facts: LoanFacts
+    model: PerformanceModel
     load: ThroughputInputs
     longest: Sequence[RequestPlacementEntry]
     blocks: int
@@ -49,6 +50,7 @@ class Creditor:
 
     instance_id: str
     facts: LoanFacts
+    model: PerformanceModel
     load: ThroughputInputs
     room: int
     spared: int
@@ -74,9 +76,7 @@ Places = dict[tuple[str, int], list[tuple[int, str, Creditor]]]
 """Heaps of creditors, by their host and the size of their sections."""
 
 
-def plan_moves(
-    debtors: Iterable[Debtor], creditors: Iterable[Creditor], model: PerformanceModel
-) -> list[SectionMove]:
+def plan_moves(debtors: Iterable[Debtor], creditors: Iterable[Creditor]) -> list[SectionMove]:
     """Return the moves of a plan; no instance is on both sides of it.
 
     :param debtors: with other ids than the creditors.
@@ -88,15 +88,15 @@ def plan_moves(
             places.setdefault(place, []).append((*creditor.rank, creditor))
     for heap in places.values():
         heapq.heapify(heap)
-    small = [debtor for debtor in debtors if debtor.load.batch <= model.small_batch]
+    small = [debtor for debtor in debtors if debtor.load.batch <= debtor.model.small_batch]
     moves: list[SectionMove] = []
     for debtor in sorted(small, key=lambda debtor: (debtor.load.batch, debtor.instance_id)):
         heap = places.get((debtor.facts.host, debtor.facts.section_bytes), [])
-        moves += _borrowed(debtor, heap, model)
+        moves += _borrowed(debtor, heap)
     return moves
 
 
-def best_blocks(debtor: Debtor, creditor: Creditor, most: int, model: PerformanceModel) -> int:
+def best_blocks(debtor: Debtor, creditor: Creditor, most: int) -> int:
     """Return how many sections, of 0 to ``most``, let both instances together make most tokens.
 
     Of equal numbers the smallest is returned.  The debtor must not read remote sections for longer
@@ -105,16 +105,15 @@ def best_blocks(debtor: Debtor, creditor: Creditor, most: int, model: Performanc
     blocks = np.arange(most + 1, dtype=np.float64)
     tokens = blocks * debtor.facts.section_tokens
     size_bytes = blocks * debtor.facts.section_bytes
-    together = model.together(debtor.load, creditor.load, tokens, size_bytes)
+    lends = creditor.model.creditor(creditor.load, tokens, size_bytes)
+    together = debtor.model.together(debtor.load, tokens, size_bytes, lends)
     if together[0] < 0:  # existing loans already take longer to read than the rest of the step
         return 0
     best = int(together.argmax())
     return best if together[best] > together[0] * (1 + 1e-9) else 0
 
 
-def _borrowed(
-    debtor: Debtor, heap: list[tuple[int, str, Creditor]], model: PerformanceModel
-) -> list[SectionMove]:
+def _borrowed(debtor: Debtor, heap: list[tuple[int, str, Creditor]]) -> list[SectionMove]:
     """Return one debtor's moves, with creditors in order, until there is no gain."""
     moves: list[SectionMove] = []
     for request in sorted(debtor.longest, key=lambda entry: (-entry.num_blocks, entry.req_id)):
@@ -122,7 +121,7 @@ def _borrowed(
         while left and heap and debtor.blocks:
             _, _, creditor = heap[0]
             most = min(left, debtor.blocks, creditor.room, creditor.blocks)
-            count = best_blocks(debtor, creditor, most, model)
+            count = best_blocks(debtor, creditor, most)
             if not count:
                 return moves
             names = debtor.instance_id, creditor.instance_id

@@ -11,7 +11,7 @@ Seconds are of all layers of a step, so they include the paper's n.  r is the ra
 tokens: here a debtor itself computes over the creditor's pages, in place.  If a creditor computes
 for it and the results come in time, r is infinite, as in the paper's equation 6.
 
-Prices are fitted by a calibration (:func:`kvell.cluster.routing.costs.prices_of`).
+Prices are fitted by a calibration (:func:`kvell.cost.prices.prices_of`).
 Source: Infinite-LLM §5.3.
 """
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kvell.cluster.routing.costs import BATCHES, ExecCosts
+from kvell.cost.prices import BATCHES, ExecCosts
 
 Numbers = npt.NDArray[np.float64]
 SLOWDOWN = 2.0
@@ -55,9 +55,8 @@ class ThroughputInputs:
 
 
 class PerformanceModel:
-    """Equations 5 to 7, for any number of loans together.
+    """Equations 5 to 7 of one instance, for any number of loans together.
 
-    :param costs: of the instances' model; all instances are assumed to be alike.
     :ivar small_batch: β^thres of Algorithm 1: the largest batch that is small.
     """
 
@@ -85,16 +84,15 @@ class PerformanceModel:
         return batch
 
     def together(
-        self,
-        borrows: ThroughputInputs,
-        lends: ThroughputInputs,
-        tokens: Numbers,
-        size_bytes: Numbers,
+        self, load: ThroughputInputs, tokens: Numbers, size_bytes: Numbers, creditor: Numbers
     ) -> Numbers:
         """Return the throughput [k] of a debtor and a creditor in tokens a second (equation 7);
-        below 0 if remote reads take longer than the rest of the debtor's step (:meth:`covers`)."""
-        throughput, covered = self._borrowing(borrows, tokens, size_bytes)
-        return np.where(covered, throughput + self.creditor(lends, tokens, size_bytes), -1.0)
+        below 0 if remote reads take longer than the rest of the debtor's step (:meth:`covers`).
+
+        :param creditor: throughput [k] of the creditor, by its own model.
+        """
+        throughput, covered = self._borrowing(load, tokens, size_bytes)
+        return np.where(covered, throughput + creditor, -1.0)
 
     def debtor(self, load: ThroughputInputs, tokens: Numbers, size_bytes: Numbers) -> Numbers:
         """Return the throughput [k] of an instance that moves ``tokens`` more tokens away and so

@@ -15,9 +15,9 @@ Source: Infinite-LLM §5.3, §6.
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
-from kvell.cluster.routing.costs import ExecCosts
 from kvell.cluster.steering.lending.algorithm import Creditor, Debtor, SectionMove, plan_moves
 from kvell.cluster.steering.lending.model import PerformanceModel, ThroughputInputs
 from kvell.cluster.steering.placements import lendable_blocks
@@ -29,6 +29,8 @@ RESERVED_ROUNDS = 2
 """Rounds after which a reservation expires whose sections have not arrived."""
 MOVING_PART = 4
 """Between two plans, either side copies pages for at most one part in 4 of the time."""
+MOST_MODELS = 64
+"""Instances of different prices whose performance models are kept from plan to plan."""
 
 Away = Counter[tuple[RequestId, str]]
 """Sections of each request at each creditor."""
@@ -74,14 +76,13 @@ class Reservation:
 class LoanPlanner:
     """The planner of loans, from rounds of heartbeats; pure.
 
-    :param costs: of the instances' model.
     :param period_seconds: time between two plans.
     :param settling_rounds: further rounds until heartbeats show a move.
     """
 
-    def __init__(self, costs: ExecCosts, period_seconds: float, settling_rounds: int = 0) -> None:
-        self._model = PerformanceModel(costs)
-        self._period_tokens = period_seconds / MOVING_PART / costs.fetch_token_seconds
+    def __init__(self, period_seconds: float, settling_rounds: int = 0) -> None:
+        self._model = lru_cache(MOST_MODELS)(PerformanceModel)
+        self._moving_seconds = period_seconds / MOVING_PART
         self._rounds_reserved = RESERVED_ROUNDS + settling_rounds
         self._loads: Mapping[str, LoadStats] = {}
         self._round = 0
@@ -129,7 +130,7 @@ class LoanPlanner:
                 creditor = self._creditor(party, load, lent[name], coming[name])
                 if creditor.spared > 0:
                     creditors.append(creditor)
-        moves = plan_moves(debtors, creditors, self._model)
+        moves = plan_moves(debtors, creditors)
         for move in moves:
             blocks = away[move.req_id, move.target] + move.num_blocks
             until = self._round + self._rounds_reserved
@@ -163,7 +164,10 @@ class LoanPlanner:
         spare_bytes = party.free_bytes - party.pool_bytes // SHORT_PART
         inputs = _inputs(party, load, spare_bytes, away_blocks=away_blocks)
         facts = party.report.facts
-        return Debtor(party.instance_id, facts, inputs, load.longest, self._blocks(facts))
+        return Debtor(
+            *(party.instance_id, facts, self._model(facts.prices), inputs),
+            *(load.longest, self._blocks(facts)),
+        )
 
     def _creditor(self, party: LoanParty, load: LoadStats, lent: int, coming: int) -> Creditor:
         """Return a creditor with the memory that is left after existing and planned loans."""
@@ -174,13 +178,15 @@ class LoanPlanner:
         room = (free_bytes - pool_bytes // SHORT_PART) // size_bytes
         room = min(room, lendable_blocks(pool_bytes, size_bytes) - lent)
         return Creditor(
-            *(party.instance_id, facts, _inputs(party, load, above_bytes, lent - coming)),
+            *(party.instance_id, facts, self._model(facts.prices)),
+            _inputs(party, load, above_bytes, lent - coming),
             *(room, above_bytes // size_bytes, self._blocks(facts)),
         )
 
     def _blocks(self, facts: InstanceFacts) -> int:
         """Return the sections that an instance can copy within a period, at least one."""
-        return max(1, int(self._period_tokens / facts.section_tokens))
+        tokens = self._moving_seconds / facts.prices.fetch_token_seconds
+        return max(1, int(tokens / facts.section_tokens))
 
 
 def _placed(loads: Collection[LoadStats]) -> tuple[Away, Counter[str]]:

@@ -1,0 +1,59 @@
+"""Instances of opposite prices behind one front: each is priced by what it reports of itself."""
+
+from collections.abc import Sequence
+
+import pytest
+from msgspec import structs
+
+from kvell.cluster.prefix_directory import PrefixDirectory
+from kvell.cluster.routing.policies import router_named
+from kvell.cluster.routing.views import RequestView, RoutableInstance
+from kvell.cost.prices import USUAL_PRICES, ExecCosts
+from kvell.engine.protocol.messages import Submit
+from kvell.engine.protocol.notices import IndexedGroup, IndexNotice
+from kvell.front.request_queue import RequestQueue
+from tests.front.test_front_placements import entry
+from tests.front.test_front_routes import stored
+from tests.reports import facts
+
+TEXT = range(2000)
+QUICK = structs.replace(USUAL_PRICES, token_seconds=1e-6, fetch_token_seconds=1e-3)
+"""Computes a token sooner than it fetches one."""
+SLOW = structs.replace(USUAL_PRICES, token_seconds=1e-2, fetch_token_seconds=1e-6)
+
+
+class Last:
+    """A router that takes the last instance."""
+
+    def choose(self, request: RequestView, instances: Sequence[RoutableInstance]) -> str:
+        return instances[-1].instance_id
+
+
+def submitted(queue: RequestQueue, prices: tuple[ExecCosts, ExecCosts]) -> tuple[str, Submit]:
+    """Route a text that mixed-0 has cached, and one token more."""
+    for number, costs in enumerate(prices):
+        own = facts(8, 1, indexed=(IndexedGroup("full", 4),), prices=costs)
+        queue.open(f"mixed-{number}", own, joins_others=False)
+    queue.on_event("mixed-0", IndexNotice(0, (stored(TEXT),)), 0.0)
+    queue.add(entry(len(TEXT) + 1))
+    (submission,) = queue.due(0.0)
+    return submission
+
+
+@pytest.mark.parametrize(
+    ("prices", "chosen"), [((QUICK, SLOW), "mixed-0"), ((SLOW, QUICK), "mixed-1")]
+)
+def test_a_request_goes_to_whom_it_costs_less(
+    prices: tuple[ExecCosts, ExecCosts], chosen: str
+) -> None:
+    queue = RequestQueue(8, router=router_named("prompt-tree"))
+    assert submitted(queue, prices)[0] == chosen
+
+
+@pytest.mark.parametrize(("prices", "source"), [((QUICK, SLOW), "mixed-0"), ((SLOW, QUICK), "")])
+def test_pages_are_fetched_where_that_costs_less(
+    prices: tuple[ExecCosts, ExecCosts], source: str
+) -> None:
+    queue = RequestQueue(8, router=Last(), locality=PrefixDirectory())
+    name, submission = submitted(queue, prices)
+    assert (name, submission.pulls_from) == ("mixed-1", source)
