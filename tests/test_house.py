@@ -21,7 +21,7 @@ from scripts.prose import counts, violations
 
 FULL_FOLDERS: dict[str, int] = {}
 LONG_FILES = {
-    "kvell.front.request_queue": 257,
+    "kvell.front.request_queue": 256,
 }
 LONG_FUNCTIONS: dict[str, int] = {}
 PACKED: dict[str, int] = {}
