@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from kvell.memory import GroupKind
 from kvell.mempool.rendezvous import PageTransport
 from tests.models.cases import long_unless
 from tests.models.harness import prompt_ids
@@ -115,3 +116,18 @@ def test_creditors_compute_attention_over_sections(mechanisms: Mechanisms, tmp_p
             several.run()
             assert several.tokens[name] == said.tokens
         several.check_pools()
+
+
+def test_the_largest_section_of_several_models_is_reported(tmp_path: Path) -> None:
+    with pool_of(("two models",), tmp_path, "a") as several:
+        groups = several.engines[0].core.memory.layout.groups
+        sizes = {
+            model: sum(
+                group.token_bytes
+                for group in groups
+                if (group.model, group.kind) == (model, GroupKind.FULL)
+            )
+            for model in ("m0", "m1")
+        }
+        assert 0 < min(sizes.values()) < max(sizes.values())
+        assert several.engines[0].ready().facts.section_bytes == 512 * max(sizes.values())

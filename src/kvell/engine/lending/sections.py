@@ -104,7 +104,10 @@ def repeats(model: str, groups: Sequence[GroupSpec]) -> bool:
 def section_bytes(groups: Sequence[GroupSpec], tokens: int = SECTION_TOKENS) -> int:
     """Return the bytes of a section in the groups whose pages may be remote.
 
+    With several models, it is the largest of all, so that no plan takes more than there is.
+
     :param tokens: tokens in a section.
     """
-    # Instances that share a pool have one model, whose name is "", and no draft model.
-    return tokens * sum(group.token_bytes for _, group in full_groups("", groups))
+    models = {group.model for group in groups}
+    sizes = (sum(group.token_bytes for _, group in full_groups(m, groups)) for m in models)
+    return tokens * max(sizes, default=0)
