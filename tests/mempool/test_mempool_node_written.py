@@ -72,6 +72,7 @@ def nodes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Told
     for one in (a, c):
         assert b.node.address is not None
         one.node.connect(b.node.address)
+    wait_until(lambda: b.node.peers() == ["a", "c"], b)  # it sets up those that connect by itself
     a.node.rights.grant(TRANSFER.number, "b", [(0, LAYOUT.pool_bytes)])
     yield a, b, c
     for one in (a, b, c):
