@@ -76,11 +76,6 @@ def test_a_model_that_is_not_there_is_named(both: LLM) -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        pytest.param(
-            {"speculative_model": MODEL_NAME, "num_speculative_tokens": 2},
-            "proposes draft tokens for one model only",
-            marks=pytest.mark.long,
-        ),
         ({"kv_budget": "128"}, "which is served alone"),
     ],
 )

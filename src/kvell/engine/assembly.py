@@ -17,7 +17,7 @@ from kvell.engine.core.journal import Journal
 from kvell.engine.core.miss_watch import MissWatch
 from kvell.engine.core.page_map import PageMap
 from kvell.engine.engine import Engine
-from kvell.engine.planning.overlap import chosen_depth
+from kvell.engine.planning.overlap import with_depth
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.model_rules import ModelRules
 from kvell.engine.running.copies.copy_order import has_spare_processor
@@ -45,6 +45,7 @@ from kvell.memory import (
 from kvell.mempool.agent import Agent
 from kvell.mempool.rendezvous import DEFAULT_PD_CACHING, stream_costs
 from kvell.models.config.kv_dtypes import kv_dtype_named
+from kvell.models.images.image_store import ImageStore
 from kvell.models.loading.loading import load_paged_model
 from kvell.models.paged_model import PagedModel
 from kvell.models.sources.progress import Progress
@@ -154,7 +155,7 @@ def build_engine(
         parts.sizes.need,
         journal=journal,
         incarnation=incarnation,
-        images=model.images,
+        images=parts.images,
         warmer=parts.memory.warmer,
         cold=parts.memory.chunks,
         objectives=watch_of(options, clock),
@@ -187,6 +188,16 @@ class _Parts:
     limits: Limits
     steps: str
 
+    @property
+    def every(self) -> list[PagedModel]:
+        """All models, a draft model last."""
+        return _with_draft(self.served, self.draft)
+
+    @property
+    def images(self) -> ImageStore | None:
+        """The images of the one model that takes images, or None."""
+        return _images_of(self.served)
+
 
 def _make_parts(
     name: str,
@@ -195,26 +206,22 @@ def _make_parts(
     options: EngineOptions,
 ) -> _Parts:
     """Check that the models can be served together, and give them a pool."""
-    check_several(served, options, draft is not None)
-    model = served[0].model
-    every = [member.model for member in served] + ([draft] if draft else [])
+    check_several(served, options)
+    first, every = served[0], _with_draft(served, draft)
     layers = [layer for member in served for layer in member.layers()]
-    layers += as_draft(draft.description.layers) if draft else ()
+    if draft is not None:
+        own = as_draft(draft.description.layers)
+        layers += [replace(layer, model=first.name) for layer in own]
     sizes = sizes_of(every, layers, options)
     rules = rules_of(sizes, served, options, draft, layers)
-    limits = replace(rules[0].limits, observing_tokens=observing_tokens(model, options))
-    if model.images is not None:
-        limits = replace(limits, whole_images=model.images.family.both_directions)
+    limits = replace(rules[0].limits, observing_tokens=observing_tokens(first.model, options))
+    images = _images_of(served)
+    if images is not None:
+        limits = replace(limits, whole_images=images.family.both_directions)
     core = create_core(sizes.layout)
     memory = memory_of(sizes, core, every, options)
     buffer = cpu_buffer_of(core, every, options, limits)
-    limits, steps = chosen_depth(
-        limits,
-        sizes.layout,
-        wanted=options.async_scheduling,
-        shares_pool=memory.steps is not None,
-        swaps=buffer is not None,
-    )
+    limits, steps = with_depth(limits, is_wanted=options.async_scheduling)
     return _Parts(name, served, draft, options, sizes, rules, core, memory, buffer, limits, steps)
 
 
@@ -247,7 +254,7 @@ def _attach_models(parts: _Parts) -> None:
     for served in parts.served:
         served.model.attach(layout.seen_by(served.name), pool)
     if parts.draft is not None:
-        parts.draft.attach(layout.seen_by(is_draft=True), pool)
+        parts.draft.attach(layout.seen_by(parts.served[0].name, is_draft=True), pool)
 
 
 def _make_runner(parts: _Parts, controls: dict[str, Controls]) -> ModelRunner:
@@ -292,7 +299,7 @@ def _make_link(parts: _Parts, agent: Agent | None) -> PoolLink | None:
         return None
     groups = parts.sizes.layout.groups
     pool = parts.memory.pool.numpy()
-    fused = {number: model.fused for number, model in enumerate(_every(parts))}
+    fused = {number: model.fused for number, model in enumerate(parts.every)}
     layers = {number: decoder.served for number, decoder in fused.items() if decoder is not None}
     return PoolLink(place, agent, groups, pool, descriptor, parts.memory.neighbours, layers)
 
@@ -301,7 +308,7 @@ def _let_ask(parts: _Parts, runner: ModelRunner, link: PoolLink) -> None:
     """Let passes request attention from creditors over pages that are not read in place."""
     if not link.asks:
         return
-    every = _every(parts)
+    every = parts.every
     runner.queries = Queries(link.partials, len(every))
     for model, remote in zip(every, runner.queries.remote, strict=True):
         if model.fused is not None:
@@ -314,10 +321,15 @@ def _let_ask(parts: _Parts, runner: ModelRunner, link: PoolLink) -> None:
     }
 
 
-def _every(parts: _Parts) -> list[PagedModel]:
+def _with_draft(served: Sequence[ServedModel], draft: PagedModel | None) -> list[PagedModel]:
     """Return all models, a draft model last."""
-    drafts = [] if parts.draft is None else [parts.draft]
-    return [*(served.model for served in parts.served), *drafts]
+    return [*(member.model for member in served), *([] if draft is None else [draft])]
+
+
+def _images_of(served: Sequence[ServedModel]) -> ImageStore | None:
+    """Return the images of the one model that takes images, or None."""
+    stores = (member.model.images for member in served)
+    return next((store for store in stores if store is not None), None)
 
 
 def _make_contract(parts: _Parts, floor_bytes: int) -> MemoryContract:

@@ -210,11 +210,20 @@ class Layout:
         return tuple(i for i, g in enumerate(self.groups) if (g.model, g.is_draft) == own)
 
     def seen_by(self, model: str = "", *, is_draft: bool = False) -> "Layout":
-        """Return the same pool with the groups of one model only.
+        """Return the same pool with the groups of one model only, or of its draft model.
 
         It has the positions of that model's layers, and its quota if the pool was cut.
         """
-        own = self.indices_of(model, is_draft=is_draft)
+        return self._with_groups(self.indices_of(model, is_draft=is_draft))
+
+    def held_by(self, model: str) -> "Layout":
+        """Return the same pool with all groups that a model's requests hold pages of: those of the
+        model and of its draft model."""
+        return self._with_groups(
+            tuple(index for index, group in enumerate(self.groups) if group.model == model)
+        )
+
+    def _with_groups(self, own: tuple[int, ...]) -> "Layout":
         groups = tuple(self.groups[index] for index in own)
         quota = self.quota_large_pages and tuple(self.quota_large_pages[index] for index in own)
         return replace(self, groups=groups, quota_large_pages=quota)

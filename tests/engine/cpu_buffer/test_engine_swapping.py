@@ -200,7 +200,7 @@ class Losing(Swapping):
 class SwappingMachine(EngineMachine):
     """Random traffic with a small buffer that refuses and loses pages: the same answers."""
 
-    configurations = (Configuration(),)
+    configurations = (Configuration(), Configuration(depth=1))
     keeps_prefixes = False
 
     def fresh(self) -> EngineCore:

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from kvell.engine.core.core import EngineCore
 from kvell.engine.core.journal import Journal, JournaledCore, replay
-from kvell.engine.planning.overlap import overlap_problem, require_depth
 from kvell.engine.protocol.messages import Cancel, Event, Finished, Submit, Tokens
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
@@ -77,6 +76,9 @@ class Ahead:
         self.events += events
         assert audit(self.layout, self.core.memory.snapshot()) == []
         return events
+
+    def may_plan(self) -> bool:
+        return self.core.may_plan
 
     def step(self) -> list[Event]:
         while self.core.may_plan:
@@ -299,45 +301,58 @@ def test_a_token_pending_is_the_last_that_the_step_before_drew(ahead: Ahead) -> 
         DrawnBefore().newest([handle])
 
 
-# ------------------------------------------------------------- what is not overlapped
+# --------------------------------------------------------------------------- fences
 
 
-def test_text_is_planned_ahead() -> None:
-    assert overlap_problem(depth_one(), make_layout((0, 9)), shares_pool=False, swaps=False) == ""
-
-
-def test_what_follows_from_the_step_before_is_not() -> None:
-    layout = make_layout((0, 9))
-    drafting = Limits(num_speculative_tokens=2)
-    assert "draft tokens" in overlap_problem(drafting, layout, shares_pool=False, swaps=False)
-    assert "share the pool" in overlap_problem(Limits(), layout, shares_pool=True, swaps=False)
-    assert "CPU buffer" in overlap_problem(Limits(), layout, shares_pool=False, swaps=True)
+def test_nothing_is_planned_behind_a_step_that_may_have_draft_tokens() -> None:
+    drafting = Limits(**{**vars(depth_one(batched=4)), "num_speculative_tokens": 2})
+    ahead = Ahead(make_layout((0, 9), 40), drafting)
+    ahead.submit("a", PROMPT)
+    ahead.plan()
+    assert ahead.may_plan(), "a part of a prompt draws nothing"
+    ahead.plan()
+    ahead.commit()
+    ahead.plan()
+    assert works(ahead.plans[-1]) == [("a", 8, 2)]
+    assert not ahead.may_plan(), "what follows begins with a token and drafts"
+    ahead.run()
+    assert ahead.tokens("a") == expected_output(PROMPT, 8)
 
 
 @pytest.mark.parametrize(
-    ("beside", "why"),
+    "beside",
     [
-        (state(1, 2), "states"),
-        (dropping(2, 4, 8), "dropped"),
-        (images(GroupKind.CROSS, 2, 4), "images"),
-        (images(GroupKind.VISION, 2, 4), "images"),
+        state(1, 2),
+        dropping(2, 4, 8),
+        images(GroupKind.CROSS, 2, 4),
+        images(GroupKind.VISION, 2, 4),
     ],
 )
-def test_groups_that_are_more_than_text_are_not(beside: GroupSpec, why: str) -> None:
-    layout = pool_of(8, group(2, 4), beside)
-    assert why in overlap_problem(Limits(), layout, shares_pool=False, swaps=False)
+def test_prompts_whose_result_decides_about_pages_are_fences_and_answers_are_not(
+    beside: GroupSpec,
+) -> None:
+    ahead = Ahead(pool_of(40, group(2, 4), beside))
+    ahead.submit("a", PROMPT)
+    assert ahead.plan().work
+    assert not ahead.may_plan()
+    ahead.commit(3)
+    ahead.plan()
+    assert ahead.may_plan()
+    ahead.plan()
+    ahead.commit(4)
+    assert ahead.tokens("a") == [3, 4]
+
+
+def test_text_is_planned_ahead_from_the_first_chunk(ahead: Ahead) -> None:
+    ahead.submit("a", PROMPT * 3)
+    ahead.plan()
+    assert ahead.may_plan()
 
 
 @pytest.mark.parametrize("depth", [-1, 2])
 def test_a_depth_that_nobody_can_plan_is_refused(depth: int) -> None:
     with pytest.raises(ValueError, match=f"depth={depth}"):
-        require_depth(Limits(depth=depth), make_layout((0,)), shares_pool=False, swaps=False)
-
-
-def test_a_core_refuses_a_depth_that_its_limits_do_not_allow() -> None:
-    layout = make_layout((0,))
-    with pytest.raises(ValueError, match="depth=1: draft tokens"):
-        EngineCore(create_core(layout), Limits(depth=1, num_speculative_tokens=1), frozenset({EOS}))
+        EngineCore(create_core(make_layout((0,))), Limits(depth=depth), frozenset({EOS}))
 
 
 def test_steps_have_numbers_in_order(ahead: Ahead) -> None:

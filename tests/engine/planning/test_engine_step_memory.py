@@ -252,6 +252,6 @@ def test_whatever_comes_is_answered_right_and_the_pool_ends_empty(
             traffic.submit(str(index), [letter] * min(length, most - 1), output)
         traffic.run(800)
         assert not any(traffic.core.memory.snapshot().used)
-        traffic.shared.begin(StepNumber(traffic.core.step + 1))  # the last step is completed
+        traffic.shared.begin(StepNumber(traffic.core.step + 1), traffic.core.step)
         assert traffic.elastic.balloon.idle_chunks == traffic.elastic.balloon.activation_chunks
     assert runs[0].plans == runs[1].plans, "both cores decide alike, and so do both runs"

@@ -12,7 +12,7 @@ from kvell.engine.protocol.request_spec import RequestSpec, to_token_bytes
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.plan import StepPlan, TokenWork
 from kvell.engine.running.batching import PageTables
-from kvell.engine.running.image_batching import ImageBatcher
+from kvell.engine.running.image_batching import ImageBatcher, literal
 from kvell.memory import GroupKind, GroupSpec, SlotTable
 from kvell.models.images.image_batch import ImageBatch
 from kvell.models.images.image_content import ImagePrompt
@@ -145,12 +145,11 @@ def test_ids_are_again_those_that_were_given() -> None:
     store = store_of(PATCHES)
     for start in (0, 5, 12, 20):
         one = work(store, TWO, start, 9)
-        literal = batcher((VISION,), store).literal(one)
-        assert literal.tolist() == TWO.token_ids[start : start + 9]
+        assert literal(one, store).tolist() == TWO.token_ids[start : start + 9]
 
 
 def test_a_step_without_images_asks_for_nothing() -> None:
     plain = work_of("q", HANDLE, 0, 2, np.asarray([4, 5], np.int32))
     store = store_of(PATCHES)
     assert batcher((VISION,), store).batch([plain], CPU) is None
-    assert batcher((VISION,), store).literal(plain).tolist() == [4, 5]
+    assert literal(plain, store).tolist() == [4, 5]

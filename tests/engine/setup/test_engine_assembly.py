@@ -184,7 +184,7 @@ def drafting(vocab_size: int, kind: GroupKind = GroupKind.FULL) -> PagedModel:
     [
         (drafting(99), 0, "use --num-speculative-tokens 4"),
         (drafting(98), 2, "vocabulary of 98 tokens, the model one of 99"),
-        (drafting(99, GroupKind.VISION), 2, "where a model reads images"),
+        (drafting(99, GroupKind.VISION), 2, "takes images, which no draft model is given"),
     ],
 )
 def test_a_model_that_cannot_draft_for_another_is_refused(

@@ -192,22 +192,21 @@ def test_shares_that_were_cut_bind_each_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "options", "kind", "has_draft", "problem"),
+    ("names", "options", "kind", "problem"),
     [
-        (("a", "a"), EngineOptions(), GroupKind.FULL, False, "is the name of two models"),
-        (("a", ""), EngineOptions(), GroupKind.FULL, False, "names no model"),
-        (("a", "b"), EngineOptions(), GroupKind.FULL, True, "draft tokens for one model only"),
-        (("a", "b"), EngineOptions(common_pool=True), GroupKind.FULL, False, "protects"),
-        (("a", "b"), EngineOptions(), GroupKind.VISION, False, "takes images, which is served"),
-        (("a", "b"), EngineOptions(), GroupKind.CROSS, False, "takes images, which is served"),
-        (("a", "b"), EngineOptions(), GroupKind.DROPPING, False, "keeps a budget"),
+        (("a", "a"), EngineOptions(), GroupKind.FULL, "is the name of two models"),
+        (("a", ""), EngineOptions(), GroupKind.FULL, "names no model"),
+        (("a", "b"), EngineOptions(common_pool=True), GroupKind.FULL, "protects"),
+        (("a", "b"), EngineOptions(), GroupKind.VISION, "takes images, and so does a"),
+        (("a", "b"), EngineOptions(), GroupKind.CROSS, "takes images, and so does a"),
+        (("a", "b"), EngineOptions(), GroupKind.DROPPING, "keeps a budget"),
     ],
 )
 def test_what_cannot_share_an_engine(
-    names: tuple[str, str], options: EngineOptions, kind: GroupKind, has_draft: bool, problem: str
+    names: tuple[str, str], options: EngineOptions, kind: GroupKind, problem: str
 ) -> None:
     specs = [LayerSpec(0, kind, 1, 16, 4)]
     models = [ServedModel(name, model(specs)) for name in names]
     with pytest.raises(ChangeSomething, match=problem):
-        check_several(models, options, has_draft)
-    check_several(models[:1], replace(options, common_pool=True), has_draft)
+        check_several(models, options)
+    check_several(models[:1], replace(options, common_pool=True))

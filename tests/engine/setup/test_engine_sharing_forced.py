@@ -45,8 +45,8 @@ class Forced(SharedMemory):
         super().__init__(core, memory, need)
         self._draw = random.Random(seed)
 
-    def begin(self, step: StepNumber) -> None:
-        super().begin(step)
+    def begin(self, step: StepNumber, completed_step: int) -> None:
+        super().begin(step, completed_step)
         most = self.memory.balloon.tiling.num_chunks
         for _ in range(self._draw.randrange(4)):
             count = self._draw.randrange(1, most + 1)
@@ -87,7 +87,9 @@ def assert_nothing_left(engine: Engine) -> None:
     """No page in use, no slot granted, and the books agree."""
     elastic = elastic_of(engine)
     assert not any(engine.core.memory.snapshot().used)
-    SharedMemory.begin(engine.core._scheduler.memory, StepNumber(engine.core.step + 1))  # type: ignore[arg-type]
+    steps = engine.core._scheduler.memory
+    assert isinstance(steps, SharedMemory)
+    SharedMemory.begin(steps, StepNumber(engine.core.step + 1), engine.core.step)
     assert elastic.figures()["activation_used_chunks"] == 0
     assert elastic.audit() == []
 

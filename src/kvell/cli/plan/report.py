@@ -88,7 +88,7 @@ class PlanReport:
     def own_layout(self) -> Layout:
         """The layout with only the model's own groups, if groups carry model names."""
         named = any(group.model for group in self.layout.groups)
-        return self.layout.seen_by(self.model) if named else self.layout
+        return self.layout.held_by(self.model) if named else self.layout
 
     @property
     def lengths_tokens(self) -> tuple[int, ...]:
@@ -139,7 +139,7 @@ def make_report(
     :param name: name of the model's groups in the layout, if there are several models.
     """
     architecture, max_model_len = description.architecture, description.max_model_len
-    own = layout.seen_by(name) if name else layout
+    own = layout.held_by(name) if name else layout
     fits = tuple(
         Fit(tokens, request_bytes(own, tokens), requests_that_fit(own, tokens))
         for tokens in stated_lengths(max_model_len, lengths_tokens)

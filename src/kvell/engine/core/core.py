@@ -79,11 +79,9 @@ class EngineCore:
         :param agent: over the same core; None if requests do not move between instances.
         :param streams: cost of pulls during a step, for which the runner must report the progress
             of steps (``StepPlan.streams``); None: pulls wait for the end of the step.
-        :raises ValueError: if steps cannot be planned ahead as ``limits.depth`` demands.
+        :raises ValueError: if steps cannot be planned as far ahead as ``limits.depth``.
         """
-        require_depth(
-            limits, core.layout, shares_pool=memory is not None, swaps=swapping is not None
-        )
+        require_depth(limits.depth)
         self.memory = core
         self.limits = limits
         self.step = StepNumber(0)

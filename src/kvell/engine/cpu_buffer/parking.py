@@ -127,7 +127,7 @@ class Parking:
         """Return the bytes that a request needs beyond the empty large pages."""
         layout = self._core.layout
         is_shared = len({group.model for group in layout.groups}) > 1
-        seen = layout.seen_by(request.model) if is_shared else layout
+        seen = layout.held_by(request.model) if is_shared else layout
         need_bytes = pool_bytes_for(seen, request.num_tokens, self._chunk_tokens)
         return need_bytes - self._core.empty_large_pages() * layout.large_page_bytes
 

@@ -122,7 +122,11 @@ class Admission:
             return False
         if request is self._made_way_in_vain or self._chunks.prompt_budget(draft, parks=True) <= 0:
             return False
-        for other in self._seats.parking.give_way(request, self._seats.running, draft.admitted):
+        leaving = self._seats.parking.give_way(request, self._seats.running, draft.admitted)
+        if leaving and self._seats.in_flight:
+            self._chunks.must_settle = True
+            return False
+        for other in leaving:
             self._seats.park(other, draft)
             if self._admit_one(request, draft):
                 return True

@@ -45,6 +45,9 @@ class Chunks:
         lengths = [r.num_tokens for r in decodes]
         while decodes and not self.memory.before_decodes(lengths):
             if not self.protected.yield_least():
+                if self._seats.in_flight:
+                    self.must_settle = True
+                    return
                 self._seats.preempt_one(draft)
                 decodes = [r for r in decodes if r.state is RequestState.RUNNING]
                 lengths = [r.num_tokens for r in decodes]

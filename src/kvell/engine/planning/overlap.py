@@ -6,13 +6,16 @@
     depth 1   plan 1 ─ run 1 ──────────┬─ run 2 ──────────────────┬─ run 3 …
                        plan 2          └─ commit 1 ─ plan 3       └─ commit 2 ─ plan 4
 
-Plan n+1 is made without the ends and the tokens of step n; the runner fills the tokens in.  If a
-plan depends on more of the previous step, steps are planned one after the other.
+Plan n+1 is made without the ends and the tokens of step n; the runner fills the tokens in.  Steps
+run in order, so a plan may use pages, chunks and buffer pages that the previous step still reads.
+If a plan depends on more of a step's result, it is made when the result is committed (a fence).
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from kvell.engine.requests.limits import Limits
+from kvell.engine.requests.plan import TokenWork
 from kvell.memory import GroupKind, Layout
 
 MOST_DEPTH = 1
@@ -20,48 +23,46 @@ MOST_DEPTH = 1
 _TEXT_KINDS = frozenset({GroupKind.FULL, GroupKind.SLIDING, GroupKind.CHUNKED})
 
 
-def overlap_problem(limits: Limits, layout: Layout, *, shares_pool: bool, swaps: bool) -> str:
-    """Return why steps of this configuration cannot be planned ahead; "" if they can.
+class Fences:
+    """The steps after which nothing is planned before their result.
 
-    :param shares_pool: activations are slots of the pool, which the next plan releases.
-    :param swaps: pages of preempted or parked requests are copied to the CPU buffer.
+    They are those that sample where draft tokens may follow, since the number of right ones is not
+    known; and those with a prompt's tokens where the result decides which pages are kept: states,
+    pages of images and of budgets.
     """
-    kinds = {group.kind for group in layout.groups}
-    if limits.num_speculative_tokens:
-        return "draft tokens depend on tokens that the previous step samples"
-    if shares_pool:
-        return "activations share the pool with KV, and the next plan frees theirs"
-    if swaps:
-        return "pages for the CPU buffer hold results of the previous step"
-    if GroupKind.STATE in kinds:
-        return "the previous step decides where states are kept"
-    if GroupKind.DROPPING in kinds:
-        return "prompt tokens are dropped when the previous step ends"
-    if not kinds <= _TEXT_KINDS or any(group.counts_images for group in layout.groups):
-        return "pages of images are freed when the previous step ends"
-    return ""
+
+    def __init__(self, limits: Limits, layout: Layout) -> None:
+        self._has_drafts = limits.num_speculative_tokens > 0
+        self._models = {
+            group.model
+            for group in layout.groups
+            if group.kind not in _TEXT_KINDS or group.counts_images or group.holds_embeddings
+        }
+        self._is_needed = limits.depth > 0 and (self._has_drafts or bool(self._models))
+
+    def is_after(self, works: Iterable[TokenWork]) -> bool:
+        """Return whether the step of these works is a fence."""
+        return self._is_needed and any(map(self._decides, works))
+
+    def _decides(self, work: TokenWork) -> bool:
+        is_decode = work.samples and work.known == 1 and work.output_index > 0
+        return (self._has_drafts and work.samples) or (
+            not is_decode and work.spec.model in self._models
+        )
 
 
-def chosen_depth(
-    limits: Limits, layout: Layout, *, wanted: bool, shares_pool: bool, swaps: bool
-) -> tuple[Limits, str]:
+def with_depth(limits: Limits, *, is_wanted: bool) -> tuple[Limits, str]:
     """Return the limits with the depth to use, and its description in the startup message."""
-    problem = ""
-    if wanted:
-        problem = overlap_problem(limits, layout, shares_pool=shares_pool, swaps=swaps)
-    if problem:
-        return replace(limits, depth=0), f"planned one after the other: {problem}"
-    steps = "each is planned while the previous step runs" if wanted else ""
-    return replace(limits, depth=MOST_DEPTH if wanted else 0), steps
+    steps = "each is planned while the previous step runs"
+    if limits.num_speculative_tokens:
+        steps += ", except after steps that may have draft tokens"
+    return replace(limits, depth=MOST_DEPTH * is_wanted), steps if is_wanted else ""
 
 
-def require_depth(limits: Limits, layout: Layout, *, shares_pool: bool, swaps: bool) -> None:
-    """Check that steps can be planned as far ahead as ``limits.depth`` demands.
+def require_depth(depth: int) -> None:
+    """Check a depth.
 
-    :raises ValueError: if they cannot.
+    :raises ValueError: if steps cannot be planned as far ahead.
     """
-    if not 0 <= limits.depth <= MOST_DEPTH:
-        raise ValueError(f"depth={limits.depth}: steps are planned 0 or {MOST_DEPTH} ahead")
-    problem = overlap_problem(limits, layout, shares_pool=shares_pool, swaps=swaps)
-    if limits.depth and problem:
-        raise ValueError(f"depth={limits.depth}: {problem}")
+    if not 0 <= depth <= MOST_DEPTH:
+        raise ValueError(f"depth={depth}: steps are planned 0 or {MOST_DEPTH} ahead")

@@ -30,6 +30,7 @@ from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.engine.planning.admission import Admission
 from kvell.engine.planning.chunks import Chunks
+from kvell.engine.planning.overlap import Fences
 from kvell.engine.planning.plan_draft import PlanDraft
 from kvell.engine.planning.protected import ProtectedPrefixes
 from kvell.engine.planning.seats import RequestQueues
@@ -73,6 +74,7 @@ class Scheduler:
         self._core = core
         self._seats = RequestQueues(core, limits, swapping, parking)
         self._chunks = Chunks(core, limits, self._seats, memory)
+        self._fences = Fences(limits, core.layout)
         self._admission = Admission(
             core, limits, self._seats, self._chunks, shares_pool=shares_pool
         )
@@ -166,7 +168,7 @@ class Scheduler:
         self._seats.in_flight = in_flight
         self._chunks.must_settle = False
         self._core.begin_step(step)
-        self._chunks.memory.begin(step)
+        self._chunks.memory.begin(step, step - 1 - in_flight)
         if self.swapping is not None:
             self.swapping.begin()
         if self.parking is not None:
@@ -188,6 +190,7 @@ class Scheduler:
         self._grant(step, draft)
         released = self._seats.take_released()
         checkpoints = self._chunks.checkpoints(draft)
+        self._chunks.must_settle |= self._fences.is_after(draft.work)
         draft.add_moved(self._core.compact(COMPACT_LARGE_PAGES))
         return StepPlan(
             step,
@@ -210,7 +213,8 @@ class Scheduler:
         """Whether there is anything to plan before the results of steps in flight arrive.
 
         False while memory is short: no request is preempted or deferred for lack of pages that a
-        result may free.  Also False while the sampling of a request needs its latest token.
+        result may free.  Also False after a fence (:class:`.Fences`), and while the sampling of a
+        request needs its latest token.
         """
         if self._chunks.must_settle or any(
             request.sampling.looks_back for request in self._seats.running

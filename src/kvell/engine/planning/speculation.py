@@ -10,7 +10,8 @@ tokens only: a step computes draft tokens from them, and discards the resulting 
 step computes accepted draft tokens once more, with the newest token.
 
 Requests with sampling that is not plain (penalties, grammars, log probabilities) get no draft
-tokens, nor do requests that run alone, which have memory for themselves only.
+tokens, nor do requests that run alone, which have memory for themselves only.  A draft model
+proposes for the first of several models; requests of the others get none.
 
 Draft tokens end at the short rotation table of their request and the draft model's context.
 
@@ -40,6 +41,7 @@ class Speculation:
         self._limits = limits
         self._is_text = all(g.kind in _TEXT_KINDS and not g.counts_images for g in groups)
         self._page_tokens = sorted({group.page_tokens for group in groups})
+        self._drafted_models = {group.model for group in core.layout.groups if group.is_draft}
 
     def has_room(self, running: Sequence[Request]) -> bool:
         """Return whether all requests could take new pages for draft tokens, and still continue if
@@ -71,7 +73,8 @@ class Speculation:
             count = min(count, request.short_rope_tokens - request.num_tokens)
         if self._limits.draft_tokens_end:
             count = min(count, self._limits.draft_tokens_end - request.num_tokens)
-        if count <= 0 or request.runs_alone or not request.sampling.is_plain:
+        can_draft = request.sampling.is_plain and not (request.runs_alone or request.drawing)
+        if count <= 0 or not can_draft or not self._is_drafted(request):
             return np.empty(0, np.int32), np.empty((0, 4), np.int32)
         tokens = self._tokens(request, count)
         start = request.num_tokens
@@ -84,6 +87,10 @@ class Speculation:
             np.asarray([request.handle], np.int32), np.asarray([until], np.int32)
         )
         return tokens[: until - start], rows
+
+    def _is_drafted(self, request: Request) -> bool:
+        """Return whether draft tokens are looked up, or the draft model is of the request's."""
+        return not self._drafted_models or request.model in self._drafted_models
 
     def _tokens(self, request: Request, count: int) -> Ints:
         limits = self._limits

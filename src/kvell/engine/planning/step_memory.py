@@ -7,9 +7,10 @@ which grants a step's KV and activations together or not at all (eLLM §4.4.1)::
     begin ─► decodes: inflate for their growth ─► prefill chunks: the largest for which KV and
              activations both fit ─► grant: one slot for the activations of the whole step
 
-The slot is released when the next step is planned: by then the result has arrived, and no kernel
-touches the slot any more.  If the device refuses memory, that is no error: the step computes less,
-or nothing.
+The slot is released when the next step is planned.  That step runs later, so what it puts into the
+slot's chunks is written when no kernel touches the slot any more; a position that lost its chunk is
+unmapped only when the step's result is committed.  If the device refuses memory, that is no error:
+the step computes less, or nothing.
 """
 
 from collections import Counter
@@ -37,8 +38,11 @@ class StepMemory(Protocol):
     slot: StepSlot | None
     """Activations of the step granted last; None if they have a reserve."""
 
-    def begin(self, step: StepNumber) -> None:
-        """Begin to plan a step; the previous one is completed."""
+    def begin(self, step: StepNumber, completed_step: int) -> None:
+        """Begin to plan a step, which runs after all earlier ones.
+
+        :param completed_step: the last step whose result is committed.
+        """
         ...
 
     def before_decodes(self, lengths: Sequence[int]) -> bool:
@@ -90,7 +94,7 @@ class RigidMemory:
         self.slot: StepSlot | None = None
         self._core = core
 
-    def begin(self, step: StepNumber) -> None:
+    def begin(self, step: StepNumber, completed_step: int) -> None:
         """Do nothing."""
 
     def before_decodes(self, lengths: Sequence[int]) -> bool:
@@ -153,12 +157,12 @@ class SharedMemory:
         )
         self._step = StepNumber(0)
 
-    def begin(self, step: StepNumber) -> None:
+    def begin(self, step: StepNumber, completed_step: int) -> None:
         """Release the slot of the previous step, and tend the balloon."""
         if self._slot is not None:
             self.memory.release(self._slot, self._step)
             self._slot = self.slot = None
-        self.memory.tend(self._step)
+        self.memory.tend(completed_step)
         self._step = step
         self._growth_large = self._decodes = 0
 

@@ -24,7 +24,7 @@ import numpy as np
 from msgspec import structs
 
 from kvell.engine.planning.proposals import Ints
-from kvell.engine.requests.plan import StepPlan, TokenWork
+from kvell.engine.requests.plan import NewPages, StepPlan, TokenWork
 from kvell.engine.running.forward_batches import ForwardBatches
 from kvell.engine.running.lent.queries import Queries
 from kvell.engine.sampling.draw import largest
@@ -36,14 +36,18 @@ class Drafter:
     """A draft model over the pool of the model that it drafts for.
 
     :param layout: layout of the whole pool.
+    :param name: name of the model that it drafts for; "" if that is the only one.
     :param batches: batches of the drafter's groups.
     """
 
-    def __init__(self, model: PagedModel, layout: Layout, batches: ForwardBatches) -> None:
-        self._model = model
+    def __init__(
+        self, model: PagedModel, layout: Layout, name: str, batches: ForwardBatches
+    ) -> None:
+        self._model, self._name = model, name
         self._batches = batches
         self._queries: Queries | None = None
-        self._again = any(group.kind is GroupKind.STATE for group in layout.groups)
+        kinds = {group.kind for group in layout.groups if group.model == name}
+        self._again = GroupKind.STATE in kinds
 
     def with_draft_tokens(self, plan: StepPlan, queries: Queries | None = None) -> StepPlan:
         """Replace ``TO_DRAFT`` by draft tokens, whose KV is in the drafter's pages.
@@ -51,18 +55,23 @@ class Drafter:
         :param queries: queries for remote sections; the drafter is the last model.
         """
         self._queries = queries
-        drafting = [_Drafting(work) for work in plan.work if work.proposed]
-        self._first_pass(plan, drafting)
+        works = [work for work in plan.work if work.spec.model == self._name]
+        if not works:
+            return plan
+        drafting = [_Drafting(work) for work in works if work.proposed]
+        self._first_pass(works, plan.checkpoints, drafting)
         most_proposed = max((request.work.proposed for request in drafting), default=0)
         for count in range(1, most_proposed + (0 if self._again else 1)):
             self._pass([request for request in drafting if request.work.proposed >= count], count)
         filled = {request.work.handle: request.filled() for request in drafting}
         return replace(plan, work=tuple(filled.get(work.handle, work) for work in plan.work))
 
-    def _first_pass(self, plan: StepPlan, drafting: Sequence["_Drafting"]) -> None:
-        wants = [1 if work.proposed else 0 for work in plan.work]
-        known_work = [_known(work) for work in plan.work]
-        batch = self._batches.batch(known_work, plan.checkpoints, wants)
+    def _first_pass(
+        self, works: Sequence[TokenWork], checkpoints: NewPages, drafting: Sequence["_Drafting"]
+    ) -> None:
+        wants = [1 if work.proposed else 0 for work in works]
+        known_work = [_known(work) for work in works]
+        batch = self._batches.batch(known_work, checkpoints, wants)
         self._run(known_work, batch, drafting)
 
     def _pass(self, drafting: Sequence["_Drafting"], count: int) -> None:

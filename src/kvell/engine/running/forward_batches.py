@@ -15,7 +15,7 @@ from kvell.engine.running.batching import (
     StateArrays,
     WorkRows,
 )
-from kvell.engine.running.image_batching import ImageBatcher
+from kvell.engine.running.image_batching import ImageBatcher, literal
 from kvell.memory import GroupKind, Layout
 from kvell.models.forward.forward_batch import ForwardBatch, HostForwardBatch
 from kvell.models.images.image_batch import IMAGE_KINDS
@@ -29,7 +29,8 @@ class ForwardBatches:
 
     :param tables: page tables of the whole pool.
     :param groups: indices of the model's groups in the pool, in the model's order.
-    :param images: images of requests in flight, if the model takes images.
+    :param images: images of requests in flight, if the model takes images, or drafts for one that
+        does: then it reads the placeholders of images as tokens.
     """
 
     def __init__(
@@ -48,7 +49,10 @@ class ForwardBatches:
         self._drops = GroupKind.DROPPING in kinds.values()
         self._of_images = {index for index in groups if kinds[index] in IMAGE_KINDS}
         self._of_states = {index for index in groups if kinds[index] is GroupKind.STATE}
-        self._images = images and ImageBatcher(layout.groups, groups, tables, images)
+        self._store = images
+        self._images: ImageBatcher | None = None
+        if images is not None and not any(layout.groups[index].is_draft for index in groups):
+            self._images = ImageBatcher(layout.groups, groups, tables, images)
 
     def batch(
         self,
@@ -71,7 +75,8 @@ class ForwardBatches:
         rows = WorkRows.of(work)
         logits = [w.num_logits for w in work] if num_logits is None else list(num_logits)
         images = self._images
-        literal_ids = [images.literal(w) if images else w.token_ids for w in work]
+        store = self._store
+        literal_ids = [literal(w, store) if store else w.token_ids for w in work]
         tokens = self._tables.token_rows(rows, logits, literal_ids)
         groups = tuple(self._group(index, work, rows, checkpoints) for index in self._groups)
         seen = images.batch(work, self._device) if images else None

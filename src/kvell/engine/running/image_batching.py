@@ -37,17 +37,6 @@ class ImageBatcher:
         self._tables = tables
         self._store = store
 
-    def literal(self, work: TokenWork) -> Ints:
-        """Return the work's token ids, with the user's ids for images."""
-        ids = work.token_ids.copy()
-        for image in _touched(work):
-            low, high = _overlap(image, work)
-            span = self._span(image, work)
-            ids[low - work.start : high - work.start] = span.token_ids[
-                low - image.start : high - image.start
-            ]
-        return ids
-
     def batch(self, works: Sequence[TokenWork], device: torch.device) -> ImageBatch | None:
         """Build the step's image batch; None if no request of the step has images.
 
@@ -122,9 +111,7 @@ class ImageBatcher:
         )
 
     def _span(self, image: ImageSpan, work: TokenWork) -> Span:
-        return self._store.span(
-            int(work.token_ids[min(image.end, work.start + work.count) - 1 - work.start])
-        )
+        return _span_in(image, work, self._store)
 
     # ----------------------------------------------------------- attending across
 
@@ -147,6 +134,18 @@ class ImageBatcher:
         first = self._first_page(work, number)
         count = self._first_page(work, number + 1) - first
         return self._tables.table(work.handle, self._index)[first : first + count]
+
+
+def literal(work: TokenWork, store: ImageStore) -> Ints:
+    """Return the work's token ids, with the user's ids for images."""
+    ids = work.token_ids.copy()
+    for image in _touched(work):
+        low, high = _overlap(image, work)
+        span = _span_in(image, work, store)
+        ids[low - work.start : high - work.start] = span.token_ids[
+            low - image.start : high - image.start
+        ]
+    return ids
 
 
 def seen_images(images: Sequence[tuple[int, int, int]], position: int) -> list[int]:
@@ -184,6 +183,11 @@ def _numbered(work: TokenWork) -> Iterator[tuple[int, ImageSpan]]:
     """Yield the images that have begun by the end of the work, numbered."""
     spans = (ImageSpan(*row) for row in work.spec.images)
     return ((i, span) for i, span in enumerate(spans) if span.start < work.start + work.count)
+
+
+def _span_in(image: ImageSpan, work: TokenWork, store: ImageStore) -> Span:
+    last = min(image.end, work.start + work.count) - 1
+    return store.span(int(work.token_ids[last - work.start]))
 
 
 def _touched(work: TokenWork) -> Iterator[ImageSpan]:

@@ -26,6 +26,7 @@ from kvell.engine.sampling.controls import Controls, SampledPart, StepControls
 from kvell.engine.sampling.draw import GREEDY, RowSampling, sample
 from kvell.memory import Layout, SlotTable
 from kvell.models.forward.segments import LayerCallbacks
+from kvell.models.images.image_store import ImageStore
 from kvell.models.paged_model import ForwardBatch, PagedModel
 from kvell.pages.stages import stages_of
 
@@ -127,20 +128,32 @@ class ModelRunner:
         self._stages = () if beside else stages_of(layout.groups, name)
         self._drafter: Drafter | None = None
         if draft is not None:
-            batches = self._batches_of(draft, is_draft=True)
-            self._drafter = Drafter(draft, layout, batches)
+            batches = self._batches_of(draft, name, is_draft=True, images=model.images)
+            self._drafter = Drafter(draft, layout, name, batches)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Run a plan and return the sampled tokens."""
-        return self.prepare(plan)()
+        return self._prepared(plan)()
 
     def prepare(
         self, plan: StepPlan, begun: Callable[[], None] | None = None
     ) -> Callable[[], StepResult]:
         """Update the page tables and build the batches; the returned function does the rest.
 
-        With a draft model it builds the batches, when it has the draft tokens.
+        With a draft model it does all of that, since batches are built from draft tokens, and the
+        tables must not change while the previous step builds its own.
         """
+        if self._drafter is None:
+            return self._prepared(plan, begun)
+        return partial(self._run_late, plan, begun or (lambda: None))
+
+    def _run_late(self, plan: StepPlan, begun: Callable[[], None]) -> StepResult:
+        begun()
+        return self.run(plan)
+
+    def _prepared(
+        self, plan: StepPlan, begun: Callable[[], None] | None = None
+    ) -> Callable[[], StepResult]:
         self._tables.update(plan)
         for controls in self._controls.values():
             controls.release(plan.released)
@@ -265,10 +278,16 @@ class ModelRunner:
         return drawn
 
     def _batches_of(
-        self, model: PagedModel, name: str = "", *, is_draft: bool = False
+        self,
+        model: PagedModel,
+        name: str,
+        *,
+        is_draft: bool = False,
+        images: ImageStore | None = None,
     ) -> ForwardBatches:
         groups = self._layout.indices_of(name, is_draft=is_draft)
-        return ForwardBatches(self._layout, self._tables, groups, model.device, model.images)
+        store = model.images or images
+        return ForwardBatches(self._layout, self._tables, groups, model.device, store)
 
 
 def _in_turn(plan: StepPlan, drawn: Mapping[str, list[int]]) -> list[int]:

@@ -192,7 +192,7 @@ def model_share(
     model: str, layout: Layout, max_model_len: int, fitting: Fitting = requests_that_fit
 ) -> ModelShare:
     """Return the requests that one of several models can serve if it has the pool alone."""
-    fits = requests_by_length(layout.seen_by(model), max_model_len, fitting)
+    fits = requests_by_length(layout.held_by(model), max_model_len, fitting)
     return ModelShare(model, max_model_len, fits)
 
 
@@ -228,7 +228,7 @@ def make_contract(
     :param steps: a remark on how steps are planned; "" for none.
     :param dtype: dtype of the first model's computation.
     """
-    seen = layout.seen_by(model) if beside else layout
+    seen = layout.held_by(model) if beside else layout
     return MemoryContract(
         model,
         weights_bytes,

@@ -54,8 +54,9 @@ def rules_of(
         model_len, given = model.description.max_model_len, options.max_model_len
         wish = min(model_len, given) if index and given is not None else given
         wished = replace(options, max_model_len=wish)
-        limits = make_limits(layout, model, wished, draft, name, layers, flag)
-        rules.append(ModelRules(name, limits, eos, layout.seen_by(name) if name else layout))
+        drafter = None if index else draft
+        limits = make_limits(layout, model, wished, drafter, name, layers, flag)
+        rules.append(ModelRules(name, limits, eos, layout.held_by(name) if name else layout))
     return rules
 
 
@@ -100,7 +101,7 @@ def make_limits(
             model_len, draft.description.max_model_len if draft else None
         ),
     )
-    seen = layout.seen_by(name) if name else layout
+    seen = layout.held_by(name) if name else layout
     fits = longest_request(seen, wanted, limits.min_chunk_tokens)
     if fits < (wanted if options.max_model_len else MIN_MODEL_LEN):
         layers = _layers_of(model, draft) if layers is None else layers
@@ -152,7 +153,7 @@ def _enough_bytes(
     enough_bytes = pool_bytes_for(layout, wanted, chunk)
     while True:
         layout = plan_layout(layers, enough_bytes, manager=manager)
-        layout = layout.seen_by(name) if name else layout
+        layout = layout.held_by(name) if name else layout
         need_bytes = pool_bytes_for(layout, wanted, chunk)
         if need_bytes <= layout.pool_bytes:
             return enough_bytes

@@ -103,10 +103,10 @@ class EngineOptions:
     async_scheduling: bool = setting(
         False,
         "--async-scheduling",
-        "Plan a step while the previous one runs, where the model allows it.",
+        "Plan a step while the previous one runs.",
         "switch",
     )
-    """Plan a step while the previous one runs, if the model allows it; answers stay the same."""
+    """Plan a step while the previous one runs; answers stay the same."""
     manager: Manager = setting(
         "kvell",
         "--manager",

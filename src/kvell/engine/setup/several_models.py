@@ -14,12 +14,8 @@ from kvell.errors import ChangeSomething
 from kvell.memory import GroupKind, LayerSpec
 from kvell.models.paged_model import PagedModel
 
-UNSERVED = {
-    GroupKind.CROSS: "takes images",
-    GroupKind.VISION: "takes images",
-    GroupKind.DROPPING: "keeps a budget of a prompt's tokens",
-}
-"""Group kinds that one of several models may not have, each with the reason."""
+IMAGE_KINDS = frozenset({GroupKind.CROSS, GroupKind.VISION})
+"""Group kinds of models that take images."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +50,11 @@ class ServedModel:
         return tuple(replace(layer, model=self.name) for layer in self.model.description.layers)
 
 
-def check_several(models: Sequence[ServedModel], options: EngineOptions, has_draft: bool) -> None:
+def check_several(models: Sequence[ServedModel], options: EngineOptions) -> None:
     """Refuse models and options that cannot share an engine with another model.
 
-    :raises ChangeSomething: for two models of one name, or for a second model with a draft model,
-        images, KV budgets, or protected prefixes.
+    :raises ChangeSomething: for two models of one name or two that take images, or for a second
+        model with KV budgets or protected prefixes.
     """
     if len(models) == 1:
         return
@@ -67,16 +63,17 @@ def check_several(models: Sequence[ServedModel], options: EngineOptions, has_dra
         if not name or names.count(name) > 1:
             problem = "is the name of two models" if name else "names no model"
             raise ChangeSomething("model", name or "''", problem, "name each: --model NAME=PATH")
-    if has_draft:
-        raise _refusal("--speculative-model", "given", "proposes draft tokens for one model only")
     if options.common_pool:
         raise _refusal("common_pool", True, "protects the prefixes of one model only")
-    for served in models:
-        for layer in served.model.description.layers:
-            if layer.kind in UNSERVED:
-                raise _refusal(
-                    "model", served.name, f"{UNSERVED[layer.kind]}, which is served alone"
-                )
+    kinds = {served.name: {layer.kind for layer in served.layers()} for served in models}
+    for name in names:
+        if GroupKind.DROPPING in kinds[name]:
+            problem = "keeps a budget of a prompt's tokens, which is served alone"
+            raise _refusal("model", name, problem)
+    with_images = [name for name in names if kinds[name] & IMAGE_KINDS]
+    if len(with_images) > 1:
+        problem = f"takes images, and so does {with_images[0]}"
+        raise ChangeSomething("model", with_images[1], problem, "give one such model only")
 
 
 def _refusal(field_name: str, value: object, problem: str) -> ChangeSomething:

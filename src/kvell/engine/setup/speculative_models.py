@@ -1,19 +1,17 @@
 """Checks of a draft model and of the options of speculation."""
 
 from kvell.engine.setup.options import EngineOptions
+from kvell.engine.setup.several_models import IMAGE_KINDS
 from kvell.errors import ChangeSomething
-from kvell.memory import GroupKind
 from kvell.models.families.draft_model import FLAG, check_vocabularies
 from kvell.models.paged_model import PagedModel
-
-IMAGE_KINDS = frozenset({GroupKind.CROSS, GroupKind.VISION})
 
 
 def check_speculation(model: PagedModel, draft: PagedModel | None, options: EngineOptions) -> None:
     """Refuse options with which speculation cannot work.
 
-    :raises ChangeSomething: for a draft model with another vocabulary, with images, or without a
-        number of draft tokens; or for contradictory look-up lengths.
+    :raises ChangeSomething: for a draft model with another vocabulary, one that takes images, or
+        one without a number of draft tokens; or for contradictory look-up lengths.
     """
     _check_counts(options)
     if draft is None:
@@ -22,11 +20,9 @@ def check_speculation(model: PagedModel, draft: PagedModel | None, options: Engi
         problem = "proposes nothing without a number of draft tokens"
         raise ChangeSomething(FLAG, _name(draft), problem, "use --num-speculative-tokens 4")
     check_vocabularies(model.description.vocab_size, draft.description.vocab_size, _name(draft))
-    kinds = {layer.kind for paged in (model, draft) for layer in paged.description.layers}
-    if kinds & IMAGE_KINDS:
-        problem = "cannot propose draft tokens where a model reads images"
-        remedy = "leave it out: draft tokens are looked up"
-        raise ChangeSomething(FLAG, _name(draft), problem, remedy)
+    if {layer.kind for layer in draft.description.layers} & IMAGE_KINDS:
+        problem = "takes images, which no draft model is given"
+        raise ChangeSomething(FLAG, _name(draft), problem, "use a text model of its vocabulary")
 
 
 def _check_counts(options: EngineOptions) -> None:
