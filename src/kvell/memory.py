@@ -38,7 +38,7 @@ from typing import Literal, get_args
 from kvell.errors import ChangeSomething
 from kvell.pages.audit import audit
 from kvell.pages.grouping import Embeddings
-from kvell.pages.layout import GroupKind, GroupSpec, LayerSpec, Layout, as_draft
+from kvell.pages.layout import IMAGE_KINDS, GroupKind, GroupSpec, LayerSpec, Layout, as_draft
 from kvell.pages.registering import MAX_REGISTERED_PADDING, plan_groups_into
 from kvell.pages.sizing import MANAGERS, Manager, plan_layout
 from kvell.pages.slots import SlotTable
@@ -72,6 +72,7 @@ from kvell.prefix.tokens import Tokens, common_prefix
 __all__ = [
     "DROPPED",
     "EVICTIONS",
+    "IMAGE_KINDS",
     "MANAGERS",
     "MAX_REGISTERED_PADDING",
     "MOVED",

@@ -154,7 +154,8 @@ PAGES = (
             Section(
                 "What a model stores",
                 (
-                    *_memory("LayerSpec GroupKind GroupSpec Layout plan_layout MANAGERS Manager"),
+                    *_memory("LayerSpec GroupKind IMAGE_KINDS GroupSpec Layout plan_layout"),
+                    *_memory("MANAGERS Manager"),
                     "kvell.pages.layout.Association",
                     *_memory("Embeddings as_draft plan_groups_into MAX_REGISTERED_PADDING"),
                 ),

@@ -207,7 +207,8 @@ def _make_parts(
 ) -> _Parts:
     """Check that the models can be served together, and give them a pool."""
     check_several(served, options)
-    first, every = served[0], _with_draft(served, draft)
+    first = served[0]
+    every = _with_draft(served, draft)
     layers = [layer for member in served for layer in member.layers()]
     if draft is not None:
         own = as_draft(draft.description.layers)

@@ -44,7 +44,9 @@ class GroupKind(StrEnum):
         return self not in _OTHERWISE_PAGED
 
 
-_OTHERWISE_PAGED = frozenset({GroupKind.STATE, GroupKind.CROSS, GroupKind.VISION})
+IMAGE_KINDS = frozenset({GroupKind.CROSS, GroupKind.VISION})
+"""The kinds whose pages hold image tokens, not tokens of the text."""
+_OTHERWISE_PAGED = IMAGE_KINDS | {GroupKind.STATE}
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from kvell.engine.core.emptying import _evict_unused
 from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.mempool.tiers.buffered import needed_pages
 from kvell.vocabulary import MIB
@@ -135,14 +136,25 @@ def test_half_in_the_pool_and_half_in_the_buffer_is_one_hit(
     assert_all(run)
 
 
-def test_a_draft_models_pages_are_not_kept() -> None:
-    """Nor anybody's beside them: their guesses would begin from nothing."""
+def test_a_draft_models_pages_are_kept_beside_its_models() -> None:
+    """Its guesses are right after a prefix from the buffer too: it drafts for itself."""
     from tests.engine.speculating import GREEDY, prompts, served, words_module
 
     module = words_module("LlamaForCausalLM")
     run = served(module, 3, module, cpu_buffer_bytes=8 * MIB)
     scheduler = run.engine.core._scheduler
     scheduler._wanted_large = lambda: 1 << 20  # type: ignore[method-assign]
-    run.ask(prompts(3, 0), GREEDY)
+    assert scheduler.swapping is not None and scheduler.swapping.prefixes is not None
+    scheduler.swapping.prefixes._rule = Always()
+    asked = prompts(3, 0)
+    run.ask(asked, GREEDY)
     run.ask(prompts(2, 1), GREEDY)
-    assert run.stats.rungs["cache_out"] == 0
+    assert run.stats.rungs["cache_out"] > 0
+    before = run.stats
+    _evict_unused(run.engine.core.memory, run.engine.core.step)
+    again = {f"{name}/again": prompt for name, prompt in asked.items()}
+    run.ask(again, GREEDY)
+    assert run.stats.rungs["cache_in"] > 0
+    drafted = run.stats.spec_decode_draft_tokens - before.spec_decode_draft_tokens
+    accepted = run.stats.spec_decode_accepted_tokens - before.spec_decode_accepted_tokens
+    assert accepted > 0.9 * drafted > 0

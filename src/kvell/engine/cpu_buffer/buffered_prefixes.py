@@ -25,7 +25,7 @@ from kvell.cost.swap_rule import SwapRule
 from kvell.elastic.page_buffer import PageBuffer
 from kvell.engine.requests.plan import NewPages
 from kvell.engine.requests.request import Request
-from kvell.memory import GroupKind, MemoryCore
+from kvell.memory import IMAGE_KINDS, GroupKind, MemoryCore
 from kvell.mempool.tiers.buffered import BufferedPages, Key, Place
 from kvell.mempool.tiers.digests import PrefixDigests
 from kvell.mempool.tiers.lookup import SERVED_KINDS, Tiers
@@ -247,12 +247,17 @@ class BufferedPrefixes:
     # ----------------------------------------------------------------------- internal
 
     def _own(self, model: str) -> list[int]:
-        return [index for index, group in enumerate(self._groups) if group.model == model]
+        """Return the groups of a model in which a text without images has pages."""
+        return [
+            index
+            for index, group in enumerate(self._groups)
+            if group.model == model and group.kind not in IMAGE_KINDS
+        ]
 
     def _serves(self, request: Request) -> bool:
-        """Return whether pages hold all of a request's KV, and none is of a draft or an image."""
+        """Return whether pages hold all of a request's KV, and none is of an image."""
         groups = (self._groups[index] for index in self._own(request.model))
-        is_plain = all(group.kind in SERVED_KINDS and not group.is_draft for group in groups)
+        is_plain = all(group.kind in SERVED_KINDS for group in groups)
         return is_plain and not request.spec.images
 
 

@@ -24,7 +24,7 @@ from kvell.elastic.page_buffer import PageBuffer
 from kvell.engine.cpu_buffer.buffered_prefixes import BufferedPrefixes, held_already
 from kvell.engine.requests.plan import NewPages
 from kvell.engine.requests.request import Request
-from kvell.memory import GroupKind, GroupSpec, MemoryCore
+from kvell.memory import IMAGE_KINDS, GroupKind, GroupSpec, MemoryCore
 from kvell.vocabulary import RequestId
 
 SWAPPABLE = frozenset({GroupKind.FULL, GroupKind.SLIDING, GroupKind.CHUNKED, GroupKind.STATE})
@@ -136,7 +136,9 @@ class Swapping:
         rows = self._core.held_pages(request.handle)[:, 1:]
         groups = self._core.layout.groups
         sizes = np.asarray([g.page_tokens if g.kind.counts_tokens else 0 for g in groups])
-        kept: NewPages = rows[rows[:, 1] * sizes[rows[:, 0]] < request.computed]
+        swappable = np.asarray([g.kind in SWAPPABLE for g in groups])
+        is_computed = rows[:, 1] * sizes[rows[:, 0]] < request.computed
+        kept: NewPages = rows[is_computed & swappable[rows[:, 0]]]
         return kept
 
     def _can_swap(self, request: Request) -> bool:
@@ -144,9 +146,8 @@ class Swapping:
 
         A borrowing request is not swapped, since it would lose its remote sections anyway.
         """
-        seen = [g for g in self._core.layout.groups if g.model == request.model]
-        is_plain = all(g.kind in SWAPPABLE for g in seen) and not request.spec.images
-        if not is_plain or request.remote_tokens:
+        kinds = {g.kind for g in self._core.layout.groups if g.model == request.model}
+        if not kinds <= SWAPPABLE | _empty_kinds(request) or request.remote_tokens:
             return False
         return request.computed > self._core.hit_tokens(request.handle)
 
@@ -252,6 +253,15 @@ class Swapping:
         else:
             counts.in_pages += len(rows)
             counts.in_bytes += size_bytes
+
+
+def _empty_kinds(request: Request) -> frozenset[GroupKind]:
+    """Return the kinds of groups in which a request needs no pages: those of images, without
+    images; those of their embeddings, once all of them are read."""
+    ends = [start + tokens for start, tokens, _ in request.spec.images]
+    if not ends:
+        return IMAGE_KINDS
+    return frozenset({GroupKind.VISION} if request.computed >= max(ends) else ())
 
 
 def moved_bytes(rows: NewPages, groups: Sequence[GroupSpec]) -> int:

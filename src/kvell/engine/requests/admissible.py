@@ -6,7 +6,7 @@ import numpy.typing as npt
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.limits import Limits
 from kvell.errors import ChangeSomething
-from kvell.memory import Facts, GroupKind, Layout, facts_of, fits_alone
+from kvell.memory import IMAGE_KINDS, Facts, Layout, facts_of, fits_alone
 
 
 def prompt_problem(
@@ -107,9 +107,7 @@ def request_problem(
 def takes_images(layout: Layout) -> bool:
     """Return whether a model with these groups reads images."""
     return any(
-        group.counts_images
-        or group.holds_embeddings
-        or group.kind in (GroupKind.CROSS, GroupKind.VISION)
+        group.counts_images or group.holds_embeddings or group.kind in IMAGE_KINDS
         for group in layout.groups
     )
 

@@ -16,9 +16,8 @@ from kvell.engine.running.batching import (
     WorkRows,
 )
 from kvell.engine.running.image_batching import ImageBatcher, literal
-from kvell.memory import GroupKind, Layout
+from kvell.memory import IMAGE_KINDS, GroupKind, Layout
 from kvell.models.forward.forward_batch import ForwardBatch, HostForwardBatch
-from kvell.models.images.image_batch import IMAGE_KINDS
 from kvell.models.images.image_store import ImageStore
 
 NO_CHECKPOINTS = np.empty((0, 5), np.int32)

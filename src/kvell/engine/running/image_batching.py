@@ -9,9 +9,9 @@ import torch
 from kvell.attention.interface import GroupBatch
 from kvell.engine.requests.plan import TokenWork
 from kvell.engine.running.batching import Ints, PageTables
-from kvell.memory import GroupSpec, ImageSpan
+from kvell.memory import IMAGE_KINDS, GroupSpec, ImageSpan
 from kvell.models.images.grid_positions import Grid, grid_positions
-from kvell.models.images.image_batch import IMAGE_KINDS, ImageBatch, PageRows, SeenImages
+from kvell.models.images.image_batch import ImageBatch, PageRows, SeenImages
 from kvell.models.images.image_content import Span
 from kvell.models.images.image_store import ImageStore
 

@@ -11,11 +11,8 @@ from kvell.engine.sampling.controls import Controls
 from kvell.engine.sampling.grammars import Grammars, process_bytes_for
 from kvell.engine.setup.options import EngineOptions
 from kvell.errors import ChangeSomething
-from kvell.memory import GroupKind, LayerSpec
+from kvell.memory import IMAGE_KINDS, GroupKind, LayerSpec
 from kvell.models.paged_model import PagedModel
-
-IMAGE_KINDS = frozenset({GroupKind.CROSS, GroupKind.VISION})
-"""Group kinds of models that take images."""
 
 
 @dataclass(frozen=True)

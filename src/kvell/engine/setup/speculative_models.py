@@ -1,8 +1,8 @@
 """Checks of a draft model and of the options of speculation."""
 
 from kvell.engine.setup.options import EngineOptions
-from kvell.engine.setup.several_models import IMAGE_KINDS
 from kvell.errors import ChangeSomething
+from kvell.memory import IMAGE_KINDS
 from kvell.models.families.draft_model import FLAG, check_vocabularies
 from kvell.models.paged_model import PagedModel
 

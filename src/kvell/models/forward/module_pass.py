@@ -23,11 +23,11 @@ from kvell.models.forward.image_side import ImageSide, text_attention
 from kvell.models.forward.latents import place_latents
 from kvell.models.forward.segments import LayerCallbacks
 from kvell.models.forward.true_positions import RopeTables, TruePositions, asks_a_cache
-from kvell.models.images.image_batch import IMAGE_KINDS, SeenImages
+from kvell.models.images.image_batch import SeenImages
 from kvell.models.images.image_store import ImageStore
 from kvell.models.states.mixer_slots import during, place_mixers
 from kvell.models.states.state_step import StatePass
-from kvell.pages.layout import GroupKind, LayerSpec, Layout
+from kvell.pages.layout import IMAGE_KINDS, GroupKind, LayerSpec, Layout
 
 _ELSEWHERE = IMAGE_KINDS | {GroupKind.STATE}
 """Kinds of layers, or of their parts, that do not use the attention hook."""

@@ -6,10 +6,6 @@ import torch
 
 from kvell.attention.interface import GroupBatch
 from kvell.models.images.image_content import Span
-from kvell.pages.layout import GroupKind
-
-IMAGE_KINDS = frozenset({GroupKind.CROSS, GroupKind.VISION})
-"""Layer kinds whose tokens are image tokens, not text tokens."""
 
 
 @dataclass(frozen=True)
