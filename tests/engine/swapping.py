@@ -44,11 +44,13 @@ def swapping_core(
     ahead: int | None = None,
     *,
     keeps_prefixes: bool = False,
+    buffer_large: int | None = None,
 ) -> EngineCore:
     """An engine core with a buffer of ``num_large`` large pages.
 
     :param ahead: large pages that prompts may first take to go ahead of decodes; None: never.
     :param keeps_prefixes: whether the buffer also keeps evicted prefixes.
+    :param buffer_large: its first large page, if prompts may be computed into it.
     """
     core = create_core(layout, implementation)
     buffer = PageBuffer(layout.groups, num_large)
@@ -59,4 +61,11 @@ def swapping_core(
     if ahead is not None:
         sizes = CpuBuffer(num_large, ahead)
         parking = Parking(core, swapping, sizes, limits.min_chunk_tokens)
-    return EngineCore(core, limits, frozenset({EOS}), swapping=swapping, parking=parking)
+    return EngineCore(
+        core,
+        limits,
+        frozenset({EOS}),
+        swapping=swapping,
+        parking=parking,
+        buffer_large=buffer_large,
+    )

@@ -94,10 +94,18 @@ class VirtualModel:
     """Carries out plans over pages that hold digests instead of keys and values.
 
     :ivar beyond: pages of others, which plans may borrow.
+    :param buffer_large: number of the CPU buffer's first large page, if passes write there.
     """
 
-    def __init__(self, layout: Layout, slots: SlotTable | None = None, words: int = VOCAB) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        slots: SlotTable | None = None,
+        words: int = VOCAB,
+        buffer_large: int | None = None,
+    ) -> None:
         self.layout = layout
+        self._buffer_large = buffer_large
         self._words = words
         self._tables = PageTables(layout.groups, slots or SlotTable(layout.num_large_pages))
         self.memory = [
@@ -176,7 +184,7 @@ class VirtualModel:
             row = int(arrays[0].query_starts[index]) + offset
             for group, array in enumerate(arrays):
                 page, place = int(array.write_page_ids[row]), int(array.write_offsets[row])
-                self.memory[group][page, place] = digests[-1]
+                self._own_page(group, page)[place] = digests[-1]
         self._drafted.append(structs.replace(work, token_ids=np.asarray(tokens, np.int32)))
         return [
             next_token(digest, self._words) for digest in digests[len(digests) - work.num_logits :]
@@ -212,10 +220,19 @@ class VirtualModel:
             entries[position] = int(self._page(group, page)[place])
         return entries
 
-    def _page(self, group: int, page: int) -> Page:
-        if page < len(self.memory[group]):
+    def _own_page(self, group: int, page: int) -> Page:
+        """A page of the pool, or one of the buffer, which begins anew as nothing."""
+        if self._buffer_large is None or page < len(self.memory[group]):
             own: Page = self.memory[group][page]
             return own
+        spec = self.layout.groups[group]
+        held = page - self._buffer_large * spec.pages_per_large
+        assert held >= 0, "a page between pool and buffer"
+        return self._buffer.setdefault((group, held), np.zeros(spec.page_tokens, np.int64))
+
+    def _page(self, group: int, page: int) -> Page:
+        if page < len(self.memory[group]) or self._buffer_large is not None:
+            return self._own_page(group, page)
         assert self.beyond is not None, "nothing lies behind the pool"
         self.borrowed_reads += 1
         return self.beyond.page(group, page)

@@ -43,10 +43,12 @@ WIDE = {
     "max_position_embeddings": 2048,
 }
 """Sizes with which few requests fill a pool of some chunks."""
+MIXED = ["full_attention", "sliding_attention"] * 3
+"""Layers of a model with windows: half of them keep all tokens."""
 GREEDY = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
 MAX_MODEL_LEN = 256
 BATCHED = 128
-SHARED_MIB = 9
+SHARED_MIB = 8
 """Size of a pool of KV and activations, which holds a few of the requests."""
 RESERVE_MIB = 96
 """What ``--memory`` leaves besides for a model whose activations torch allocates."""
@@ -57,7 +59,8 @@ CHANGES_ANSWERS = ("two models", "images", "hybrid", "int8")
 @cache
 def module_of(architecture: str) -> Any:
     """Return a module of few sizes; of a draft model, the tiny one."""
-    return random_module(tiny_config(architecture, **WIDE), 3)
+    own = {"layer_types": MIXED} if architecture == TEXT else {}
+    return random_module(tiny_config(architecture, **WIDE, **own), 3)
 
 
 @cache
@@ -100,7 +103,8 @@ def engine_with(mechanisms: Sequence[str], **more: Any) -> Engine:
         "max_model_len": MAX_MODEL_LEN,
         "max_num_batched_tokens": BATCHED,
         "async_scheduling": "async" in mechanisms,
-        "cpu_buffer_bytes": 32 * MIB if "buffer" in mechanisms else None,
+        "cpu_buffer_bytes": 32 * MIB if {"buffer", "offload"} & set(mechanisms) else None,
+        "slo_ttft_seconds": 1e-4 if "offload" in mechanisms else None,
         "num_speculative_tokens": 3 if "draft" in mechanisms else 0,
     }
     beside = [ServedModel(f"m{i + 1}", model) for i, model in enumerate(models[1:])]
@@ -111,7 +115,17 @@ def engine_with(mechanisms: Sequence[str], **more: Any) -> Engine:
     if swapping is not None:
         assert swapping.prefixes is not None
         swapping._rule = swapping.prefixes._rule = Always()  # tiny models compute any page faster
+    if "offload" in mechanisms:
+        _offload_alone(engine)
     return engine
+
+
+def _offload_alone(engine: Engine) -> None:
+    """Let prompts without room go to the buffer always: decodes give way to none."""
+    parking = engine.core._scheduler.parking
+    assert parking is not None
+    parking.sizes.logical_chunks = parking.sizes.physical_chunks
+    parking.give_way = lambda request, running, admitted: []  # type: ignore[method-assign]
 
 
 def _short_bytes(models: Sequence[PagedModel], draft: PagedModel | None) -> int:
@@ -222,6 +236,7 @@ SIGNS: dict[str, Callable[[Run], object]] = {
         else run.engine.contract.activation_reserve_bytes
     ),
     "buffer": lambda run: run.stats.buffer["out_pages"] and run.stats.buffer["in_pages"],
+    "offload": lambda run: run.stats.rungs["offload_prompt"],
     "draft": lambda run: run.stats.spec_decode_draft_tokens,
     "async": lambda run: run.planned_ahead,
     "two models": lambda run: (

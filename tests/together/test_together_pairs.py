@@ -18,8 +18,8 @@ ENGINE = tuple(SIGNS)
 SETS = (
     *((name,) for name in ENGINE),
     *combinations(ENGINE, 2),
-    ("memory", "buffer", "draft", "async", "two models"),
-    ("memory", "buffer", "draft", "two models", "images", "hybrid", "int8"),
+    ("memory", "buffer", "offload", "draft", "async", "two models"),
+    ("memory", "buffer", "offload", "draft", "two models", "images", "hybrid", "int8"),
 )
 SLOW = {"images"}
 """Mechanisms whose pairs run in the long suite, but for one."""

@@ -115,6 +115,23 @@ class HostChunks:
         self._require_open()
         return self._view(self.home.address, self.home.size_bytes + self.beyond_bytes)
 
+    def extend(self, num_chunks: int) -> None:
+        """Extend the memfd by chunks that are mapped right after home, as they are in the file.
+
+        A first touch commits their memory.
+
+        :raises ValueError: if there are not enough addresses after home.
+        :raises TryLater: if the system refuses.
+        """
+        address = self._beyond(self.home.size_bytes, num_chunks * CHUNK_BYTES)
+        try:
+            os.ftruncate(self.descriptor, (self.num_chunks + num_chunks) * CHUNK_BYTES)
+        except OSError as error:
+            raise TryLater(f"device: cannot extend the memory file ({error})") from error
+        area = AddressRange(address, num_chunks, CHUNK_BYTES)
+        chunks = _all(num_chunks) + np.int32(self.num_chunks)
+        self._map(area, _all(num_chunks), chunks, populate=False)
+
     def map_beyond(self, at_bytes: int, descriptor: int, size_bytes: int) -> None:
         """Map another file read-only after home, ``at_bytes`` from its beginning.
 

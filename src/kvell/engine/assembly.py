@@ -221,7 +221,7 @@ def _make_parts(
         limits = replace(limits, whole_images=images.family.both_directions)
     core = create_core(sizes.layout)
     memory = memory_of(sizes, core, every, options)
-    buffer = cpu_buffer_of(core, every, options, limits)
+    buffer = cpu_buffer_of(core, memory, every, options, limits)
     limits, steps = with_depth(limits, is_wanted=options.async_scheduling)
     return _Parts(name, served, draft, options, sizes, rules, core, memory, buffer, limits, steps)
 
@@ -290,6 +290,7 @@ def _make_core(parts: _Parts, agent: Agent | None, incarnation: int) -> EngineCo
         agent,
         DEFAULT_PD_CACHING if place is None else place.pd_caching,
         stream_costs(place),
+        None if buffer is None else buffer.first_large,
     )
 
 

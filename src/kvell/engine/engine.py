@@ -85,7 +85,7 @@ class Engine:
     ) -> None:
         """:param activations: bytes of the activation reserve that a step without a slot needs.
         :param images: images of requests in flight.  The caller that submits prompts with images
-        stores them; None for a text model.
+        stores them; None for text models.
         :param warmer: commits the pool's memory while steps run; None if all is committed.
         :param cold: the pool's chunks, if only a first touch commits them.
         :param objectives: None: requests are never late.

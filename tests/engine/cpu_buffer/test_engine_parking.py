@@ -218,7 +218,8 @@ class ParkingMachine(SwappingMachine):
     def check_plan(self, plan: StepPlan) -> None:
         super().check_plan(plan)
         parking = parking_of(self.engine.core)
-        assert len(parking.sizes.held) == len(parking.parked)
+        num_offloaded = self.engine.core._scheduler.num_offloaded
+        assert len(parking.sizes.held) == len(parking.parked) + num_offloaded
         assert not {work.request_id for work in plan.work}.intersection(plan.parked)
 
 

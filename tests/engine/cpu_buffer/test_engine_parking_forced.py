@@ -162,6 +162,8 @@ def again(engine: Engine, seed: int) -> EngineCore:
     shared = share_pool(device, layout, core, engine._activations)
     num_large = BUFFER_MIB * MIB // layout.large_page_bytes
     buffer = PageBuffer(layout.groups, num_large)
+    offloaded = engine.core._scheduler.offloaded
+    assert offloaded is not None
     swapping = Swapping(core, buffer, Always(), BufferedPrefixes(core, buffer, Always()))
     return EngineCore(
         core,
@@ -170,4 +172,5 @@ def again(engine: Engine, seed: int) -> EngineCore:
         memory=Preempting(core, shared.elastic, engine._activations, seed),
         swapping=swapping,
         parking=Parking(core, swapping, CpuBuffer(num_large), limits.min_chunk_tokens),
+        buffer_large=offloaded.first_large,
     )

@@ -123,7 +123,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.limits = self.chosen.limits(self.layout, batched, seats)
         self.journal = Journal()
         self.engine = JournaledCore(self.fresh(), self.journal)
-        self.model = VirtualModel(self.layout, words=self.chosen.words)
+        self.model = self.make_model()
         self.prompts: dict[str, tuple[list[int], int]] = {}
         self.ends_early: set[str] = set()
         self.pooled: set[str] = set()
@@ -136,6 +136,9 @@ class EngineMachine(RuleBasedStateMachine):
     def fresh(self) -> EngineCore:
         """An engine that has done nothing."""
         return make_engine_core(self.layout, self.limits)
+
+    def make_model(self) -> VirtualModel:
+        return VirtualModel(self.layout, words=self.chosen.words)
 
     @rule(
         family=st.integers(0, 2),

@@ -30,7 +30,7 @@ from tests.engine.cpu_buffer.test_engine_parking import ParkingMachine, parking_
 from tests.engine.cpu_buffer.test_engine_swapping import Losing
 from tests.engine.planning.test_engine_step_memory import longest
 from tests.engine.swapping import AtRandom
-from tests.engine.virtual_model import expected_output
+from tests.engine.virtual_model import VirtualModel, expected_output
 
 MORE_LARGE = 8
 """Extra large pages for activations, beyond those of the plain machine."""
@@ -94,7 +94,12 @@ class ElasticMachine(ParkingMachine):
             memory=shared.steps,
             swapping=swapping,
             parking=parking,
+            buffer_large=self.layout.num_large_pages + 1,
         )
+
+    def make_model(self) -> VirtualModel:
+        beyond = self.layout.num_large_pages + 1
+        return VirtualModel(self.layout, words=self.chosen.words, buffer_large=beyond)
 
     @property
     def shared(self) -> SharedMemory:

@@ -71,6 +71,7 @@ class EngineCore:
         agent: Agent | None = None,
         pd_caching: PdCaching = DEFAULT_PD_CACHING,
         streams: StreamCosts | None = None,
+        buffer_large: int | None = None,
     ) -> None:
         """:param models: rules of each of several models; the first has ``limits``.
         :param swapping: over the same core; None without a CPU buffer.
@@ -79,6 +80,8 @@ class EngineCore:
         :param agent: over the same core; None if requests do not move between instances.
         :param streams: cost of pulls during a step, for which the runner must report the progress
             of steps (``StepPlan.streams``); None: pulls wait for the end of the step.
+        :param buffer_large: number of the CPU buffer's first large page, counted from the pool's
+            first, if a pass can write there; None: it cannot.
         :raises ValueError: if steps cannot be planned as far ahead as ``limits.depth``.
         """
         require_depth(limits.depth)
@@ -87,7 +90,7 @@ class EngineCore:
         self.step = StepNumber(0)
         single = ModelRules("", limits, eos_token_ids, core.layout)
         rules = {model.name: model for model in models or (single,)}
-        self._scheduler = Scheduler(core, limits, memory, swapping, parking)
+        self._scheduler = Scheduler(core, limits, memory, swapping, parking, buffer_large)
         self._requests: dict[RequestId, Request] = {}
         self._in_flight = StepsInFlight()
         self._misses = misses

@@ -79,7 +79,7 @@ class EngineStats:
         running = self._scheduler.running
         return LoadStats(
             step=step,
-            running=len(running),
+            running=len(running) + self._scheduler.num_offloaded,
             waiting=self.num_waiting + outside,
             large_pages=layout.num_large_pages,
             empty_large_pages=totals.empty_large,
@@ -105,7 +105,7 @@ class EngineStats:
         return Stats(
             incarnation=self._incarnation,
             step=step,
-            running=len(scheduler.running),
+            running=len(scheduler.running) + scheduler.num_offloaded,
             waiting=self.num_waiting,
             large_pages=layout.num_large_pages,
             empty_large_pages=totals.empty_large,
@@ -136,12 +136,14 @@ class EngineStats:
 
     def _rungs(self, totals: PoolTotals) -> dict[str, int]:
         swapping, parking = self._scheduler.swapping, self._scheduler.parking
+        offloaded = self._scheduler.offloaded
         return {
             **totals.rungs,
             **self._scheduler.rungs,
             **self._scheduler.memory.rungs,
             **(swapping.counters() if swapping else {}),
             **({"offload": parking.count} if parking else {}),
+            **({"offload_prompt": offloaded.count} if offloaded else {}),
             "refuse": self._finished["refused"],
         }
 

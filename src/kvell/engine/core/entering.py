@@ -111,6 +111,10 @@ class RequestFactory:
             rules = self.rules(spec.model)
         except ChangeSomething as problem:
             return problem
+        if spec.images and not rules.takes_images:
+            why = "are given to a model that takes only text"
+            remedy = "leave them out, or name a model that takes them"
+            return ChangeSomething("images", f"{len(spec.images)} images", why, remedy)
         limits = _limits(command, rules)
         reason = local_reason(rules.name, rules.layout.groups)
         if len(prompt) + len(output) <= limits.short_rope_tokens:

@@ -173,8 +173,8 @@ class StepCommitter:
     ) -> None:
         handles = [work.handle for work in step.plan.work]
         settled = [request.settled for request in step.requests]
-        if any(request.is_spoiled for request in step.requests):  # these are not published
-            keeps = [not request.is_spoiled for request in step.requests]
+        if not all(request.is_published for request in step.requests):
+            keeps = [request.is_published for request in step.requests]
             handles, settled = list(compress(handles, keeps)), list(compress(settled, keeps))
             draft_tokens = [pair for pair in draft_tokens if pair[0] in handles]
             newest = [pair for pair in newest if pair[0] in handles]

@@ -1,9 +1,9 @@
 """Prefills before decodes: eLLM's Algorithm 1 if KV memory is short, sized by its Algorithm 2.
 
 A prompt without room is computed anyway, if the CPU buffer's logical size allows it: the decodes
-that arrived last move their pages to the buffer.  So the KV of a prefill is copied to the buffer
-after its first token, unless a request finishes meanwhile, and copied back when its decode is
-scheduled::
+that arrived last move their pages to the buffer, or the prompt is computed into the buffer
+(:mod:`kvell.engine.planning.offloaded`), whichever moves fewer bytes.  Either way pages are copied
+back when their decode is scheduled::
 
     RUNNING, decodes ──a prompt finds no room──► PARKED ──it fits, with room to grow──► RUNNING
          └────────────preempted, in the buffer─────▲
@@ -12,9 +12,6 @@ The request that arrived first decodes first: it is parked last and resumed firs
 parked about once, and the longest wait is as short as possible.  While the buffer's logical size is
 used up, or the first parked request has waited long, parked requests resume before any prompt is
 admitted: otherwise small prompts could forever take the pages that a large request waits for.
-
-A page holds all layers of a group, so whole requests are parked and not layers: a prompt needs its
-pages on the device while it is computed.
 """
 
 from collections.abc import Collection, Sequence
@@ -92,15 +89,31 @@ class Parking:
         is_enough = need_bytes <= 0 and bool(chosen)
         return chosen if is_enough and self._swapping.has_room(chosen) else []
 
+    def allows(self, size_bytes: int) -> bool:
+        """Return whether the buffer's logical size allows ``size_bytes`` more."""
+        larges = self._larges(size_bytes)
+        if larges > self.sizes.free_chunks:
+            self.sizes.note_refused(larges)
+            return False
+        return True
+
+    def hold(self, request: Request, size_bytes: int) -> None:
+        """Count a request's pages in the buffer, until it leaves."""
+        self._last_key += 1
+        self.sizes.hold(self._last_key, self._larges(size_bytes), whatever_size=True)
+        self._keys[request.request_id] = self._last_key
+
     def park(self, request: Request, size_bytes: int, *, gave_way: bool = True) -> None:
-        """Park a request whose pages are in the buffer.
+        """Park a request whose pages have been copied to the buffer.
 
         :param gave_way: whether it is parked for a prompt, rather than preempted.
         """
         self.count += gave_way
-        self._last_key += 1
-        self.sizes.hold(self._last_key, self._larges(size_bytes), whatever_size=True)
-        self._keys[request.request_id] = self._last_key
+        self.hold(request, size_bytes)
+        self.add(request)
+
+    def add(self, request: Request) -> None:
+        """Park a request whose pages are held in the buffer."""
         self._since[request.request_id] = self._step
         place = len(self.parked)
         while place and self.parked[place - 1].number > request.number:
@@ -108,11 +121,11 @@ class Parking:
         self.parked.insert(place, request)
 
     def leave(self, request: Request) -> None:
-        """Remove a request that runs again, or has ended."""
+        """Forget a request that runs again, or has ended."""
         key = self._keys.pop(request.request_id, None)
         if key is not None:
-            del self._since[request.request_id]
             self.sizes.release(key)
+        if self._since.pop(request.request_id, None) is not None:
             self.parked.remove(request)
 
     def clear(self) -> None:

@@ -63,6 +63,7 @@ class Swapping:
         self.buffer, self.prefixes = buffer, prefixes
         self._core, self._rule = core, rule
         self._saved: dict[RequestId, SavedPages] = {}
+        self._computing: dict[RequestId, SavedPages] = {}
         self._next_holder = 1
 
     def begin(self) -> None:
@@ -81,9 +82,7 @@ class Swapping:
 
     def has_room(self, requests: Sequence[Request]) -> bool:
         """Evict prefixes as needed; return whether the buffer can take all requests."""
-        need = self._need(requests)
-        self._make_room(need)
-        return self.buffer.has_room(need)
+        return self.fits_all(self._need(requests))
 
     def _need(self, requests: Sequence[Request]) -> list[int]:
         """Return the number of pages to save of each group."""
@@ -124,6 +123,34 @@ class Swapping:
         self._count("out", out)
         self.rungs["swap_out"] += 1
         return out
+
+    def fits_all(self, need: Sequence[int]) -> bool:
+        """Evict prefixes as needed; return whether ``need`` pages of each group are free."""
+        self._make_room(need)
+        return self.buffer.has_room(need)
+
+    def take(self, request: Request, need: Sequence[int]) -> list[list[int]]:
+        """Take pages of each group into which a request's prompt is computed.
+
+        :raises ValueError: if they are not free.
+        """
+        pages = self.buffer.hold(self._next_holder, need)
+        if pages is None:
+            raise ValueError("the buffer has no room for a prompt")
+        places = {
+            (group, position): page
+            for group, some in enumerate(pages)
+            for position, page in enumerate(some)
+        }
+        self._computing[request.request_id] = SavedPages(
+            self._next_holder, len(request.prompt), 0, places
+        )
+        self._next_holder += 1
+        return pages
+
+    def keep_computed(self, request: Request) -> None:
+        """Save a request whose prompt has been computed into the buffer."""
+        self._saved[request.request_id] = self._computing.pop(request.request_id)
 
     def _make_room(self, need: Sequence[int]) -> None:
         if self.prefixes is not None:
@@ -216,7 +243,7 @@ class Swapping:
 
     def figures(self) -> dict[str, int]:
         """Return the buffer's figures, its number of requests, and its pages of prefixes."""
-        figures = self.buffer.figures() | {"holders": len(self._saved)}
+        figures = self.buffer.figures() | {"holders": len(self._saved) + len(self._computing)}
         if self.prefixes is None:
             return figures
         cached = {
@@ -232,13 +259,15 @@ class Swapping:
 
     def forget(self, request: Request) -> None:
         """Drop a request that has ended or will not be fetched."""
-        saved = self._saved.pop(request.request_id, None)
-        if saved is not None:
-            self.buffer.release(saved.holder)
+        for pages in (self._saved, self._computing):
+            saved = pages.pop(request.request_id, None)
+            if saved is not None:
+                self.buffer.release(saved.holder)
 
     def clear(self) -> None:
         """Drop all requests and all cached prefixes, in whatever state an exception left them."""
         self._saved.clear()
+        self._computing.clear()
         self.drop_prefixes()
         self.buffer.clear()
 

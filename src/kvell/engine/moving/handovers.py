@@ -88,6 +88,8 @@ class Handovers(PoolPart):
         agent.receiving.admits = scheduler.has_room_for
         agent.receiving.is_legible = is_legible
         agent.loans.lending.is_wanted = scheduler.wants_memory
+        if scheduler.offloaded is not None:
+            scheduler.offloaded.is_leaving = self._departures.__contains__
 
     @override
     def watch_insertions(self, computes: Callable[[int, HeldText], None]) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 from kvell.engine.cpu_buffer.parking import ROOM_TOKENS
 from kvell.engine.planning.chunks import Chunks
 from kvell.engine.planning.embedded import embedded_images
+from kvell.engine.planning.offloaded import OffloadedPrompts
 from kvell.engine.planning.plan_draft import PlanDraft
 from kvell.engine.planning.seats import RequestQueues
 from kvell.engine.planning.shares import makes_way
@@ -38,9 +39,10 @@ class Admission:
         chunks: Chunks,
         *,
         shares_pool: bool,
+        offloaded: OffloadedPrompts | None = None,
     ) -> None:
         self._core, self._limits, self._shares_pool = core, limits, shares_pool
-        self._seats, self._chunks = seats, chunks
+        self._seats, self._chunks, self._offloaded = seats, chunks, offloaded
         self._alignment_tokens = {
             model: alignment_tokens([g for g in core.layout.groups if g.model == model])
             for model in {group.model for group in core.layout.groups}
@@ -99,7 +101,7 @@ class Admission:
         return not self._seats.parking.comes_first and not self._seats.runs_alone()
 
     def _has_seats(self, draft: PlanDraft) -> bool:
-        free_seats = self._limits.max_num_seqs - len(self._seats.wanting())
+        free_seats = self._limits.max_num_seqs - self._seats.num_wanting
         return draft.budget > 0 and free_seats > 0 and not self._seats.runs_alone()
 
     def unpark(self, draft: PlanDraft) -> None:
@@ -117,12 +119,16 @@ class Admission:
         return self._admit_ahead(request, draft)
 
     def _admit_ahead(self, request: Request, draft: PlanDraft) -> bool:
-        """Park decodes in the CPU buffer until the request's prompt can be admitted."""
+        """Park decodes in the CPU buffer so that the request's prompt is admitted, or compute the
+        prompt into the buffer, whichever moves fewer bytes."""
         if self._seats.parking is None or self._seats.is_swapped(request):
             return False
         if request is self._made_way_in_vain or self._chunks.prompt_budget(draft, parks=True) <= 0:
             return False
         leaving = self._seats.parking.give_way(request, self._seats.running, draft.admitted)
+        offloaded = self._offloaded if self._has_seats(draft) else None
+        if offloaded is not None and offloaded.pays(request, leaving):
+            return self._begin_offloaded(offloaded, request, draft)
         if leaving and self._seats.in_flight:
             self._chunks.must_settle = True
             return False
@@ -133,6 +139,19 @@ class Admission:
             # Not again until a request ends: else decodes would be copied out and back in vain.
             self._made_way_in_vain = request
         return False
+
+    def _begin_offloaded(
+        self, offloaded: OffloadedPrompts, request: Request, draft: PlanDraft
+    ) -> bool:
+        """Compute the request's prompt into the CPU buffer; return whether that begins now."""
+        offloaded.begin(request, draft)
+        if not self._chunks.plan_chunk(request, draft):
+            offloaded.give_up(request, draft)
+            return False
+        self._note_entered(request, draft)
+        if request.cached_tokens is None:
+            request.cached_tokens = 0
+        return True
 
     def _admit_one(self, request: Request, draft: PlanDraft, room_tokens: int = 0) -> bool:
         """Admit the request if it fits; return whether it was admitted.
@@ -217,13 +236,8 @@ class Admission:
         if self._seats.swapping is not None:
             draft.fetch(self._seats.swapping.fetch(request, held))
         request.state = RequestState.RUNNING
-        request.entered_tokens = request.num_tokens - request.settled
-        request.entered_output = request.num_output
-        scored_tokens = len(request.prompt) if request.is_scored else 0  # each is reported
-        self._seats.waiting.charge(request.request_id, request.entered_tokens + scored_tokens)
+        self._note_entered(request, draft)
         self._seats.enter(request)
-        self.lacks_memory = False
-        draft.admitted.append(request.request_id)
         if request.cached_tokens is None:
             request.cached_tokens = request.computed
             self._chunks.protected.on_admitted(
@@ -232,6 +246,15 @@ class Admission:
                 len(self._seats.running) + len(self._seats.waiting),
             )
         return True
+
+    def _note_entered(self, request: Request, draft: PlanDraft) -> None:
+        """Note that a request begins, and charge its party for the tokens that it computes."""
+        request.entered_tokens = request.num_tokens - request.settled
+        request.entered_output = request.num_output
+        scored_tokens = len(request.prompt) if request.is_scored else 0  # each is reported
+        self._seats.waiting.charge(request.request_id, request.entered_tokens + scored_tokens)
+        self.lacks_memory = False
+        draft.admitted.append(request.request_id)
 
     def _fits(self, request: Request, draft: PlanDraft, room_tokens: int) -> bool:
         """Return whether the whole remaining prompt fits, with what running requests need next.

@@ -90,6 +90,12 @@ class Chunks:
                 return
             self.plan_chunk(request, draft)
 
+    def plan_offloaded(self, draft: PlanDraft) -> None:
+        """Plan chunks of prompts whose pages are in the CPU buffer, in order of admission."""
+        for request in self._seats.offloaded:
+            if not request.is_decoding and request.wants_work and self.prompt_budget(draft) > 0:
+                self.plan_chunk(request, draft)
+
     def prompt_budget(self, draft: PlanDraft, *, parks: bool = False) -> int:
         """Return the number of prompt tokens that the step may still compute.
 
@@ -131,8 +137,9 @@ class Chunks:
             self._seats.rungs["shrink_chunk" if until >= least else "defer"] += 1
         if until < least:
             return False
-        _, rows = self._core.grow(_ints([request.handle]), _ints([until]))
-        draft.add_pages(rows, [request.handle])
+        if request.state is not RequestState.OFFLOADED:
+            _, rows = self._core.grow(_ints([request.handle]), _ints([until]))
+            draft.add_pages(rows, [request.handle])
         if not request.is_decoding:
             draft.prompt_tokens += until - request.computed
         draft.add_work(request, until - request.computed)
@@ -185,6 +192,9 @@ class Chunks:
             rows = max(rows, draft.num_logits)
         if request.is_scored:
             rows += wanted - request.computed
+        if request.state is RequestState.OFFLOADED:
+            count = wanted - request.computed
+            return request.computed + max(0, self.memory.affordable(count, tokens, rows))
         until = self.memory.largest(request.handle, request.computed, wanted, tokens, rows)
         if self._limits.whole_images:
             cut = [s for s, tokens, _ in request.spec.images if s < until < s + tokens]
@@ -202,8 +212,9 @@ class Chunks:
         """Plan state checkpoints, after all other work has its pages, and cut the work there."""
         if not self._has_states:
             return np.empty((0, 5), np.int32)
-        decoding = {request.handle for request in self._seats.running if request.is_decoding}
-        chunks = [work for work in draft.work if work.handle not in decoding]
+        others = {request.handle for request in self._seats.running if request.is_decoding}
+        others |= {request.handle for request in self._seats.offloaded}
+        chunks = [work for work in draft.work if work.handle not in others]
         handles = _ints(work.handle for work in chunks)
         rows = self._core.checkpoint(handles, _ints(w.start + w.count for w in chunks))
         rows[:, 0] = handles[rows[:, 0]]

@@ -30,6 +30,7 @@ from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.engine.planning.admission import Admission
 from kvell.engine.planning.chunks import Chunks
+from kvell.engine.planning.offloaded import OffloadedPrompts
 from kvell.engine.planning.overlap import Fences
 from kvell.engine.planning.plan_draft import PlanDraft
 from kvell.engine.planning.protected import ProtectedPrefixes
@@ -64,9 +65,11 @@ class Scheduler:
         memory: StepMemory | None = None,
         swapping: Swapping | None = None,
         parking: Parking | None = None,
+        buffer_large: int | None = None,
     ) -> None:
         """:param swapping: the CPU buffer; None if preempted requests lose what they computed.
-        :param parking: over ``swapping``; None if prompts never displace decodes."""
+        :param parking: over ``swapping``; None if prompts never displace decodes.
+        :param buffer_large: number of the buffer's first large page, if passes can write there."""
         shares_pool = memory is not None
         require_whole_prompts(limits, shares_pool=shares_pool, parks=parking is not None)
         self.limits, self.swapping, self.parking = limits, swapping, parking
@@ -75,8 +78,16 @@ class Scheduler:
         self._seats = RequestQueues(core, limits, swapping, parking)
         self._chunks = Chunks(core, limits, self._seats, memory)
         self._fences = Fences(limits, core.layout)
+        self.offloaded: OffloadedPrompts | None = None
+        if swapping is not None and parking is not None and buffer_large is not None:
+            self.offloaded = OffloadedPrompts(core, self._seats, swapping, parking, buffer_large)
         self._admission = Admission(
-            core, limits, self._seats, self._chunks, shares_pool=shares_pool
+            core,
+            limits,
+            self._seats,
+            self._chunks,
+            shares_pool=shares_pool,
+            offloaded=self.offloaded,
         )
 
     @property
@@ -96,8 +107,13 @@ class Scheduler:
 
     @property
     def running(self) -> list[Request]:
-        """The requests that hold pages and are in steps."""
+        """The requests that hold pages of the pool and are in steps."""
         return self._seats.running
+
+    @property
+    def num_offloaded(self) -> int:
+        """Number of requests whose prompts are computed into the CPU buffer."""
+        return len(self._seats.offloaded)
 
     @property
     def waiting(self) -> TurnQueue[Request]:
@@ -177,6 +193,8 @@ class Scheduler:
         draft = PlanDraft(self.limits.max_num_batched_tokens)
         if self.swapping is not None:
             draft.offload(self.swapping.copy_out(self._wanted_large()))
+        if self.offloaded is not None:
+            self.offloaded.park_computed()
         self._seats.start_again_long()
         self._admission.enter_arrived(draft)
         self._plan_running(draft)
@@ -220,9 +238,15 @@ class Scheduler:
             request.sampling.looks_back for request in self._seats.running
         ):
             return False
-        return bool(self._seats.waiting) or any(
-            request.wants_work and not (request.is_held_up or request.outgrows_table)
-            for request in self._seats.running
+        return (
+            bool(self._seats.waiting)
+            or any(
+                request.wants_work and not (request.is_held_up or request.outgrows_table)
+                for request in self._seats.running
+            )
+            or any(
+                request.wants_work and not request.is_decoding for request in self._seats.offloaded
+            )
         )
 
     def lacks_memory(self, plan: StepPlan) -> bool:
@@ -236,7 +260,7 @@ class Scheduler:
     @property
     def num_wanting(self) -> int:
         """Number of running requests that still have tokens to compute, this step included."""
-        return len(self._seats.wanting())
+        return self._seats.num_wanting
 
     def _grant(self, step: StepNumber, draft: PlanDraft) -> None:
         """Get activations for the whole step; work that the device refuses is deferred."""
@@ -254,6 +278,7 @@ class Scheduler:
         if self.limits.enable_chunked_prefill:
             self._chunks.plan_decodes(draft)
         self._chunks.plan_prefills(draft)
+        self._chunks.plan_offloaded(draft)
 
     def _unstick(self, draft: PlanDraft) -> None:
         """Preempt requests one by one while running requests block each other for lack of pages.

@@ -17,6 +17,7 @@ class RequestQueues:
     """The queues of requests over one memory core, and the requests that run.
 
     :ivar running: requests that hold pages and are in steps; the first one is preempted last.
+    :ivar offloaded: requests whose prompts are computed into the CPU buffer.
     :ivar waiting: requests that hold no pages.
     :ivar arrived: requests that came from other instances, with pages, and have no seat yet.
     :ivar in_flight: planned steps whose results are pending.
@@ -36,6 +37,7 @@ class RequestQueues:
         self.waiting: TurnQueue[Request] = TurnQueue()
         self.arrived: deque[Request] = deque()
         self.running: list[Request] = []
+        self.offloaded: list[Request] = []
         self.in_flight = 0
         self.rungs = dict.fromkeys(("shrink_chunk", "defer", "wait_for_prefix", "preempt"), 0)
         self._core, self._limits = core, limits
@@ -51,8 +53,8 @@ class RequestQueues:
 
     @property
     def num_wanting(self) -> int:
-        """Number of running requests that still have tokens to compute, this step included."""
-        return len(self.wanting())
+        """Number of seats that are taken by requests with tokens to compute, this step included."""
+        return len(self.wanting()) + len(self.offloaded)
 
     def is_swapped(self, request: Request) -> bool:
         """Return whether a request's pages are in the CPU buffer."""
@@ -94,6 +96,8 @@ class RequestQueues:
             if self.swapping is not None and not request.is_spoiled:
                 self.swapping.on_ended(request)
             self._close(request)
+        elif request.state is RequestState.OFFLOADED:
+            self.leave_buffer(request)
         elif request.state is RequestState.MOVING or request in self.arrived:
             if request in self.arrived:
                 self.arrived.remove(request)
@@ -104,6 +108,15 @@ class RequestQueues:
         if self.parking is not None:
             self.parking.leave(request)
         request.state = RequestState.FINISHED
+
+    def leave_buffer(self, request: Request) -> None:
+        """Take a request out of those that are computed into the CPU buffer; it is waiting."""
+        self.offloaded.remove(request)
+        self._core.close(request.handle, renew=False)
+        self._released.append(request.handle)
+        request.handle = NO_HANDLE
+        request.state = RequestState.WAITING
+        request.computed = request.settled = 0
 
     def preempt_one(self, draft: PlanDraft) -> Request:
         """Preempt and return the request that must free memory (:mod:`.shares`)."""
@@ -179,6 +192,7 @@ class RequestQueues:
         """
         self.waiting = TurnQueue()
         self.running = []
+        self.offloaded = []
         self.arrived.clear()
         if self.parking is not None:
             self.parking.clear()

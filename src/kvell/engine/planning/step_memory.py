@@ -60,6 +60,11 @@ class StepMemory(Protocol):
         """Return up to which token, at most ``wanted``, a request may be computed."""
         ...
 
+    def affordable(self, count: int, tokens: int, rows: int) -> int:
+        """Return how many of ``count`` tokens of a request have room for their activations, if its
+        pages need none."""
+        ...
+
     def before_admission(self, chunk_tokens: int, tokens: int, rows: int) -> None:
         """Prepare to admit a request whose first chunk has ``chunk_tokens``, if it fits."""
         ...
@@ -108,6 +113,10 @@ class RigidMemory:
     def largest(self, handle: int, computed: int, wanted: int, tokens: int, rows: int) -> int:
         """Return up to which token, at most ``wanted``, the core has pages."""
         return self._core.largest(handle, wanted)
+
+    def affordable(self, count: int, tokens: int, rows: int) -> int:
+        """Return ``count``: the reserve is sized for any step."""
+        return count
 
     def before_admission(self, chunk_tokens: int, tokens: int, rows: int) -> None:
         """Do nothing."""
@@ -184,7 +193,7 @@ class SharedMemory:
 
     def largest(self, handle: int, computed: int, wanted: int, tokens: int, rows: int) -> int:
         """Return up to which token both KV and activations fit."""
-        count = self._affordable(wanted - computed, tokens, rows)
+        count = self.affordable(wanted - computed, tokens, rows)
         if count <= 0:
             return computed
         self._inflate_for(self._large_pages(count), self._kept(tokens + count, rows))
@@ -237,7 +246,7 @@ class SharedMemory:
 
     # ------------------------------------------------------------------- chunk sizes
 
-    def _affordable(self, count: int, tokens: int, rows: int) -> int:
+    def affordable(self, count: int, tokens: int, rows: int) -> int:
         """Return how many of ``count`` tokens could have activations if KV needed no chunks."""
         idle = self._ensure(self._kept(tokens + count, rows))
         if idle >= self._kept(tokens + count, rows):

@@ -6,7 +6,7 @@ import numpy.typing as npt
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.limits import Limits
 from kvell.errors import ChangeSomething
-from kvell.memory import IMAGE_KINDS, Facts, Layout, facts_of, fits_alone
+from kvell.memory import Facts, Layout, facts_of, fits_alone
 
 
 def prompt_problem(
@@ -95,21 +95,10 @@ def request_problem(
     """
     if not images:
         return prompt_problem(prompt, limits)
-    if not takes_images(layout):
-        why = "are given to a model that takes only text"
-        return ChangeSomething("images", f"{len(images)} images", why, "leave them out")
     length = min(limits.max_model_len, len(prompt) + max_tokens)
     problem = images_problem(prompt, images, limits, layout, length)
     text = prompt[prompt >= 0]
     return problem or (prompt_problem(text, limits) if len(text) else None)
-
-
-def takes_images(layout: Layout) -> bool:
-    """Return whether a model with these groups reads images."""
-    return any(
-        group.counts_images or group.holds_embeddings or group.kind in IMAGE_KINDS
-        for group in layout.groups
-    )
 
 
 def images_problem(

@@ -14,12 +14,14 @@ class ModelRules:
     :param name: name of the model in requests; "" if an engine has only one model.
     :param limits: limits of the engine, with the lengths and token ids of this model.
     :param layout: the pool with the groups that its requests hold pages of.
+    :param takes_images: whether prompts may have images.
     """
 
     name: str
     limits: Limits
     eos_token_ids: frozenset[int]
     layout: Layout
+    takes_images: bool = True
 
     @cached_property
     def has_states(self) -> bool:

@@ -6,7 +6,8 @@
        ▲                  │ │
        └────preempt───────┘ └──cancel──► FINISHED   (from WAITING too)
 
-A request is MOVING while another instance pulls its pages; meanwhile it runs in no step.
+A request is MOVING while another instance pulls its pages; meanwhile it runs in no step.  It is
+OFFLOADED while its prompt is computed into the CPU buffer.
 """
 
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ class RequestState(StrEnum):
     WAITING = "waiting"
     RUNNING = "running"
     MOVING = "moving"
+    OFFLOADED = "offloaded"
     FINISHED = "finished"
 
 
@@ -114,6 +116,11 @@ class Request:
     def images(self) -> npt.NDArray[np.int32] | None:
         """The images of the prompt, int32 ``[images, 3]``; None without images."""
         return np.asarray(self.spec.images, np.int32) if self.spec.images else None
+
+    @property
+    def is_published(self) -> bool:
+        """Whether its computed tokens are cached for later prompts."""
+        return not self.is_spoiled and self.state is not RequestState.OFFLOADED
 
     @property
     def is_suspect(self) -> bool:

@@ -1,5 +1,6 @@
 """Construction of an engine's memory: the KV region, activations, and the CPU buffer."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -8,7 +9,7 @@ import torch
 from kvell.byte_sizes import typed_bytes
 from kvell.cost.swap_rule import rule_of_weights
 from kvell.device.chunks import ChunkDevice
-from kvell.device.host import HostPool
+from kvell.device.host import CHUNK_BYTES
 from kvell.device.host_chunks import HostChunks
 from kvell.elastic.logical_buffer import CpuBuffer as LogicalBuffer
 from kvell.elastic.page_buffer import PageBuffer
@@ -22,7 +23,7 @@ from kvell.engine.setup.options import EngineOptions
 from kvell.engine.setup.sharing import share_pool
 from kvell.engine.setup.sizes import Sizes
 from kvell.engine.setup.warmer import Warmer
-from kvell.errors import ChangeSomething
+from kvell.errors import ChangeSomething, TryLater
 from kvell.memory import Layout, MemoryCore, WithholdingCore
 from kvell.mempool.transports.neighbours import MappedPeers
 from kvell.mempool.transports.places import MOST_NEIGHBOURS
@@ -40,8 +41,9 @@ class Memory:
     :param chunks: the pool's chunks, if the first touch commits them.
     :param descriptor: the pool's memfd, if it has one that nothing else uses.
     :param neighbours: mapping slots after the pool for pools of other instances on this host.
-    :param seen: uint8 [bytes], the pool and the slots after it, for attention and for reads of page
+    :param seen: uint8 [bytes], the pool and what is after it, for attention and for reads of page
         copies.
+    :param buffer: the CPU buffer after the pool, if the pool is host memory.
     """
 
     pool: torch.Tensor
@@ -52,11 +54,51 @@ class Memory:
     descriptor: int | None = None
     neighbours: MappedPeers | None = None
     seen: torch.Tensor | None = None
+    buffer: "BufferRegion | None" = None
 
     @property
     def read(self) -> torch.Tensor:
-        """The memory that pages are read from: the pool, with any slots for other pools."""
+        """The memory that pages are read from: the pool, with the CPU buffer and any slots for
+        other pools."""
         return self.pool if self.seen is None else self.seen
+
+    @property
+    def buffer_memory(self) -> torch.Tensor | None:
+        """The CPU buffer after the pool, uint8 [bytes]."""
+        if self.buffer is None or self.seen is None:
+            return None
+        return self.seen[self.buffer.at_bytes : self.buffer.end_bytes]
+
+
+@dataclass(frozen=True)
+class BufferRegion:
+    """The place of the CPU buffer after a pool in host memory, in the same file.
+
+    :param at_bytes: its distance from the pool's first byte: whole large pages, so that their
+        numbers continue after the pool's, and whole chunks.
+    :param count: number of its large pages.
+    """
+
+    at_bytes: int
+    count: int
+    large_page_bytes: int
+
+    @classmethod
+    def after(cls, num_chunks: int, count: int, large_page_bytes: int) -> "BufferRegion":
+        """Return the region of ``count`` large pages after a pool of chunks."""
+        unit = math.lcm(large_page_bytes, CHUNK_BYTES)
+        at_bytes = -(-num_chunks * CHUNK_BYTES // unit) * unit
+        return cls(at_bytes, count, large_page_bytes)
+
+    @property
+    def end_bytes(self) -> int:
+        """The distance of its end from the pool's first byte."""
+        return self.at_bytes + self.count * self.large_page_bytes
+
+    @property
+    def first_large(self) -> int:
+        """The number of its first large page, counted from the pool's first."""
+        return self.at_bytes // self.large_page_bytes
 
 
 @dataclass(frozen=True)
@@ -65,23 +107,23 @@ class CpuBuffer:
 
     :param memory: uint8 [bytes].
     :param parking: policy that runs prompts before decodes; None without objectives.
+    :param first_large: number of its first large page, counted from the pool's first, if passes
+        can write there; None: they cannot.
     """
 
     swapping: Swapping
     memory: torch.Tensor
     parking: Parking | None = None
+    first_large: int | None = None
 
 
-def cpu_buffer_of(
-    core: MemoryCore, every: Sequence[PagedModel], options: EngineOptions, limits: Limits
-) -> CpuBuffer | None:
-    """Build the CPU buffer, in whole large pages; return None if none is configured.
+def _buffer_larges(layout: Layout, options: EngineOptions) -> int:
+    """Return the number of the CPU buffer's large pages; 0 if none is configured.
 
-    :raises ChangeSomething: if it holds no large page, or the host lacks the memory.
+    :raises ChangeSomething: if it is smaller than one.
     """
     if options.cpu_buffer_bytes is None:
-        return None
-    layout = core.layout
+        return 0
     count = options.cpu_buffer_bytes // layout.large_page_bytes
     if not count:
         raise ChangeSomething(
@@ -90,7 +132,21 @@ def cpu_buffer_of(
             f"is less than a large page of the pool: {layout.large_page_bytes} bytes",
             f"use at least --cpu-buffer {-(-layout.large_page_bytes // MIB)}MiB",
         )
-    size_bytes = count * layout.large_page_bytes
+    return count
+
+
+def cpu_buffer_of(
+    core: MemoryCore,
+    memory: Memory,
+    every: Sequence[PagedModel],
+    options: EngineOptions,
+    limits: Limits,
+) -> CpuBuffer | None:
+    """Build the CPU buffer, in whole large pages; return None if none is configured."""
+    layout = core.layout
+    count = _buffer_larges(layout, options)
+    if not count:
+        return None
     device = every[0].device.type
     weights = sum(model.weight_bytes // model.dtype.itemsize for model in every)
     ledger = PageBuffer(layout.groups, count)
@@ -99,11 +155,11 @@ def cpu_buffer_of(
     parking = None
     if options.has_objectives:
         parking = Parking(core, swapping, LogicalBuffer(count), limits.min_chunk_tokens)
-    if device == "cuda":
-        memory = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
-    else:
-        memory = host_pool(HostPool(size_bytes, "--cpu-buffer").buffer())[:size_bytes]
-    return CpuBuffer(swapping, memory, parking)
+    if memory.buffer is None or memory.buffer_memory is None:
+        size_bytes = count * layout.large_page_bytes
+        pinned = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=device == "cuda")
+        return CpuBuffer(swapping, pinned, parking)
+    return CpuBuffer(swapping, memory.buffer_memory, parking, memory.buffer.first_large)
 
 
 def memory_of(
@@ -120,7 +176,7 @@ def memory_of(
         if place.type != "cpu":
             return Memory(pool_tensor(None, layout.pool_bytes, place))
         return _own_pool(layout, place, options)
-    device, num_slots = _chunks(sizes.shared_chunks, "--memory", layout, options)
+    device, num_slots, buffer = _chunks(sizes.shared_chunks, "--memory", layout, options)
     shared = share_pool(device, layout, core, sizes.need, options.kv_memory_bytes)
     area = host_pool(device.view(shared.elastic.area))
     memory = Memory(
@@ -129,38 +185,66 @@ def memory_of(
         SlotMemory(area, device.chunk_bytes, decoders),
         shared.warmer(),
         descriptor=device.descriptor,
+        buffer=buffer,
     )
-    return _with_neighbours(memory, device, layout, num_slots)
+    return _with_beyond(memory, device, layout, num_slots)
 
 
 def _own_pool(layout: Layout, place: torch.device, options: EngineOptions) -> Memory:
     """Build a pool in host memory that holds KV alone."""
     num_chunks = -(-layout.pool_bytes // HostChunks.chunk_bytes)
-    cold, num_slots = _chunks(num_chunks, "--kv-memory", layout, options)
+    cold, num_slots, buffer = _chunks(num_chunks, "--kv-memory", layout, options)
     pool = pool_tensor(cold.view(cold.home), layout.pool_bytes, place)
-    memory = Memory(pool, chunks=cold, descriptor=cold.descriptor)
-    return _with_neighbours(memory, cold, layout, num_slots)
+    memory = Memory(pool, chunks=cold, descriptor=cold.descriptor, buffer=buffer)
+    return _with_beyond(memory, cold, layout, num_slots)
 
 
 def _chunks(
     num_chunks: int, flag: str, layout: Layout, options: EngineOptions
-) -> tuple[HostChunks, int]:
-    """Return chunks, followed by mapping slots if there are other instances, and their number."""
+) -> tuple[HostChunks, int, BufferRegion | None]:
+    """Return chunks, followed by the CPU buffer if there is one, and by mapping slots if there are
+    other instances; the number of the slots, and the buffer's place.
+
+    :raises ChangeSomething: if the buffer holds no large page, or the system refuses the addresses.
+    """
     num_slots = MOST_NEIGHBOURS if options.pool_place is not None else 0
-    beyond_bytes = MappedPeers.beyond_bytes(layout.pool_bytes, layout.large_page_bytes, num_slots)
+    count = _buffer_larges(layout, options)
+    large_bytes = layout.large_page_bytes
+    region = BufferRegion.after(num_chunks, count, large_bytes) if count else None
+    own_bytes = layout.pool_bytes if region is None else region.end_bytes
+    more_chunks = 0 if region is None else -(-own_bytes // CHUNK_BYTES) - num_chunks
+    buffer_bytes = more_chunks * CHUNK_BYTES
+    beyond_bytes = MappedPeers.beyond_bytes(own_bytes, large_bytes, num_slots)
     try:
-        return HostChunks(num_chunks, flag, beyond_bytes), num_slots
+        device = HostChunks(num_chunks, flag, buffer_bytes + beyond_bytes)
     except ChangeSomething:
         if not num_slots:
             raise
         # With few addresses (ulimit -v) it serves without borrowing.
-        return HostChunks(num_chunks, flag), 0
+        num_slots = 0
+        device = HostChunks(num_chunks, flag, buffer_bytes)
+    if more_chunks:
+        _extend(device, more_chunks)
+    return device, num_slots, region
 
 
-def _with_neighbours(memory: Memory, device: HostChunks, layout: Layout, num_slots: int) -> Memory:
+def _extend(device: HostChunks, num_chunks: int) -> None:
+    """Let the CPU buffer follow the pool."""
+    try:
+        device.extend(num_chunks)
+    except TryLater as error:
+        value = typed_bytes(num_chunks * CHUNK_BYTES)
+        raise ChangeSomething("--cpu-buffer", value, str(error), "use a smaller size") from error
+
+
+def _with_beyond(memory: Memory, device: HostChunks, layout: Layout, num_slots: int) -> Memory:
+    """Return the memory with what is mapped after the pool, if there is anything."""
+    if memory.buffer is not None:
+        memory = replace(memory, seen=host_pool(device.view_beyond()))
     if not num_slots:
         return memory
-    neighbours = MappedPeers(device, layout.pool_bytes, layout.large_page_bytes)
+    own_bytes = layout.pool_bytes if memory.buffer is None else memory.buffer.end_bytes
+    neighbours = MappedPeers(device, own_bytes, layout.large_page_bytes)
     return replace(memory, neighbours=neighbours, seen=host_pool(device.view_beyond()))
 
 

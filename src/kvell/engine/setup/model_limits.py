@@ -56,7 +56,8 @@ def rules_of(
         wished = replace(options, max_model_len=wish)
         drafter = None if index else draft
         limits = make_limits(layout, model, wished, drafter, name, layers, flag)
-        rules.append(ModelRules(name, limits, eos, layout.held_by(name) if name else layout))
+        own = layout.held_by(name) if name else layout
+        rules.append(ModelRules(name, limits, eos, own, takes_images=model.images is not None))
     return rules
 
 
