@@ -314,6 +314,8 @@ def test_the_longest_request_of_an_instance_without_memory_lies_elsewhere_in_par
             running=1,
             held_tokens=2000,
             waiting_tokens=700,
+            head_tokens=700,
+            head_bytes=700,
             longest=(long,),
         )
     )

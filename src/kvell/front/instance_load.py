@@ -149,6 +149,11 @@ class InstanceLoad:
         return self._load.waiting
 
     @property
+    def memory_waiting(self) -> int:
+        """Number of those that wait for memory, by its last heartbeat."""
+        return self._load.memory_waiting
+
+    @property
     def pool_bytes(self) -> int:
         """Size of the instance's KV pool."""
         return self._load.pool_bytes
@@ -162,6 +167,11 @@ class InstanceLoad:
     def is_short(self) -> bool:
         """Whether the instance is short of memory, by its last heartbeat."""
         return is_short(self)
+
+    @property
+    def needs_steering(self) -> bool:
+        """Whether the instance is short of memory, or will be with what runs there."""
+        return self.is_short or self._load.growth_bytes > self._load.free_bytes
 
     @property
     def borrows(self) -> bool:
