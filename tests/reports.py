@@ -113,3 +113,5 @@ class Routable:
     running_requests: int = 0
     held_tokens: int = 0
     report: InstanceReport = field(default_factory=lambda: InstanceReport(facts()))
+    num_coming: int = 0
+    coming_tokens: int = 0

@@ -5,6 +5,8 @@ instances, for every request, so here exec(x, y) is a closed form: a price for a
 token that is computed and for each pair of query and key, like the class (b) of MemServe §5.3.
 """
 
+from bisect import bisect_left
+
 from msgspec import Struct
 
 from kvell.cost.amounts import ModelShape
@@ -98,6 +100,17 @@ class ExecCosts(Struct, frozen=True, forbid_unknown_fields=True):
         each = self.output_token_seconds - self.request_seconds / FIT_BATCH
         each -= FIT_CONTEXT_TOKENS * self.held_token_seconds
         return self.request_seconds + batch * max(0.0, each)
+
+    def step_seconds(self, batch: int, held_tokens: int) -> float:
+        """Return the time of a decode step of any number of requests, equation 5.
+
+        :param held_tokens: tokens that it reads.
+        """
+        above = min(bisect_left(BATCHES, batch, 1), len(BATCHES) - 1)
+        low, high = BATCHES[above - 1], BATCHES[above]
+        part = (batch - low) / (high - low)
+        begin, end = self.batch_seconds(low), self.batch_seconds(high)
+        return begin + part * (end - begin) + held_tokens * self.held_token_seconds
 
     def exec_seconds(self, prompt_tokens: int, cached_tokens: int, running: int = 0) -> float:
         """Return exec(x, y): the time from a prompt's first step to its first token.
