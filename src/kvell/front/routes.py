@@ -15,6 +15,7 @@ from kvell.cluster.routing.costs import pull_or_recompute
 from kvell.cluster.routing.decoding import EarliestEnd
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, Router, router_named
 from kvell.cluster.routing.views import NO_HITS, RequestView
+from kvell.cluster.steering.placements import Placement
 from kvell.cluster.trees.chains import PromptChain
 from kvell.engine.requests.cache_roots import cache_root
 from kvell.front.histories import Histories
@@ -77,10 +78,14 @@ class Routes:
             open_lines = [line for line in open_lines if not line.has_suspect]
         lines = list(open_lines)
         is_long = self.placements.is_long(entry)
+        early: Placement | None = None
         if is_long:  # it is decoded where it is computed, in any role but prefill
             lines = self.placements.homes(entry, lines)
         else:
             lines = self.placements.roomy(entry, self._beginning(lines))
+            if (placed := self.placements.early(entry, lines)) is not None:
+                home, early = placed
+                lines = [home]
         match = None if self._locality is None else self._known(entry, self._locality, now_seconds)
         hits = NO_HITS if match is None else match[1]
         line = self._chosen(entry, lines, self._router, hits, entry.left_seconds(now_seconds))
@@ -97,8 +102,8 @@ class Routes:
         if match is not None:
             self._expect(entry, line, match, now_seconds)
         entry.placement = ()
-        if is_long:
-            self.placements.place(entry, line)
+        if is_long or early is not None:
+            self.placements.place(entry, line, early)
         if entry.pulls_from:
             self._count(RequestTransfer("pull", entry.pulls_from, line.instance_id))
         return line

@@ -29,6 +29,7 @@ def test_who_waits_for_memory_is_told_apart_from_who_waits_for_a_seat() -> None:
     assert (load(memory).waiting, load(memory).memory_waiting) == (2, 2)
     assert (load(seats).waiting, load(seats).memory_waiting) == (2, 0)
     assert load(memory).head_tokens == 24 and load(memory).head_bytes == 24 * TOKEN_BYTES
+    assert load(memory).answer_tokens == 4
     for traffic in (memory, seats):
         traffic.run()
         idle = load(traffic)

@@ -129,7 +129,7 @@ def test_a_pulse_counts_what_no_running_request_uses() -> None:
     head_bytes = engine.pulse().head_bytes
     assert 20 * LAYOUT.groups[0].token_bytes < head_bytes < 40 * LAYOUT.groups[0].token_bytes
     waiting = {"waiting": 1, "waiting_tokens": 20, "head_tokens": 20, "head_bytes": head_bytes}
-    assert engine.pulse() == structs.replace(idle, **waiting)
+    assert engine.pulse() == structs.replace(idle, answer_tokens=3, **waiting)
     engine.step()
     beat = engine.pulse()
     assert (beat.held_tokens, beat.waiting_tokens, beat.longest) == (20, 0, ())

@@ -17,6 +17,7 @@ class MemoryDemand(NamedTuple):
     memory_waiting: int
     head_tokens: int
     head_bytes: int
+    answer_tokens: int
     growth_bytes: int
 
 
@@ -42,6 +43,7 @@ def memory_demand(scheduler: Scheduler, layout: Layout) -> MemoryDemand:
         scheduler.num_awaiting_memory,
         0 if head is None else head.num_tokens,
         0 if head is None else _admission_bytes(head, layout),
+        0 if head is None else scheduler.expected_output(head),
         growth_bytes(scheduler, layout),
     )
 

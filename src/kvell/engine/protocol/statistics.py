@@ -85,6 +85,7 @@ class LoadStats(Struct, frozen=True, forbid_unknown_fields=True):
         seat; the others wait for a seat or for their turn in a step.
     :param head_tokens: tokens of the first waiting request, which is admitted before all others.
     :param head_bytes: KV memory that it needs to be admitted.
+    :param answer_tokens: tokens that its answer will have, if it is of the usual length.
     :param growth_bytes: the most by which the running requests will grow before enough of them have
         ended, with answers of the usual length.
     """
@@ -104,6 +105,7 @@ class LoadStats(Struct, frozen=True, forbid_unknown_fields=True):
     memory_waiting: int = 0
     head_tokens: int = 0
     head_bytes: int = 0
+    answer_tokens: int = 0
     growth_bytes: int = 0
 
 

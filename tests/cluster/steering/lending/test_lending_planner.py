@@ -165,6 +165,14 @@ def test_who_waits_for_a_seat_keeps_no_memory_from_others() -> None:
     assert Rounds().moves(seated, CREDITOR) == [], "memory would admit none of them"
 
 
+def test_who_waits_needs_memory_for_the_answer_too() -> None:
+    """Else it would be admitted, and others preempted as it grows."""
+    assert DEBTOR.report.load is not None
+    said = structs.replace(DEBTOR.report.load, answer_tokens=3 * SECTION)
+    long = replace(DEBTOR, report=InstanceReport(FACTS, said))
+    assert Rounds().moves(long, CREDITOR) == [("d:0", "d", "c", 8)]
+
+
 def test_who_will_outgrow_its_memory_borrows_before_it_is_short() -> None:
     """With growth beyond what is free; not where all that runs will fit, nor in an idle cluster."""
     assert Rounds().moves(party("d", 20, longest=(40,), growth=24), CREDITOR) == [

@@ -68,20 +68,24 @@ def throughput_inputs(
 ) -> ThroughputInputs:
     """Return an instance's inputs of the performance model.
 
+    Waiting requests count with answers of the length that the first one's is expected to have:
+    memory for their prompts alone would admit them, and then preempt others.
+
     :param lent_blocks: sections of others that are stored there; ``borrowed``: its own elsewhere.
     """
     own_bytes = memory.pool_bytes - memory.free_bytes - lent_blocks * facts.section_bytes
     rest_tokens = (load.waiting_tokens - load.head_tokens) / max(1, load.waiting - 1)
     rest_tokens = max(0.0, rest_tokens)
+    answer_bytes = load.answer_tokens * facts.token_bytes
     return ThroughputInputs(
         batch=load.running,
         held_tokens=load.held_tokens,
         running_bytes=max(0, own_bytes) / max(1, load.running),
         waiting=load.memory_waiting,
         head_tokens=load.head_tokens,
-        head_bytes=load.head_bytes,
+        head_bytes=load.head_bytes + answer_bytes,
         waiting_tokens=rest_tokens,
-        waiting_bytes=rest_tokens * facts.token_bytes,
+        waiting_bytes=rest_tokens * facts.token_bytes + answer_bytes,
         spare_bytes=spare_bytes,
         away_tokens=borrowed.get("in place", 0) * facts.section_tokens,
         lent_tokens=lent_blocks * facts.section_tokens,
