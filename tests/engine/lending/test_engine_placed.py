@@ -175,7 +175,6 @@ def short(placement: Sequence[tuple[str, int]]) -> Cluster:
 def test_a_prompt_that_fits_here_may_have_a_placement_too() -> None:
     """Because most of this memory is another request's just now."""
     cluster = short((("p", 2), ("d", 4)))
-    fill(cluster, "p")
     run(cluster, lambda: lent(cluster) >= 3)
     assert away(cluster.instances["p"]) >= 2 and not cluster.entries[NAME].end
     end(cluster)
