@@ -23,6 +23,7 @@ def facts(
     section_tokens: int = SECTION_TOKENS,
     host: str = "",
     prices: ExecCosts = USUAL_PRICES,
+    is_asked: bool = False,
 ) -> InstanceFacts:
     return InstanceFacts(
         *(incarnation, credits, "m", max_model_len, pool_bytes),
@@ -33,6 +34,7 @@ def facts(
         section_tokens=section_tokens,
         host=host,
         prices=prices,
+        is_asked=is_asked,
     )
 
 
@@ -46,13 +48,22 @@ def load(
     held_tokens: int = 0,
     waiting_tokens: int = 0,
     longest: tuple[RequestPlacementEntry, ...] = (),
+    memory_waiting: int | None = None,
+    head_tokens: int = 0,
+    head_bytes: int = 0,
+    growth_bytes: int = 0,
 ) -> LoadStats:
+    """:param memory_waiting: None: all that wait."""
     return LoadStats(
         *(1, running, waiting, 9, 9, free_bytes, pool_bytes),
         placements=placements,
         held_tokens=held_tokens,
         waiting_tokens=waiting_tokens,
         longest=longest,
+        memory_waiting=waiting if memory_waiting is None else memory_waiting,
+        head_tokens=head_tokens,
+        head_bytes=head_bytes,
+        growth_bytes=growth_bytes,
     )
 
 
@@ -66,6 +77,11 @@ class Memory:
     pool_bytes: int
     num_leaving: int = 0
     num_coming: int = 0
+
+    @property
+    def memory_waiting(self) -> int:
+        """All that wait do so for memory."""
+        return self.waiting
 
 
 @dataclass(frozen=True)
@@ -97,3 +113,5 @@ class Routable:
     running_requests: int = 0
     held_tokens: int = 0
     report: InstanceReport = field(default_factory=lambda: InstanceReport(facts()))
+    num_coming: int = 0
+    coming_tokens: int = 0

@@ -55,6 +55,7 @@ class Party:
     free_bytes: int
     report: InstanceReport
     pool_bytes: int = POOL_BYTES
+    memory_waiting: int = 0
     num_leaving: int = 0
     num_coming: int = 0
     role: str = "mixed"
@@ -77,6 +78,9 @@ def party(number: int, host_size: int) -> Party:
         *(1, 4, waiting, 1, 1, free_bytes, POOL_BYTES),
         held_tokens=(blocks - free) * SECTION_TOKENS,
         waiting_tokens=waiting * 1_000,
+        memory_waiting=waiting,
+        head_tokens=1_000,
+        head_bytes=1_000 * BLOCK_BYTES // SECTION_TOKENS,
         longest=tuple(
             RequestPlacementEntry(RequestId(f"{number}:{index}"), name, 110 - index, local=True)
             for index in range(MOST_LONGEST)

@@ -24,6 +24,9 @@ from rich.table import Table
 from bench import result_file
 from kvell.cli.replay.command import replay_limits
 from kvell.cli.replay.latency import latencies, outcomes
+from kvell.cost.amounts import shape_of
+from kvell.cost.analytic import AnalyticModel
+from kvell.cost.prices import prices_of
 from kvell.engine.planning.whole_prompts import without_chunks
 from kvell.load.arrivals import retime
 from kvell.load.report import Objectives
@@ -132,6 +135,13 @@ def run(case: Case) -> dict[str, Any]:
         limits = replace(limits, max_num_batched_tokens=case.batched_tokens)
     machine = Machine(load_profile(case.hardware), model_cost(config, description, ELEMENT_BYTES))
     link = load_link(case.link)
+    costs = prices_of(
+        AnalyticModel(machine.profile, machine.cost),
+        shape_of(description.layers),
+        fetch_bytes_per_second=link.bytes_per_second,
+        swap_bytes_per_second=link.bytes_per_second,
+        chunk_tokens=case.batched_tokens,
+    )
     spec = ClusterSpec(
         SHAPES[case.shape],
         layout,
@@ -140,6 +150,7 @@ def run(case: Case) -> dict[str, Any]:
         Links(Link(link.latency_seconds, link.bytes_per_second)),
         routing="session",
         pd_caching=CACHINGS[case.caching],
+        costs=costs,
         hosts=None,
     )
     rows = rows_of(case)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from kvell.cost.prices import ExecCosts
 from kvell.engine.protocol.messages import Finished, Heartbeat, Submit
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.protocol.request_spec import RequestSpec
@@ -343,3 +344,46 @@ def test_loans_of_shorter_requests_count_too() -> None:
     assert [one.instance_id for one in homes] == ["mixed-2"]
     at, command = submitted(queue, entry(50, 4))
     assert at == "mixed-2" and "mixed-2" not in {n for n in parts(command) if n != at}
+
+
+# ------------------------------------------------------- what fits a pool, but not what is free
+
+
+def full(queue: RequestQueue, **free: int) -> None:
+    """Heartbeats of instances with so little memory left, and one request on each."""
+    for name, line in queue.lines.items():
+        number = name.rpartition("-")[2]
+        tokens = ALONE - free.get(f"m{number}", ALONE)
+        line.on_heartbeat(Heartbeat(load(ALONE - tokens, ALONE, running=1, held_tokens=tokens)))
+
+
+def test_a_request_that_fits_nowhere_now_comes_with_a_placement() -> None:
+    """It has 30 tokens of 40; one instance has 29 free, and keeps an eighth of its pool."""
+    queue = opened(*NAMES)
+    full(queue, m0=29, m1=24, m2=24)
+    at, command = submitted(queue, entry(30, 2))
+    assert at == "mixed-0" and parts(command)[at] == 3
+    assert sum(parts(command).values()) == 4
+
+
+@pytest.mark.parametrize("free", [{"m0": 30, "m1": 24, "m2": 24}, {"m0": 29, "m1": 9, "m2": 9}])
+def test_it_comes_without_where_one_has_room_or_none_lends_enough(free: dict[str, int]) -> None:
+    queue = opened(*NAMES)
+    full(queue, **free)
+    _, command = submitted(queue, entry(30, 2))
+    assert not command.placement
+
+
+def test_it_waits_where_reading_elsewhere_would_take_too_long() -> None:
+    slow = structs.replace(LENDS, prices=ExecCosts(away_token_seconds=10.0))
+    queue = opened(*NAMES, limits=slow)
+    full(queue, m0=29, m1=24, m2=24)
+    _, command = submitted(queue, entry(30, 2))
+    assert not command.placement
+
+
+def test_prompts_of_prefill_instances_are_not_placed() -> None:
+    queue = opened("prefill-0", "decode-0", "decode-1")
+    full(queue, m0=29, m1=24)
+    _, command = submitted(queue, entry(30, 2))
+    assert not command.placement

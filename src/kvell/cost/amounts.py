@@ -78,6 +78,11 @@ class ModelShape:
     state_bytes: int = 0
     window_bytes: tuple[tuple[int, int], ...] = ()
 
+    @property
+    def asking_layers(self) -> int:
+        """The number of layers of full attention, whose keys and values can be remote."""
+        return sum(reach.layers for reach in self.reaches if not reach.window_tokens)
+
     def amounts(self, work: Sequence[Work]) -> Amounts:
         """Return the amounts of a step of this work."""
         pairs = read = 0

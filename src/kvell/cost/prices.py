@@ -5,6 +5,8 @@ instances, for every request, so here exec(x, y) is a closed form: a price for a
 token that is computed and for each pair of query and key, like the class (b) of MemServe §5.3.
 """
 
+from bisect import bisect_left
+
 from msgspec import Struct
 
 from kvell.cost.amounts import ModelShape
@@ -30,6 +32,11 @@ MANY_BATCH = 64
 """Requests of the decode step that shows what a further request adds."""
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 """Numbers of requests for which a decode step has a price of its own."""
+ROUND_TRIP_SECONDS = 2e-4
+"""Time of a message to an instance of another host and back, an assumption."""
+ASKED_ROW_TOKENS = 5
+"""A row's queries and records take as many bytes as the pages of about this number of tokens: 4.6
+of SmolLM2 and 6.1 of Llama 3 8B (``bench.lending.partials``: a section over what is sent)."""
 FIT_TOKENS = (1024, 8192)
 """Prompt lengths whose prices separate the cost of tokens from the cost of pairs."""
 
@@ -60,6 +67,9 @@ class ExecCosts(Struct, frozen=True, forbid_unknown_fields=True):
     :param away_token_seconds: like ``held_token_seconds``, for a token whose pages are read at
         another instance of the host.  The default is the same: ``bench/lending/remote_share``
         measures no difference in the memory of one host.
+    :param asked_step_seconds: of a decode step that asks another instance for attention over what
+        it lends: a round trip for each layer.  The default is that of 30 layers.
+    :param asked_row_seconds: of the queries and records of one request in such a step.
     :param natn_seconds: T^natn of Infinite-LLM's equation 5 for each of ``BATCHES``: a decode step
         of that batch without attention to earlier tokens, W(β)/f(β).  Empty: a line through the
         prices above.
@@ -76,6 +86,8 @@ class ExecCosts(Struct, frozen=True, forbid_unknown_fields=True):
     swap_token_seconds: float = 1.9e-6
     chunk_tokens: int = CHUNK_TOKENS
     away_token_seconds: float = 1.6e-7
+    asked_step_seconds: float = 30 * ROUND_TRIP_SECONDS
+    asked_row_seconds: float = ASKED_ROW_TOKENS * 4.7e-6
     natn_seconds: tuple[float, ...] = ()
 
     def batch_seconds(self, batch: int) -> float:
@@ -88,6 +100,17 @@ class ExecCosts(Struct, frozen=True, forbid_unknown_fields=True):
         each = self.output_token_seconds - self.request_seconds / FIT_BATCH
         each -= FIT_CONTEXT_TOKENS * self.held_token_seconds
         return self.request_seconds + batch * max(0.0, each)
+
+    def step_seconds(self, batch: int, held_tokens: int) -> float:
+        """Return the time of a decode step of any number of requests, equation 5.
+
+        :param held_tokens: tokens that it reads.
+        """
+        above = min(bisect_left(BATCHES, batch, 1), len(BATCHES) - 1)
+        low, high = BATCHES[above - 1], BATCHES[above]
+        part = (batch - low) / (high - low)
+        begin, end = self.batch_seconds(low), self.batch_seconds(high)
+        return begin + part * (end - begin) + held_tokens * self.held_token_seconds
 
     def exec_seconds(self, prompt_tokens: int, cached_tokens: int, running: int = 0) -> float:
         """Return exec(x, y): the time from a prompt's first step to its first token.
@@ -128,6 +151,7 @@ def prices_of(
     swap_bytes_per_second: float,
     chunk_tokens: int = CHUNK_TOKENS,
     away_bytes_per_second: float | None = None,
+    round_trip_seconds: float = ROUND_TRIP_SECONDS,
 ) -> ExecCosts:
     """Return the prices of a cost model, such as one of ``kvell calibrate``.
 
@@ -139,6 +163,8 @@ def prices_of(
     :param swap_bytes_per_second: between the CPU buffer and the pool.
     :param away_bytes_per_second: of pages that are read in place at another instance; None: the
         speed of the own memory, which is right on one host.
+    :param round_trip_seconds: to an instance that is asked for attention over what it lends, which
+        each layer of full attention waits for.
     """
     request = prefill_seconds(model, 1, 0.0, chunk_tokens=chunk_tokens)
     long = FIT_TOKENS[-1]
@@ -164,5 +190,7 @@ def prices_of(
         swap_token_seconds=token_bytes / swap_bytes_per_second,
         chunk_tokens=chunk_tokens,
         away_token_seconds=max(held, away),
+        asked_step_seconds=round_trip_seconds * shape.asking_layers,
+        asked_row_seconds=ASKED_ROW_TOKENS * token_bytes / fetch_bytes_per_second,
         natn_seconds=tuple(batch_seconds(model, batch) for batch in BATCHES),
     )

@@ -147,6 +147,8 @@ class Engine:
             self.core.limits.reach_tokens,
             self.contract.dtype,
             tuple(self.contract.lines()),
+            host=self._link.host,
+            is_asked=self._link.asks,
         )
         return Ready(SCHEMA_VERSION, facts)
 

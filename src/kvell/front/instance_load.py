@@ -31,7 +31,7 @@ class InstanceLoad:
         requests were routed, and ``outstanding_pairs`` of query and key that they make.
     :ivar running_requests: number of requests that decode.
     :ivar placements: placements of its requests that borrow, by its last heartbeat.
-    :ivar coming: requests that are moving to the instance.
+    :ivar coming: tokens of the requests that are moving to the instance.
     """
 
     def __init__(self, instance_id: str) -> None:
@@ -39,7 +39,7 @@ class InstanceLoad:
         self.role = instance_id.rpartition("-")[0]
         self.is_open = False
         self.in_flight: dict[RequestId, LogEntry] = {}
-        self.coming: set[RequestId] = set()
+        self.coming: dict[RequestId, int] = {}
         self.outstanding_prompt_tokens = self.outstanding_output_tokens = 0
         self.uncached_prompt_tokens = self.outstanding_pairs = self.running_requests = 0
         self._held_tokens = 0
@@ -149,6 +149,11 @@ class InstanceLoad:
         return self._load.waiting
 
     @property
+    def memory_waiting(self) -> int:
+        """Number of those that wait for memory, by its last heartbeat."""
+        return self._load.memory_waiting
+
+    @property
     def pool_bytes(self) -> int:
         """Size of the instance's KV pool."""
         return self._load.pool_bytes
@@ -162,6 +167,11 @@ class InstanceLoad:
     def is_short(self) -> bool:
         """Whether the instance is short of memory, by its last heartbeat."""
         return is_short(self)
+
+    @property
+    def needs_steering(self) -> bool:
+        """Whether the instance is short of memory, or will be with what runs there."""
+        return self.is_short or self._load.growth_bytes > self._load.free_bytes
 
     @property
     def borrows(self) -> bool:
@@ -182,6 +192,11 @@ class InstanceLoad:
     def num_coming(self) -> int:
         """Number of requests that are moving there."""
         return len(self.coming)
+
+    @property
+    def coming_tokens(self) -> int:
+        """Prompts and output so far of the requests that are moving there."""
+        return sum(self.coming.values())
 
     def movable(self) -> list[MovableView]:
         """Return the requests that decode, as far as is known, and do not move; oldest first."""

@@ -1,9 +1,13 @@
-"""The placement of requests that are longer than the memory of one instance."""
+"""The placement of requests that are longer than the free memory of one instance."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from heapq import nlargest
 from itertools import accumulate
 
+from kvell.cluster.steering.lending.arrivals import ArrivingRequest, early_placement
+from kvell.cluster.steering.lending.model import PerformanceModel
 from kvell.cluster.steering.placements import (
     Placement,
     can_share_sections,
@@ -17,8 +21,13 @@ from kvell.front.request_log import LogEntry
 from kvell.memory import common_prefix
 from kvell.vocabulary import RequestId
 
+MIXED = "mixed"
 PREFILL = "prefill"
 """The role of instances that only compute prompts."""
+MOST_HOMES = 4
+"""Instances that are tried for a request that would wait for memory."""
+MOST_MODELS = 64
+"""Instances of different prices whose performance models are kept."""
 
 
 class Placements:
@@ -27,6 +36,7 @@ class Placements:
     def __init__(self, lines: Mapping[str, InstanceLoad]) -> None:
         self._lines = lines
         self._placed: dict[RequestId, LogEntry] = {}
+        self._model = lru_cache(MOST_MODELS)(PerformanceModel)
 
     def reach_tokens(self) -> int:
         """Return the most tokens of a request, if all other instances lend what they can."""
@@ -34,12 +44,18 @@ class Placements:
 
     def is_long(self, entry: LogEntry) -> bool:
         """Return whether a request may outgrow one instance, and others lend."""
+        if not self._may_leave(entry):
+            return False
+        facts = next(iter(self._lines.values())).facts
+        alone_tokens, most_tokens = facts.max_model_len, facts.reach_tokens
+        return _tokens(entry, alone_tokens, most_tokens) > alone_tokens
+
+    def _may_leave(self, entry: LogEntry) -> bool:
+        """Return whether a request may have sections at other instances, and others lend."""
         if entry.spec.model or entry.spec.tensors or len(self._lines) < 2:
             return False  # such requests stay within one instance
         facts = next(iter(self._lines.values())).facts  # instances are alike
-        alone_tokens, most_tokens = facts.max_model_len, facts.reach_tokens
-        lends = bool(local_sections(facts)) and most_tokens > alone_tokens
-        return lends and _tokens(entry, alone_tokens, most_tokens) > alone_tokens
+        return bool(local_sections(facts)) and facts.reach_tokens > facts.max_model_len
 
     def check(self, entry: LogEntry) -> None:
         """Check that the instances can hold a request that is longer than one's memory.
@@ -104,9 +120,37 @@ class Placements:
         fitting = [line for line in lines if line.instance_id not in parties or spare[line] >= 0]
         return fitting or [max(lines, key=lambda line: spare[line])] if lines else lines
 
-    def place(self, entry: LogEntry, home: InstanceLoad) -> None:
-        """Store the placement of a request that is about to go to one of its :meth:`homes`."""
-        entry.placement = self._planned(entry, home)
+    def early(
+        self, entry: LogEntry, lines: Sequence[InstanceLoad]
+    ) -> tuple[InstanceLoad, Placement] | None:
+        """Return where a short request runs now over several instances, if that pays.
+
+        None if it has room at one of the lines, or waiting for room is better.
+        """
+        if not self._may_leave(entry):
+            return None
+        if not lines or any(line.role != MIXED for line in self._lines.values()):
+            return None
+        facts = lines[0].facts
+        tokens = entry.prompt_tokens + entry.emitted_tokens
+        if any(_has_room(line, tokens * facts.token_bytes) for line in lines):
+            return None
+        blocks = -(-(tokens + entry.expected_output_tokens) // facts.section_tokens)
+        request = ArrivingRequest(entry.request_id, tokens, blocks)
+        coming = self._coming()
+        for home in nlargest(MOST_HOMES, self._borrowers(lines), key=lambda line: line.free_bytes):
+            others = [line for line in self._others(home) if line.is_open and not line.borrows]
+            parts = early_placement(request, home, others, self._model, coming)
+            if parts:
+                return home, parts
+        return None
+
+    def place(self, entry: LogEntry, home: InstanceLoad, early: Placement | None = None) -> None:
+        """Store the placement of a request that is about to go to one of its :meth:`homes`.
+
+        :param early: its placement, if it is known (:meth:`early`).
+        """
+        entry.placement = self._planned(entry, home) if early is None else early
         entry.pulls_from = ""
         self._placed[entry.request_id] = entry
 
@@ -184,6 +228,10 @@ class Placements:
             for line in self._lines.values()
             if line is not home and can_share_sections(line.facts, home.facts)
         ]
+
+
+def _has_room(line: InstanceLoad, size_bytes: int) -> bool:
+    return not line.waiting and line.free_bytes >= size_bytes
 
 
 def _away(name: RequestId, parts: Placement) -> Counter[str]:

@@ -12,8 +12,10 @@ from typing import Literal, NamedTuple
 
 from kvell.cluster.prefix_directory import PrefixDirectory
 from kvell.cluster.routing.costs import pull_or_recompute
+from kvell.cluster.routing.decoding import EarliestEnd
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, Router, router_named
 from kvell.cluster.routing.views import NO_HITS, RequestView
+from kvell.cluster.steering.placements import Placement
 from kvell.cluster.trees.chains import PromptChain
 from kvell.engine.requests.cache_roots import cache_root
 from kvell.front.histories import Histories
@@ -61,7 +63,7 @@ class Routes:
         self.transfers: Counter[RequestTransfer] = Counter()
         self.placements = Placements(lines)
         self._router = router or router_named(DEFAULT_ROUTING)
-        self._decode_router = router_named(DEFAULT_ROUTING)
+        self._decode_router: Router = EarliestEnd()
         self._histories = Histories() if pulls and locality is None else None
         self._locality, self._pulls_more = locality, pulls
 
@@ -76,12 +78,17 @@ class Routes:
             open_lines = [line for line in open_lines if not line.has_suspect]
         lines = list(open_lines)
         is_long = self.placements.is_long(entry)
+        early: Placement | None = None
         if is_long:  # it is decoded where it is computed, in any role but prefill
             lines = self.placements.homes(entry, lines)
         else:
             lines = self.placements.roomy(entry, self._beginning(lines))
+            if (placed := self.placements.early(entry, lines)) is not None:
+                home, early = placed
+                lines = [home]
         match = None if self._locality is None else self._known(entry, self._locality, now_seconds)
-        line = self._chosen(entry, lines, self._router, match, entry.left_seconds(now_seconds))
+        hits = NO_HITS if match is None else match[1]
+        line = self._chosen(entry, lines, self._router, hits, entry.left_seconds(now_seconds))
         self.set_target(entry, "")
         if line is None:
             return None
@@ -89,14 +96,14 @@ class Routes:
             decodes = [
                 other for other in self._lines.values() if other.role == DECODE and other.has_room
             ]
-            self.set_target(entry, self.target(entry, decodes))
+            self.set_target(entry, self.target(entry, decodes, match))
         if self._histories is not None:
             self._pulls(entry, line, self._histories)
         if match is not None:
             self._expect(entry, line, match, now_seconds)
         entry.placement = ()
-        if is_long:
-            self.placements.place(entry, line)
+        if is_long or early is not None:
+            self.placements.place(entry, line, early)
         if entry.pulls_from:
             self._count(RequestTransfer("pull", entry.pulls_from, line.instance_id))
         return line
@@ -107,9 +114,18 @@ class Routes:
         others = (line.role != DECODE and line.is_open for line in self._lines.values())
         return begins if len(begins) < len(lines) and any(others) else lines
 
-    def target(self, entry: LogEntry, lines: Iterable[InstanceLoad]) -> str:
-        """Return the instance that continues a request; "" if there are no lines."""
-        line = self._chosen(entry, list(lines), self._decode_router)
+    def target(
+        self, entry: LogEntry, lines: Iterable[InstanceLoad], match: Known | None = None
+    ) -> str:
+        """Return the instance that continues a request; "" if there are no lines.
+
+        :param match: from a directory of prefixes; without one, sessions show who has their texts.
+        """
+        lines = list(lines)
+        hits = NO_HITS if match is None else match[1]
+        if self._histories is not None:
+            hits = self._histories.tokens_at(entry.spec.session, _incarnations(lines))
+        line = self._chosen(entry, lines, self._decode_router, hits)
         return "" if line is None else line.instance_id
 
     def takers(self, instance_id: str) -> list[InstanceLoad]:
@@ -121,9 +137,9 @@ class Routes:
         """Set the instance that is to continue a request; "" if it stays."""
         old, new = self._lines.get(entry.goes_to), self._lines.get(target)
         if old is not None:
-            old.coming.discard(entry.request_id)
+            old.coming.pop(entry.request_id, None)
         if new is not None:
-            new.coming.add(entry.request_id)
+            new.coming[entry.request_id] = entry.prompt_tokens + entry.emitted_tokens
             entry.goes_to_incarnation = new.incarnation
         entry.goes_to = target
 
@@ -141,7 +157,7 @@ class Routes:
         self._count(RequestTransfer("move", entry.line, taker.instance_id))
         self.set_target(entry, "")
         if self._histories is not None:
-            self._histories.note(entry.spec.session, taker.instance_id, taker.incarnation)
+            self._note(entry, taker, self._histories)
 
     def _count(self, transfer: RequestTransfer) -> None:
         self.transfers[transfer] += 1
@@ -174,26 +190,31 @@ class Routes:
 
     def _pulls(self, entry: LogEntry, line: InstanceLoad, histories: Histories) -> None:
         """Note where the request's text will be, and the instance to fetch its history from."""
-        live = (
-            (line.instance_id, line.incarnation) for line in self._lines.values() if line.is_open
-        )
+        live = _incarnations(line for line in self._lines.values() if line.is_open)
         tokens = entry.prompt_tokens + entry.emitted_tokens
         entry.pulls_from = histories.source(entry.spec.session, tokens, line.instance_id, live)
-        histories.note(entry.spec.session, line.instance_id, line.incarnation)
+        self._note(entry, line, histories)
+
+    def _note(self, entry: LogEntry, line: InstanceLoad, histories: Histories) -> None:
+        tokens = entry.prompt_tokens + entry.emitted_tokens
+        histories.note(entry.spec.session, line.instance_id, line.incarnation, tokens)
 
     def _chosen(
         self,
         entry: LogEntry,
         lines: list[InstanceLoad],
         router: Router,
-        match: Known | None = None,
+        hits: Mapping[str, int] = NO_HITS,
         left_seconds: float | None = None,
     ) -> InstanceLoad | None:
         if len(lines) < 2:  # the common case of one instance asks no router
             return lines[0] if lines else None
         computed = entry.prompt_tokens + entry.emitted_tokens
-        hits = NO_HITS if match is None else match[1]
         request = RequestView(
             computed, entry.expected_output_tokens, entry.spec.session, hits, left_seconds
         )
         return self._lines[router.choose(request, lines)]
+
+
+def _incarnations(lines: Iterable[InstanceLoad]) -> dict[str, int]:
+    return {line.instance_id: line.incarnation for line in lines}

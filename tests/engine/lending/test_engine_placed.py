@@ -161,6 +161,57 @@ def test_where_nobody_lends_it_is_refused_and_may_come_later() -> None:
     end(cluster)
 
 
+SHORT = prompt_of(1, 34)
+"""A prompt that fits into a pool of 48 tokens with its answer."""
+
+
+def short(placement: Sequence[tuple[str, int]]) -> Cluster:
+    cluster = cluster_of("full", LARGE)
+    assert len(SHORT) + 8 <= cluster.limits.max_model_len
+    cluster.submit(NAME, Entry(SHORT, 8, "", placement=placement), "p", "")
+    return cluster
+
+
+def test_a_prompt_that_fits_here_may_have_a_placement_too() -> None:
+    """Because most of this memory is another request's just now."""
+    cluster = short((("p", 2), ("d", 4)))
+    run(cluster, lambda: lent(cluster) >= 3)
+    assert away(cluster.instances["p"]) >= 2 and not cluster.entries[NAME].end
+    end(cluster)
+    assert len(cluster.entries[NAME].emitted) == 8 and lent(cluster) == 0
+
+
+def test_it_goes_on_here_where_creditors_refuse() -> None:
+    """It waits for no deadline, and is not refused."""
+    cluster = short((("p", 2), ("d", 4)))
+    fill(cluster, "d")
+    before = cluster.now
+    run(cluster, lambda: answered(cluster))
+    assert cluster.now - before < RETRY_TICKS and lent(cluster) == 0
+    end(cluster)
+    ended = cluster.entries[NAME].end
+    assert ended is not None and ended.reason == "length" and preemptions(cluster) == 0
+
+
+def test_it_goes_on_here_beyond_what_was_planned() -> None:
+    """Answers longer than usual need more sections than were planned for."""
+    cluster = short((("p", 2), ("d", 1)))
+    run(cluster, lambda: answered(cluster))
+    assert lent(cluster) == away(cluster.instances["p"]) == 1
+    end(cluster)
+    ended = cluster.entries[NAME].end
+    assert ended is not None and ended.reason == "length" and preemptions(cluster) == 0
+
+
+def test_a_creditor_that_wants_it_back_gets_it_back() -> None:
+    cluster = short((("p", 2), ("d", 4)))
+    run(cluster, lambda: lent(cluster) >= 2)
+    for number in range(2):
+        cluster.submit(f"own-{number}", Entry(prompt_of(2 + number, 38), 4, ""), "d", "")
+    end(cluster)
+    assert len(cluster.entries[NAME].emitted) == 8
+
+
 def test_a_recalled_section_goes_to_another_creditor() -> None:
     """Its pages come from the creditor that wants them back, and nothing is computed again."""
     cluster = placed((("p", 2), ("d", 5), ("e", 3), ("e", 2), ("d", 1)), max_tokens=6)

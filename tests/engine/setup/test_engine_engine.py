@@ -126,7 +126,10 @@ def test_a_pulse_counts_what_no_running_request_uses() -> None:
     idle = LoadStats(0, 0, 0, large, large, pool_bytes, pool_bytes)
     assert engine.pulse() == idle
     engine.handle(make_submit("a", range(20), 3))
-    assert engine.pulse() == structs.replace(idle, waiting=1, waiting_tokens=20)
+    head_bytes = engine.pulse().head_bytes
+    assert 20 * LAYOUT.groups[0].token_bytes < head_bytes < 40 * LAYOUT.groups[0].token_bytes
+    waiting = {"waiting": 1, "waiting_tokens": 20, "head_tokens": 20, "head_bytes": head_bytes}
+    assert engine.pulse() == structs.replace(idle, answer_tokens=3, **waiting)
     engine.step()
     beat = engine.pulse()
     assert (beat.held_tokens, beat.waiting_tokens, beat.longest) == (20, 0, ())

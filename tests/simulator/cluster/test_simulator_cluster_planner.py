@@ -76,6 +76,20 @@ def test_a_short_request_waits_less_where_the_long_one_lies_elsewhere_in_part() 
     assert ends == [3, 3]
 
 
+def test_an_instance_whose_line_waits_for_seats_lends_what_its_line_cannot_use() -> None:
+    """Two of its requests run, and a third waits for a seat the whole time; both instances have a
+    line, as at saturation."""
+    tiny = [row(10, 2, at=at) for at in (0.2, 0.4)]
+    busy = [row(400, 1200, at=at) for at in (0.1, 0.3, 0.5)]
+    rows = [row(6000, 1500, at=0.0), busy[0], tiny[0], busy[1], tiny[1], busy[2]]
+    rows.append(row(2000, 100, at=4.0))
+    limits = Limits(2048, 2, max_model_len=POOL_TOKENS)
+    lent, alone = run_of(rows, limits=limits), run_of(rows, limits=limits, hosts=None)
+    assert cluster_figures(lent)["sections"]["lent"] > 0
+    assert lent.instances["mixed-1"].counts.lent and waits(lent) < waits(alone) / 2
+    assert lent.front.outputs == alone.front.outputs
+
+
 def test_each_instance_is_on_one_side_and_no_sections_are_left() -> None:
     lent = run_of()
     while lent.go_on():  # what is given back is answered

@@ -55,6 +55,16 @@ class RoutableInstance(Protocol):
         ...
 
     @property
+    def num_coming(self) -> int:
+        """Number of requests that are moving there."""
+        ...
+
+    @property
+    def coming_tokens(self) -> int:
+        """Tokens of these requests."""
+        ...
+
+    @property
     def held_tokens(self) -> int:
         """Prompts and output so far of all requests in flight: what the steps read once all
         prompts are computed."""

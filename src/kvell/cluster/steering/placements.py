@@ -9,7 +9,7 @@ Source: Infinite-LLM §5.2.1, §5.3.
 import heapq
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Protocol
+from typing import Literal, Protocol
 
 from kvell.cluster.steering.relief import ROOM_PART, MemoryPressure
 from kvell.engine.protocol.placements import RequestPlacementEntry
@@ -18,6 +18,10 @@ from kvell.vocabulary import RequestId
 
 Placement = tuple[RequestPlacementEntry, ...]
 NO_SECTIONS: Mapping[str, int] = MappingProxyType({})
+Reading = Literal["in place", "asked"]
+"""How an instance reads sections at another one: it computes over its pages in the memory of their
+host, or asks it for attention over them."""
+NO_LOANS: Mapping[Reading, int] = MappingProxyType({})
 
 
 class LoanFacts(Protocol):
@@ -48,10 +52,37 @@ class LoanFacts(Protocol):
         """The host whose instances read each other's memory in place."""
         ...
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether instances of other hosts may ask it for attention over what it lends."""
+        ...
+
+
+def ways_to_share(facts: LoanFacts) -> dict[Reading, tuple[str, int]]:
+    """Return the ways in which an instance lends and borrows sections, the better one first.
+
+    Instances that have a way in common can share sections.
+    """
+    ways: dict[Reading, tuple[str, int]] = {}
+    if facts.section_bytes:
+        ways["in place"] = facts.host, facts.section_bytes
+        if facts.is_asked:
+            ways["asked"] = "", facts.section_bytes
+    return ways
+
+
+def reading_of(facts: LoanFacts | None, other: LoanFacts | None) -> Reading | None:
+    """Return how one instance reads sections that another one lends; None if it cannot."""
+    if facts is None or other is None:
+        return None
+    others = ways_to_share(other)
+    common = (way for way, place in ways_to_share(facts).items() if others.get(way) == place)
+    return next(common, None)
+
 
 def can_share_sections(facts: LoanFacts, other: LoanFacts) -> bool:
-    """Return whether two instances read each other's sections in place."""
-    return 0 < facts.section_bytes == other.section_bytes and facts.host == other.host
+    """Return whether one instance can read sections that another one lends."""
+    return reading_of(facts, other) is not None
 
 
 def local_sections(facts: LoanFacts) -> int:
@@ -97,7 +128,7 @@ def placement(
         same instance has borrowed: they take no room.
     :param expected: sections that instances are still to lend to earlier requests.
     """
-    rested = [other for other in others if not other.waiting]
+    rested = [other for other in others if not other.memory_waiting]
     kept = {other.instance_id: other.pool_bytes // ROOM_PART // block_bytes for other in rested}
     left = {
         other.instance_id: _lendable(other, block_bytes, expected.get(other.instance_id, 0))

@@ -29,6 +29,11 @@ class MemoryPressure(Protocol):
         ...
 
     @property
+    def memory_waiting(self) -> int:
+        """Number of those that wait for memory, not for a seat or their turn."""
+        ...
+
+    @property
     def free_bytes(self) -> int:
         """Free KV memory."""
         ...

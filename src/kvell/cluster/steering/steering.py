@@ -103,8 +103,6 @@ class Steering:
         self, instances: Sequence[SteeredInstance], movable: Callable[[str], Sequence[MovableView]]
     ) -> list[Move]:
         """Return moves of whole requests and, if none has room elsewhere, of sections."""
-        if not any(map(should_give, instances)):
-            return []
         self._settles_at = {k: at for k, at in self._settles_at.items() if at > self._look}
         moves = self._whole(instances, movable)
         moving = {name for move in moves for name in (move.source, move.target)}

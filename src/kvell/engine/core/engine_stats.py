@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from kvell.engine.core.miss_watch import MissWatch
+from kvell.engine.lending.memory_demand import memory_demand
 from kvell.engine.moving.pool_part import PoolPart
 from kvell.engine.planning.scheduler import Scheduler
 from kvell.engine.protocol.statistics import GroupStats, LoadStats, Stats
@@ -90,6 +91,7 @@ class EngineStats:
             waiting_tokens=sum(request.num_tokens for request in self._scheduler.waiting),
             longest=self._pool.longest(running),
             cached_bytes=_bytes(totals.cached_pages, layout),
+            **memory_demand(self._scheduler, layout)._asdict(),
         )
 
     @property

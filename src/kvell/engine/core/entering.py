@@ -121,7 +121,8 @@ class RequestFactory:
             reason = (
                 reason or f"its rotary frequencies change beyond {limits.short_rope_tokens} tokens"
             )
-        if command.placement and reason:
+        tokens = len(prompt) + (spec.sampling.max_tokens or 1)
+        if command.placement and reason and tokens > rules.limits.max_model_len:
             remedy = f"send at most {rules.limits.max_model_len} tokens, the answer included"
             return ChangeSomething(
                 "prompt", f"{len(prompt)} tokens", f"cannot leave this instance: {reason}", remedy

@@ -109,9 +109,9 @@ class BorrowingRequests:
         return tuple(e for debtor in self._borrowers.values() for e in self.sections.placed(debtor))
 
     def place(self, request: Request, entries: Sequence[RequestPlacementEntry]) -> None:
-        """Record the placement of a new request that is longer than the local memory."""
-        if entries:
-            self._placements.add(request, entries, self.section_tokens)
+        """Record the placement of a new request that is longer than the free local memory."""
+        if entries and not local_reason(request.model, self._core.layout.groups):
+            self._placements.add(request, entries, self._scheduler.limits)
 
     def join(self, request: Request) -> list[Action]:
         """Let a new request share another request's remote sections of the same text.
@@ -321,6 +321,7 @@ class BorrowingRequests:
             section, loan_actions = self.sections.ask(borrower, creditor)
             borrower.sections.append(section)
             actions += loan_actions
+        self._placements.end_blocked(borrower)
         return actions
 
     def _next_creditor(self, borrower: DistributedRequest) -> str:
@@ -328,8 +329,7 @@ class BorrowingRequests:
         placement = self._placements.get(borrower.request.request_id)
         if placement is None:
             return borrower.creditors.popleft() if borrower.creditors else ""
-        at, last = len(borrower.sections), len(placement.planned)
-        return placement.creditor(at, self._agent.now) if at < last else ""
+        return placement.creditor(len(borrower.sections), self._agent.now)
 
     def _send_away(self, borrower: DistributedRequest, sections: int) -> None:
         """Make exactly the first ``sections`` sections remote."""

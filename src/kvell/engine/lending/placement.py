@@ -3,13 +3,18 @@
 The front plans it with the request (:mod:`kvell.cluster.steering.placements`).  A creditor may
 still refuse a section: then the next creditor is asked, and all of them again a little later.
 
+A request that fits into this memory alone has a placement if not enough of it was free.  It needs
+no creditor: once all have refused, or have what was planned, it goes on here.
+
 Source: Infinite-LLM §6.2 (Listing 1).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from kvell.engine.lending.distributed_request import DistributedRequest
 from kvell.engine.protocol.placements import RequestPlacementEntry
+from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.request import Request
 from kvell.mempool.owners import Tick
 from kvell.vocabulary import RequestId
@@ -41,6 +46,7 @@ class Placement:
     :ivar retry_at: time at which all are asked again; None while some have not refused.
     :ivar rounds: number of times that all have refused since the request last made progress.
     :ivar gives_up_at: time at which a blocked request is given up; None while it is not blocked.
+    :ivar fits_here: whether the request could have all of its pages here.
     """
 
     request: Request
@@ -50,6 +56,7 @@ class Placement:
     retry_at: Tick | None = None
     rounds: int = 0
     gives_up_at: Tick | None = None
+    fits_here: bool = False
 
     @classmethod
     def of(cls, request: Request, entries: Sequence[RequestPlacementEntry]) -> "Placement":
@@ -57,6 +64,14 @@ class Placement:
         away = [entry for entry in entries if not entry.local]
         planned = [entry.inst_id for entry in away for _ in range(entry.num_blocks)]
         return cls(request, planned, list(dict.fromkeys(entry.inst_id for entry in away)))
+
+    def ends_here(self, sections: int) -> bool:
+        """Return whether a blocked request goes on with all further pages here.
+
+        :param sections: number of its sections that creditors have.
+        """
+        is_over = self.retry_at is not None or sections >= len(self.planned)
+        return self.fits_here and self.request.is_held_up and is_over
 
     @property
     def _end_at(self) -> Tick | None:
@@ -66,10 +81,12 @@ class Placement:
         return self.gives_up_at + MOST_PATIENCE_TICKS - PATIENCE_TICKS
 
     def creditor(self, section: int, now: Tick, without: str = "") -> str:
-        """Return the instance to ask for a section next; "" if it is too early to ask any.
+        """Return the instance to ask for a section next; "" if none is planned, or it is too soon.
 
         :param without: the creditor that recalls the section, which is not asked.
         """
+        if section >= len(self.planned):
+            return ""
         for name in (self.planned[section], *self.creditors):
             if name not in self.refused and name != without:
                 return name
@@ -122,9 +139,31 @@ class Placements(dict[RequestId, Placement]):
         return min((at for at in times if at is not None), default=None)
 
     def add(
-        self, request: Request, entries: Sequence[RequestPlacementEntry], section_tokens: int
+        self,
+        request: Request,
+        entries: Sequence[RequestPlacementEntry],
+        limits: Limits,
     ) -> None:
-        """Record the placement of a new request, and how much of it may be stored here."""
+        """Record the placement of a new request, and how much of it may be stored here.
+
+        A request that has to stay here, and can, has none.
+        """
+        fits_here = len(request.prompt) + request.max_tokens <= limits.max_model_len
+        if fits_here and request.local_reason:
+            return
         here = sum(entry.num_blocks for entry in entries if entry.local)
-        request.local_tokens = here * section_tokens
-        self[request.request_id] = Placement.of(request, entries)
+        request.local_tokens = here * limits.section_tokens
+        placement = self[request.request_id] = Placement.of(request, entries)
+        placement.fits_here = fits_here
+
+    def end_blocked(self, borrower: DistributedRequest) -> None:
+        """End a placement that helps its request no further, which goes on here if it fits.
+
+        Sections that are on their way to creditors are waited for first.
+        """
+        request = borrower.request
+        placement = self.get(request.request_id)
+        is_asking = len(borrower.sections) > borrower.away
+        if placement is not None and not is_asking and placement.ends_here(borrower.away):
+            del self[request.request_id]
+            request.local_tokens = 0

@@ -208,7 +208,7 @@ class Admission:
             if self._seats.runs_alone():
                 return
             request = self._seats.arrived.popleft()
-            expected_tokens = request.num_tokens + self._expected_output(request)
+            expected_tokens = request.num_tokens + self.expected_output(request)
             will_return = request.sampling.will_return
             self._core.claim(request.handle, expected_tokens, will_return=will_return)
             beyond = request.tokens(request.computed, request.num_tokens)
@@ -225,7 +225,7 @@ class Admission:
         return self._core.fits(handle, computed + 1, 1, others, until)
 
     def _start(self, request: Request, draft: PlanDraft) -> bool:
-        expected_tokens = request.num_tokens + self._expected_output(request)
+        expected_tokens = request.num_tokens + self.expected_output(request)
         will_return = request.sampling.will_return
         self._core.claim(request.handle, expected_tokens, will_return=will_return)
         held = self._core.held_pages(request.handle)
@@ -242,7 +242,7 @@ class Admission:
             request.cached_tokens = request.computed
             self._chunks.protected.on_admitted(
                 request,
-                self._expected_output(request),
+                self.expected_output(request),
                 len(self._seats.running) + len(self._seats.waiting),
             )
         return True
@@ -320,7 +320,8 @@ class Admission:
             return DROPPING_ROOT
         return request.cache_root
 
-    def _expected_output(self, request: Request) -> int:
+    def expected_output(self, request: Request) -> int:
+        """Return how many more tokens a request will make, if its answer is of the usual length."""
         count, total = self._outputs.get(request.model, (0, 0))
         mean = total // count if count else INITIAL_EXPECTED_OUTPUT
         return max(1, min(request.max_tokens, mean) - len(request.output))

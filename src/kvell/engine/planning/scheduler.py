@@ -74,6 +74,7 @@ class Scheduler:
         require_whole_prompts(limits, shares_pool=shares_pool, parks=parking is not None)
         self.limits, self.swapping, self.parking = limits, swapping, parking
         self.steps_put_off = 0
+        self._preempted = False
         self._core = core
         self._seats = RequestQueues(core, limits, swapping, parking)
         self._chunks = Chunks(core, limits, self._seats, memory)
@@ -175,6 +176,7 @@ class Scheduler:
         self._seats.clear(closed)
         self._admission.clear()
         self.steps_put_off = 0
+        self._preempted = False
 
     def plan(self, step: StepNumber, in_flight: int = 0) -> StepPlan:
         """Plan step ``step``: its pages are allocated, nothing is computed yet.
@@ -206,6 +208,7 @@ class Scheduler:
         self._unstick(draft)
         self._chunks.plan_draft_tokens(draft)
         self._grant(step, draft)
+        self._preempted = bool(draft.preempted)
         released = self._seats.take_released()
         checkpoints = self._chunks.checkpoints(draft)
         self._chunks.must_settle |= self._fences.is_after(draft.work)
@@ -256,6 +259,19 @@ class Scheduler:
     def wants_memory(self) -> bool:
         """Return whether a waiting request was not admitted for lack of memory."""
         return self._admission.lacks_memory and bool(self._seats.waiting)
+
+    @property
+    def num_awaiting_memory(self) -> int:
+        """Number of requests that more memory would admit; at most one for each free seat."""
+        parked = len(self.parking.parked) if self.parking else 0
+        if not (parked or self._preempted or self._admission.lacks_memory):
+            return 0
+        free_seats = self.limits.max_num_seqs - len(self._seats.wanting())
+        return max(0, min(free_seats, parked + len(self._seats.waiting)))
+
+    def expected_output(self, request: Request) -> int:
+        """Return how many more tokens a request will make, if its answer is of the usual length."""
+        return self._admission.expected_output(request)
 
     @property
     def num_wanting(self) -> int:

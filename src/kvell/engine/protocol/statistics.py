@@ -34,6 +34,7 @@ class InstanceFacts(Struct, frozen=True, forbid_unknown_fields=True):
     :param contract_lines: its memory contract as text.
     :param section_tokens: tokens of a section.
     :param host: host whose instances read each other's memory in place; "" is the front's.
+    :param is_asked: whether instances of other hosts may ask it for attention over what it lends.
     :param prices: prices of the first model, by which instances are compared.
     """
 
@@ -55,6 +56,7 @@ class InstanceFacts(Struct, frozen=True, forbid_unknown_fields=True):
     section_tokens: int = SECTION_TOKENS
     host: str = ""
     prices: ExecCosts = USUAL_PRICES
+    is_asked: bool = False
 
     @property
     def longest_tokens(self) -> int:
@@ -79,6 +81,13 @@ class LoadStats(Struct, frozen=True, forbid_unknown_fields=True):
     :param longest: the running requests with most local sections that could move, and the number
         of these; at most ``MOST_LONGEST`` requests.
     :param cached_bytes: KV memory that is cached for later prompts.
+    :param memory_waiting: waiting requests that more memory would admit, at most one for each free
+        seat; the others wait for a seat or for their turn in a step.
+    :param head_tokens: tokens of the first waiting request, which is admitted before all others.
+    :param head_bytes: KV memory that it needs to be admitted.
+    :param answer_tokens: tokens that its answer will have, if it is of the usual length.
+    :param growth_bytes: the most by which the running requests will grow before enough of them have
+        ended, with answers of the usual length.
     """
 
     step: int
@@ -93,6 +102,11 @@ class LoadStats(Struct, frozen=True, forbid_unknown_fields=True):
     waiting_tokens: int = 0
     longest: tuple[RequestPlacementEntry, ...] = ()
     cached_bytes: int = 0
+    memory_waiting: int = 0
+    head_tokens: int = 0
+    head_bytes: int = 0
+    answer_tokens: int = 0
+    growth_bytes: int = 0
 
 
 class InstanceReport(Struct, frozen=True):

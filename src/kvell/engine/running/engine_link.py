@@ -14,9 +14,13 @@ class EngineLink(PoolIO):
 
     :ivar bell: rings when :meth:`entries` has entries; the engine may ring it, too.
     :ivar section_bytes: bytes of a section that this instance may borrow; 0: it cannot borrow.
+    :ivar asks: whether creditors are queried for attention over their pages, not read in place.
+    :ivar host: the host whose instances read each other's pages in place.
     """
 
     section_bytes = 0
+    asks = False
+    host = ""
 
     def __init__(self) -> None:
         self.bell = Bell()

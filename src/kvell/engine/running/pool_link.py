@@ -55,7 +55,7 @@ class PoolLink(EngineLink):
         is_tcp = isinstance(place.address(), str)
         lends = is_tcp and any(layers.full_groups for layers in models.values())
         self.asks = lends
-        """Whether creditors are queried for attention over their pages, not read in place."""
+        self.host = agent.instance if is_tcp else ""
         self._node = PageTransferThread(
             agent.instance,
             agent.incarnation,

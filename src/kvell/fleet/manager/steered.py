@@ -46,6 +46,11 @@ class SteeredMember:
         return self.report.load.waiting if self.report.load else 0
 
     @property
+    def memory_waiting(self) -> int:
+        """Number of those that wait for memory."""
+        return self.report.load.memory_waiting if self.report.load else 0
+
+    @property
     def free_bytes(self) -> int:
         """Free KV memory."""
         return self.report.load.free_bytes if self.report.load else 0

@@ -82,6 +82,7 @@ class ClusterSpec:
     :param hosts: hosts of instances that are not on the common host, by name: instances of one host
         lend each other memory. None: no instance lends, as if no pool were in host memory.
     :param reads: cost of pages that are read at other instances.
+    :param steers: whether the front decides on roles, moves and loans.
     """
 
     counts: Mapping[str, int]
@@ -103,6 +104,7 @@ class ClusterSpec:
     streams: StreamCosts | None = None
     hosts: Mapping[str, str] | None = field(default_factory=dict)
     reads: NeighbourReads = IN_ONE_MEMORY
+    steers: bool = True
 
 
 @dataclass(frozen=True)
@@ -187,6 +189,7 @@ class VirtualCluster:
             pulls=spec.links is not None and spec.pd_caching > 0,
             locality=locality or (PrefixDirectory() if spec.routing in BY_LOCALITY else None),
             roles=None if spec.role_rules is None else RoleChanger(spec.role_rules),
+            steers=spec.steers,
         )
         schedule = Schedule(rows, arrivals, partial(self._is_served, rows), sessions=sessions)
         self.names = [f"{role}-{i}" for role, count in spec.counts.items() for i in range(count)]

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from kvell.cluster.steering.lending.algorithm import Creditor, Debtor
+from kvell.cluster.steering.lending.market import Creditor, Debtor
 from kvell.cluster.steering.lending.model import PerformanceModel, ThroughputInputs
 from kvell.cost.prices import ExecCosts
 from kvell.engine.protocol.placements import RequestPlacementEntry
@@ -26,17 +26,22 @@ loads = st.builds(
     held_tokens=st.integers(0, 200_000),
     running_bytes=st.floats(1, 50 * BLOCK),
     waiting=st.integers(0, 30),
+    head_tokens=st.floats(1, 60_000),
+    head_bytes=st.floats(1, 60 * BLOCK),
     waiting_tokens=st.floats(1, 4_000),
     waiting_bytes=st.floats(1, 10 * BLOCK),
     spare_bytes=st.integers(-40 * BLOCK, 40 * BLOCK),
     away_tokens=st.integers(0, 20_000),
     lent_tokens=st.integers(0, 20_000),
+    asked_tokens=st.integers(0, 20_000),
+    asking=st.integers(0, 3),
 )
 limits = st.builds(
     facts,
     section_bytes=st.just(BLOCK),
     section_tokens=st.just(SECTION),
     host=st.sampled_from(["", "other"]),
+    is_asked=st.booleans(),
 )
 
 

@@ -18,7 +18,16 @@ from tests.cluster.steering.lending.loads import BLOCK, COSTS, COVERED, SECTION,
 
 BLOCKS = np.arange(120, dtype=np.float64)
 TOKENS, BYTES = BLOCKS * SECTION, BLOCKS * BLOCK
-LONG = ThroughputInputs(1, 90_000, 90 * BLOCK, 6, 1_000.0, 2.0 * BLOCK, 0)
+LONG = ThroughputInputs(
+    1,
+    90_000,
+    90 * BLOCK,
+    6,
+    1_000.0,
+    2.0 * BLOCK,
+    waiting_tokens=1_000.0,
+    waiting_bytes=2.0 * BLOCK,
+)
 """One long request fills the memory, and six short ones wait."""
 BUSY = ThroughputInputs(20, 20_000, 2.0 * BLOCK, spare_bytes=60 * BLOCK)
 
@@ -51,7 +60,7 @@ def _gives_way(model: PerformanceModel, load: ThroughputInputs) -> bool:
 def test_with_nothing_moved_both_sides_are_what_equation_5_says(
     model: PerformanceModel, load: ThroughputInputs
 ) -> None:
-    load = replace(load, away_tokens=0, lent_tokens=0, waiting=0, spare_bytes=0)
+    load = replace(load, away_tokens=0, asked_tokens=0, lent_tokens=0, waiting=0, spare_bytes=0)
     none = np.zeros(1)
     assert model.debtor(load, none, none) == model.creditor(load, none, none)
 

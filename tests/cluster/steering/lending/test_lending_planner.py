@@ -37,12 +37,20 @@ def party(
     placements: tuple[RequestPlacementEntry, ...] = (),
     longest: tuple[int, ...] = (),
     takes: bool = True,
+    memory_waiting: int | None = None,
+    head: int = 1,
+    growth: int = 0,
 ) -> Party:
+    """:param head: sections of the first request that waits; ``growth``: of those that run."""
     said = load(
         *(free * BLOCK, POOL * BLOCK, waiting),
         running=2,
         held_tokens=(POOL - free) * SECTION,
-        waiting_tokens=waiting * SECTION,
+        waiting_tokens=(waiting - 1 + head) * SECTION if waiting else 0,
+        memory_waiting=memory_waiting,
+        head_tokens=head * SECTION if waiting else 0,
+        head_bytes=head * BLOCK if waiting else 0,
+        growth_bytes=growth * BLOCK,
         longest=entries(name, list(longest)),
         placements=placements,
     )
@@ -133,11 +141,63 @@ def test_nobody_borrows_and_lends() -> None:
         party("c", 15),
         party("c", 50, takes=False),
         replace(CREDITOR, num_coming=1),
+        party("c", 50, waiting=3, memory_waiting=0, head=50),
+        party("c", 50, growth=50),
     ],
-    ids=["others wait there", "above the threshold", "it takes nothing", "one comes"],
+    ids=[
+        "others wait there",
+        "above the threshold",
+        "it takes nothing",
+        "one comes",
+        "the next one will need it",
+        "those that run will need it",
+    ],
 )
 def test_who_needs_its_memory_lends_none(lender: Party) -> None:
     assert Rounds().moves(DEBTOR, lender) == []
+
+
+def test_who_waits_for_a_seat_keeps_no_memory_from_others() -> None:
+    """At saturation every instance has a line, and lends what its line has no use for."""
+    lender = party("c", 50, waiting=7, memory_waiting=0)
+    assert Rounds().moves(DEBTOR, lender) == [("d:0", "d", "c", 2)]
+    seated = party("d", 8, waiting=2, longest=(40, 3), memory_waiting=0)
+    assert Rounds().moves(seated, CREDITOR) == [], "memory would admit none of them"
+
+
+def test_who_waits_needs_memory_for_the_answer_too() -> None:
+    """Else it would be admitted, and others preempted as it grows."""
+    assert DEBTOR.report.load is not None
+    said = structs.replace(DEBTOR.report.load, answer_tokens=3 * SECTION)
+    long = replace(DEBTOR, report=InstanceReport(FACTS, said))
+    assert Rounds().moves(long, CREDITOR) == [("d:0", "d", "c", 8)]
+
+
+def test_who_will_outgrow_its_memory_borrows_before_it_is_short() -> None:
+    """With growth beyond what is free; not where all that runs will fit, nor in an idle cluster."""
+    assert Rounds().moves(party("d", 20, longest=(40,), growth=24), CREDITOR) == [
+        ("d:0", "d", "c", 4)
+    ]
+    assert Rounds().moves(party("d", 20, longest=(40,), growth=20), CREDITOR) == []
+    assert Rounds().moves(party("d", 60, longest=(4,)), CREDITOR) == []
+
+
+def test_those_of_other_hosts_are_asked_where_they_answer() -> None:
+    apart = [structs.replace(FACTS, host=name) for name in "dc"]
+    asked = [structs.replace(one, is_asked=True) for one in apart]
+    for found, moves in ((apart, 0), (asked, 1)):
+        pair = zip((DEBTOR, CREDITOR), found, strict=True)
+        parties = [replace(one, report=InstanceReport(at, one.report.load)) for one, at in pair]
+        assert len(LoanPlanner(1.0).plan(parties)) == moves
+
+
+def test_loans_end_once_nothing_gains_from_them() -> None:
+    """A debtor whose memory suffices plans no more."""
+    rounds = Rounds()
+    assert rounds.moves(DEBTOR, CREDITOR)
+    enough = party("d", 10, 0, placed("d:0", "d", c=2), longest=(38, 3))
+    for _ in range(6):
+        assert rounds.moves(enough, party("c", 48)) == []
 
 
 def test_those_in_other_moves_are_left_alone() -> None:
@@ -172,6 +232,7 @@ some = st.lists(
         st.integers(0, 4),
         st.lists(st.integers(1, 30), max_size=3),
         st.booleans(),
+        st.tuples(st.integers(0, 4), st.integers(1, 40), st.integers(0, 40)),
     ),
     min_size=4,
     max_size=4,
@@ -180,15 +241,15 @@ some = st.lists(
 
 @given(st.lists(some, min_size=1, max_size=5), st.data())
 def test_whatever_is_told_nobody_is_both_and_nobody_lends_what_it_lacks(
-    told: list[list[tuple[int, int, list[int], bool]]], data: st.DataObject
+    told: list[list[tuple[int, int, list[int], bool, tuple[int, int, int]]]], data: st.DataObject
 ) -> None:
     """Views of drawn rounds, in which moves are carried out in part, or refused."""
     rounds = Rounds()
     away: dict[str, Counter[str]] = {}
     for views in told:
         instances = [
-            party(f"i{n}", free, waiting, _told(away, f"i{n}"), tuple(longest), takes)
-            for n, (free, waiting, longest, takes) in enumerate(views)
+            party(f"i{n}", free, waiting, _told(away, f"i{n}"), tuple(longest), takes, *demand)
+            for n, (free, waiting, longest, takes, demand) in enumerate(views)
         ]
         free_blocks = {one.instance_id: one.free_bytes // BLOCK for one in instances}
         moves = rounds.moves(*instances)

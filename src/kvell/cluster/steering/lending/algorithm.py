@@ -2,64 +2,37 @@
 
 ::
 
-    short instances of a small batch, smallest first ──► debtor ┐
-    its longest requests, longest first ────────────► request   ├─► k sections, by equation 7
-    instances of its host, most memory first ───────► creditor  ┘   until there is no gain
+    instances of a small batch that need memory ──► debtor    ┐
+    its longest requests, longest first ──────────► sections  ├─► k sections, by equation 7
+    instances that it reads in place, then those      │       │   until there is no gain
+    that it asks, most memory first ──────────────► creditors ┘
+
+The paper's pairs stop at the first creditor without a gain.  Memory is needed in lumps: nothing is
+gained until the head of the line fits, which may need more than one creditor has.  So if the first
+creditor alone gives no gain, as many as the head needs are tried together.
+
+A plan looks further than what can be copied until the next one: gains are those of all sections
+that are to move, of which the first ones move now.
 
 Source: Infinite-LLM §5.3, Algorithm 1.
 """
 
-import heapq
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from kvell.cluster.steering.lending.model import PerformanceModel, ThroughputInputs
-from kvell.cluster.steering.placements import LoanFacts
-from kvell.engine.protocol.placements import RequestPlacementEntry
+from kvell.cluster.steering.lending.market import Creditor, Debtor, Market, OfferedSections
+from kvell.cluster.steering.lending.model import Numbers
+from kvell.cluster.steering.placements import Reading
 from kvell.vocabulary import RequestId
 
-
-@dataclass
-class Debtor:
-    """An instance that may borrow in one plan.
-
-    :ivar load: load with planned loans.
-    :ivar blocks: sections that may leave it in this plan.
-    """
-
-    instance_id: str
-    facts: LoanFacts
-    model: PerformanceModel
-    load: ThroughputInputs
-    longest: Sequence[RequestPlacementEntry]
-    blocks: int
-
-
-@dataclass
-class Creditor:
-    """An instance that may lend in one plan.
-
-    :ivar load: load with planned loans.
-    :ivar room: sections that it has memory for.
-    :ivar spared: sections after which its utilisation is above the threshold, so that it lends no
-        more.
-    :ivar blocks: sections that may arrive in this plan.
-    """
-
-    instance_id: str
-    facts: LoanFacts
-    model: PerformanceModel
-    load: ThroughputInputs
-    room: int
-    spared: int
-    blocks: int
-
-    @property
-    def rank(self) -> tuple[int, str]:
-        """Sort key among creditors: the most available memory first."""
-        return -self.room, self.instance_id
+LEAST_GAIN = 0.01
+"""A loan must make both sides together faster by this part of the debtor's throughput: else noise
+in reports would move pages."""
+READINGS: tuple[Reading, ...] = ("in place", "asked")
+NONE: Numbers = np.zeros(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +45,12 @@ class SectionMove:
     num_blocks: int
 
 
-Places = dict[tuple[str, int], list[tuple[int, str, Creditor]]]
-"""Heaps of creditors, by their host and the size of their sections."""
+@dataclass(frozen=True, slots=True)
+class LoanPart:
+    """A number of sections for one creditor."""
+
+    creditor: Creditor
+    count: int
 
 
 def plan_moves(debtors: Iterable[Debtor], creditors: Iterable[Creditor]) -> list[SectionMove]:
@@ -81,22 +58,26 @@ def plan_moves(debtors: Iterable[Debtor], creditors: Iterable[Creditor]) -> list
 
     :param debtors: with other ids than the creditors.
     """
-    places: Places = {}
-    for creditor in creditors:
-        if min(creditor.room, creditor.blocks) > 0 and creditor.facts.section_bytes:
-            place = (creditor.facts.host, creditor.facts.section_bytes)
-            places.setdefault(place, []).append((*creditor.rank, creditor))
-    for heap in places.values():
-        heapq.heapify(heap)
-    small = [debtor for debtor in debtors if debtor.load.batch <= debtor.model.small_batch]
+    market = Market(creditors)
+    small = [
+        debtor
+        for debtor in debtors
+        if debtor.load.needs_memory and debtor.load.batch <= debtor.model.small_batch
+    ]
     moves: list[SectionMove] = []
     for debtor in sorted(small, key=lambda debtor: (debtor.load.batch, debtor.instance_id)):
-        heap = places.get((debtor.facts.host, debtor.facts.section_bytes), [])
-        moves += _borrowed(debtor, heap)
+        left = {entry.req_id: entry.num_blocks for entry in debtor.longest}
+        for reading in READINGS:
+            supply = OfferedSections(debtor, reading, left)
+            moved = _borrowed(debtor, supply, market, reading)
+            debtor.reading = dict(debtor.reading) | {move.req_id: reading for move in moved}
+            moves += moved
     return moves
 
 
-def best_blocks(debtor: Debtor, creditor: Creditor, most: int) -> int:
+def best_blocks(
+    debtor: Debtor, creditor: Creditor, most: int, reading: Reading = "in place"
+) -> int:
     """Return how many sections, of 0 to ``most``, let both instances together make most tokens.
 
     Of equal numbers the smallest is returned.  The debtor must not read remote sections for longer
@@ -106,46 +87,92 @@ def best_blocks(debtor: Debtor, creditor: Creditor, most: int) -> int:
     tokens = blocks * debtor.facts.section_tokens
     size_bytes = blocks * debtor.facts.section_bytes
     lends = creditor.model.creditor(creditor.load, tokens, size_bytes)
-    together = debtor.model.together(debtor.load, tokens, size_bytes, lends)
+    together = debtor.model.together(debtor.load, tokens, size_bytes, lends, reading)
     if together[0] < 0:  # existing loans already take longer to read than the rest of the step
         return 0
     best = int(together.argmax())
-    return best if together[best] > together[0] * (1 + 1e-9) else 0
+    return best if _is_gain(together[0], together[best], lends[0]) else 0
 
 
-def _borrowed(debtor: Debtor, heap: list[tuple[int, str, Creditor]]) -> list[SectionMove]:
+def gains_together(debtor: Debtor, parts: Sequence[LoanPart], reading: Reading) -> bool:
+    """Return whether a debtor and several creditors make more tokens with all of these moves."""
+    before = after = np.zeros(1)
+    section_tokens, section_bytes = debtor.facts.section_tokens, debtor.facts.section_bytes
+    for part in parts:
+        count = np.array([part.count], np.float64)
+        model, load = part.creditor.model, part.creditor.load
+        before = before + model.creditor(load, NONE, NONE)
+        after = after + model.creditor(load, count * section_tokens, count * section_bytes)
+    count = np.array([sum(part.count for part in parts)], np.float64)
+    size = count * section_tokens, count * section_bytes
+    with_none = debtor.model.together(debtor.load, NONE, NONE, before, reading)[0]
+    with_all = debtor.model.together(debtor.load, *size, after, reading)[0]
+    return with_none >= 0 and _is_gain(with_none, with_all, before[0])
+
+
+def _is_gain(before: float, after: float, creditors: float) -> bool:
+    """Return whether a throughput is a gain over another one, of which creditors make a part."""
+    return after > before * (1 + 1e-9) and after - before >= LEAST_GAIN * (before - creditors)
+
+
+def _borrowed(
+    debtor: Debtor, supply: OfferedSections, market: Market, reading: Reading
+) -> list[SectionMove]:
     """Return one debtor's moves, with creditors in order, until there is no gain."""
     moves: list[SectionMove] = []
-    for request in sorted(debtor.longest, key=lambda entry: (-entry.num_blocks, entry.req_id)):
-        left = request.num_blocks
-        while left and heap and debtor.blocks:
-            _, _, creditor = heap[0]
-            most = min(left, debtor.blocks, creditor.room, creditor.blocks)
-            count = best_blocks(debtor, creditor, most)
-            if not count:
-                return moves
-            names = debtor.instance_id, creditor.instance_id
-            moves.append(SectionMove(request.req_id, *names, count))
-            left -= count
-            _note(debtor, creditor, count)
-            heapq.heappop(heap)
-            if creditor.spared > 0 and min(creditor.room, creditor.blocks) > 0:
-                heapq.heappush(heap, (*creditor.rank, creditor))
+    while len(supply) and debtor.blocks > 0:
+        parts = _gaining(debtor, len(supply), market, reading)
+        if not parts:
+            break
+        for part in parts:
+            moves += _moves(debtor, part, supply, reading)
+        market.put_back([part.creditor for part in parts], reading)
     return moves
 
 
-def _note(debtor: Debtor, creditor: Creditor, count: int) -> None:
-    tokens, size_bytes = count * debtor.facts.section_tokens, count * debtor.facts.section_bytes
-    borrows, lends = debtor.load, creditor.load
-    debtor.load = replace(
-        borrows,
-        spare_bytes=borrows.spare_bytes + size_bytes,
-        away_tokens=borrows.away_tokens + tokens,
-    )
-    creditor.load = replace(
-        lends, spare_bytes=lends.spare_bytes - size_bytes, lent_tokens=lends.lent_tokens + tokens
-    )
-    debtor.blocks -= count
-    creditor.blocks -= count
-    creditor.room -= count
-    creditor.spared -= count
+def _gaining(debtor: Debtor, most: int, market: Market, reading: Reading) -> list[LoanPart]:
+    """Take the creditors with which a debtor gains next; return none if there is no gain."""
+    first = market.next_for(debtor, reading)
+    if first is None:
+        return []
+    count = best_blocks(debtor, first, min(most, first.room), reading)
+    if count:
+        return [LoanPart(first, count)]
+    taken = [first]
+    parts = [LoanPart(first, first.room)]
+    missing_bytes = debtor.load.missing_bytes
+    if math.isfinite(missing_bytes):
+        wanted = math.ceil(missing_bytes / debtor.facts.section_bytes)
+        left = wanted - first.room
+        while left > 0 and wanted <= most:
+            other = market.next_for(debtor, reading)
+            if other is None:
+                break
+            taken.append(other)
+            parts.append(LoanPart(other, min(left, other.room)))
+            left -= other.room
+        if left <= 0 and len(parts) > 1 and gains_together(debtor, parts, reading):
+            return parts
+    market.put_back(taken, reading)
+    return []
+
+
+def _moves(
+    debtor: Debtor, part: LoanPart, supply: OfferedSections, reading: Reading
+) -> list[SectionMove]:
+    """Return the moves of a part for now, and plan with all of it from here on."""
+    creditor = part.creditor
+    tokens = part.count * debtor.facts.section_tokens
+    size_bytes = part.count * debtor.facts.section_bytes
+    debtor.load = debtor.load.borrowing(tokens, size_bytes, reading)
+    creditor.load = creditor.load.lending(tokens, size_bytes)
+    creditor.room -= part.count
+    creditor.spared -= part.count
+    moves: list[SectionMove] = []
+    for name, count in supply.take(part.count):
+        now = min(count, debtor.blocks, creditor.blocks)
+        debtor.blocks -= now
+        creditor.blocks -= now
+        if now:
+            moves.append(SectionMove(name, debtor.instance_id, creditor.instance_id, now))
+    return moves

@@ -6,6 +6,10 @@
                                         ▲                                              │
                                         └───────────── reservations ◄──────────────────┘
 
+A *debtor* has requests that wait for memory, or will outgrow what is free: it borrows before it is
+short.  A *creditor* has more memory free than its own requests will need; its queue may wait for
+seats.  An instance without either does neither, so nothing moves in an idle cluster.
+
 Its information is old, so a creditor may refuse (``try_move_kvcache``).  A refused move is planned
 again from a later round, once its reservation has expired.
 
@@ -18,12 +22,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
-from kvell.cluster.steering.lending.algorithm import Creditor, Debtor, SectionMove, plan_moves
-from kvell.cluster.steering.lending.model import PerformanceModel, ThroughputInputs
-from kvell.cluster.steering.placements import lendable_blocks
+from kvell.cluster.steering.lending.algorithm import SectionMove, plan_moves
+from kvell.cluster.steering.lending.inputs import (
+    Away,
+    PlacementMap,
+    kept_bytes,
+    needs_memory,
+    throughput_inputs,
+)
+from kvell.cluster.steering.lending.market import Creditor, Debtor
+from kvell.cluster.steering.lending.model import PerformanceModel
+from kvell.cluster.steering.placements import NO_LOANS, lendable_blocks
 from kvell.cluster.steering.relief import ROOM_PART, SHORT_PART, MemoryPressure, is_short
 from kvell.engine.protocol.statistics import InstanceFacts, InstanceReport, LoadStats
-from kvell.vocabulary import RequestId
 
 RESERVED_ROUNDS = 2
 """Rounds after which a reservation expires whose sections have not arrived."""
@@ -31,9 +42,6 @@ MOVING_PART = 4
 """Between two plans, either side copies pages for at most one part in 4 of the time."""
 MOST_MODELS = 64
 """Instances of different prices whose performance models are kept from plan to plan."""
-
-Away = Counter[tuple[RequestId, str]]
-"""Sections of each request at each creditor."""
 
 
 class LoanParty(MemoryPressure, Protocol):
@@ -53,6 +61,11 @@ class LoanParty(MemoryPressure, Protocol):
     def can_take(self) -> bool:
         """Whether the instance may continue requests of others, or hold memory for them."""
         ...
+
+
+def may_borrow(instance: LoanParty, load: LoadStats) -> bool:
+    """Return whether requests of an instance may have sections elsewhere, and some could move."""
+    return instance.role != "prefill" and not instance.num_leaving and bool(load.longest)
 
 
 def should_give(instance: LoanParty) -> bool:
@@ -106,14 +119,12 @@ class LoanPlanner:
         }
         if len(loads) < len(instances) or not self._is_new(loads):
             return []
-        away, borrows = _placed(loads.values())
+        placed = PlacementMap({party.instance_id: party.report for party in instances})
         self._round += 1
-        self._settle(away)
-        if not any(map(should_give, instances)):
-            return []
-        coming, held_up = self._coming(away)
+        self._settle(placed.away)
+        coming, held_up = self._coming(placed.away)
         lent: Counter[str] = Counter()
-        for (_, lender), count in away.items():
+        for (_, lender), count in placed.away.items():
             lent[lender] += count
         lent.update(coming)
         debtors: list[Debtor] = []
@@ -123,16 +134,16 @@ class LoanPlanner:
             load = loads[party.instance_id]
             if name in busy or not party.report.facts.section_bytes:
                 continue
-            gives = should_give(party)
-            if gives and name not in held_up and not lent[name] and load.longest:
-                debtors.append(self._debtor(party, load, borrows[name]))
-            elif party.can_take and name not in borrows and not _wants(party):
+            if needs_memory(party, load):
+                if may_borrow(party, load) and name not in held_up and not lent[name]:
+                    debtors.append(self._debtor(party, load, placed))
+            elif party.can_take and name not in placed.borrowed and not party.num_coming:
                 creditor = self._creditor(party, load, lent[name], coming[name])
                 if creditor.spared > 0:
                     creditors.append(creditor)
         moves = plan_moves(debtors, creditors)
         for move in moves:
-            blocks = away[move.req_id, move.target] + move.num_blocks
+            blocks = placed.away[move.req_id, move.target] + move.num_blocks
             until = self._round + self._rounds_reserved
             self._reserved.append(Reservation(move, blocks, until))
         return moves
@@ -160,26 +171,34 @@ class LoanPlanner:
             coming[loan.move.target] += min(loan.move.num_blocks, loan.blocks - there)
         return coming, {loan.move.source for loan in self._reserved}
 
-    def _debtor(self, party: LoanParty, load: LoadStats, away_blocks: int) -> Debtor:
-        spare_bytes = party.free_bytes - party.pool_bytes // SHORT_PART
-        inputs = _inputs(party, load, spare_bytes, away_blocks=away_blocks)
-        facts = party.report.facts
+    def _debtor(self, party: LoanParty, load: LoadStats, placed: PlacementMap) -> Debtor:
+        facts, name = party.report.facts, party.instance_id
+        inputs = throughput_inputs(
+            *(party, facts, load, party.free_bytes - kept_bytes(party, load)),
+            borrowed=placed.borrowed.get(name, NO_LOANS),
+            asking=placed.asking[name],
+        )
         return Debtor(
-            *(party.instance_id, facts, self._model(facts.prices), inputs),
-            *(load.longest, self._blocks(facts)),
+            *(name, facts, self._model(facts.prices), inputs),
+            *(load.longest, self._blocks(facts), placed.reading),
         )
 
     def _creditor(self, party: LoanParty, load: LoadStats, lent: int, coming: int) -> Creditor:
-        """Return a creditor with the memory that is left after existing and planned loans."""
+        """Return a creditor with the memory that is left after existing and planned loans.
+
+        It keeps what its own requests will need, with the head of its line, and at least a part of
+        its pool; else it would soon recall what it lends.
+        """
         facts, pool_bytes = party.report.facts, party.pool_bytes
         size_bytes = facts.section_bytes
+        own_bytes = load.growth_bytes + load.head_bytes
         free_bytes = party.free_bytes - coming * size_bytes
-        above_bytes = free_bytes - pool_bytes // ROOM_PART
-        room = (free_bytes - pool_bytes // SHORT_PART) // size_bytes
+        above_bytes = free_bytes - max(pool_bytes // ROOM_PART, own_bytes)
+        room = (free_bytes - max(pool_bytes // SHORT_PART, own_bytes)) // size_bytes
         room = min(room, lendable_blocks(pool_bytes, size_bytes) - lent)
+        inputs = throughput_inputs(party, facts, load, above_bytes, lent - coming)
         return Creditor(
-            *(party.instance_id, facts, self._model(facts.prices)),
-            _inputs(party, load, above_bytes, lent - coming),
+            *(party.instance_id, facts, self._model(facts.prices), inputs),
             *(room, above_bytes // size_bytes, self._blocks(facts)),
         )
 
@@ -187,44 +206,3 @@ class LoanPlanner:
         """Return the sections that an instance can copy within a period, at least one."""
         tokens = self._moving_seconds / facts.prices.fetch_token_seconds
         return max(1, int(tokens / facts.section_tokens))
-
-
-def _placed(loads: Collection[LoadStats]) -> tuple[Away, Counter[str]]:
-    """Return the request placement map: sections by creditor, and the total of each debtor."""
-    away: Away = Counter()
-    borrows: Counter[str] = Counter()
-    for load in loads:
-        homes = {entry.req_id: entry.inst_id for entry in load.placements if entry.local}
-        for entry in load.placements:
-            if not entry.local:
-                away[entry.req_id, entry.inst_id] += entry.num_blocks
-                borrows[homes.get(entry.req_id, "")] += entry.num_blocks
-    return away, borrows
-
-
-def _wants(memory: MemoryPressure) -> bool:
-    """Return whether an instance needs its memory for requests that it has or expects."""
-    return bool(memory.waiting or memory.num_coming)
-
-
-def _inputs(
-    party: LoanParty,
-    load: LoadStats,
-    spare_bytes: int,
-    lent_blocks: int = 0,
-    away_blocks: int = 0,
-) -> ThroughputInputs:
-    facts, waiting = party.report.facts, party.waiting
-    own_bytes = party.pool_bytes - party.free_bytes - lent_blocks * facts.section_bytes
-    waiting_tokens = load.waiting_tokens / max(1, waiting)
-    return ThroughputInputs(
-        load.running,
-        load.held_tokens,
-        max(0, own_bytes) / max(1, load.running),
-        waiting,
-        waiting_tokens,
-        waiting_tokens * facts.token_bytes,
-        spare_bytes,
-        away_blocks * facts.section_tokens,
-        lent_blocks * facts.section_tokens,
-    )
