@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from kvell.cluster.prefix_directory import PrefixDirectory
-from kvell.cluster.routing.costs import pull_or_recompute
+from kvell.cluster.routing.costs import first_token_seconds, pull_or_recompute
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, Router, router_named
 from kvell.cluster.routing.views import NO_HITS, RequestView
 from kvell.cluster.trees.chains import PromptChain
@@ -97,6 +97,7 @@ class Routes:
         entry.placement = ()
         if is_long:
             self.placements.place(entry, line)
+        entry.predicted_seconds = self._predicted(entry, line, match)
         if entry.pulls_from:
             self._count(RequestTransfer("pull", entry.pulls_from, line.instance_id))
         return line
@@ -180,6 +181,15 @@ class Routes:
         tokens = entry.prompt_tokens + entry.emitted_tokens
         entry.pulls_from = histories.source(entry.spec.session, tokens, line.instance_id, live)
         histories.note(entry.spec.session, line.instance_id, line.incarnation)
+
+    def _predicted(self, entry: LogEntry, line: InstanceLoad, match: Known | None) -> float | None:
+        """Return the time to the first token on a line; None if there is only one line."""
+        if len(self._lines) < 2:
+            return None
+        tokens = entry.prompt_tokens + entry.emitted_tokens
+        own_hit = 0 if match is None else match[1].get(line.instance_id, 0)
+        fetched = entry.hit_tokens - own_hit if entry.pulls_from else 0
+        return first_token_seconds(line, tokens, entry.hit_tokens, fetched)
 
     def _chosen(
         self,

@@ -33,12 +33,18 @@ def queues_seconds(instances: Sequence[RoutableInstance], request: RequestView) 
     return waits
 
 
-def first_token_seconds(instance: RoutableInstance, prompt_tokens: int, hit: int) -> float:
-    """Return the time to a request's first token: prompts go in turn, decodes share steps."""
+def first_token_seconds(
+    instance: RoutableInstance, prompt_tokens: int, hit: int, fetched: int = 0
+) -> float:
+    """Return the time to a request's first token: prompts go in turn, decodes share steps.
+
+    :param fetched: tokens of the hit that are fetched from another instance.
+    """
     costs = instance.report.facts.prices
     steps = -(-instance.uncached_prompt_tokens // costs.chunk_tokens)
     decoding = steps * instance.running_requests * costs.output_token_seconds
     prompt_seconds = costs.exec_seconds(prompt_tokens, hit, instance.running_requests)
+    prompt_seconds += costs.fetch_seconds(fetched)
     return _prompts_seconds(instance, costs) + decoding + prompt_seconds
 
 

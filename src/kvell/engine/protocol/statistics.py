@@ -35,6 +35,7 @@ class InstanceFacts(Struct, frozen=True, forbid_unknown_fields=True):
     :param section_tokens: tokens of a section.
     :param host: host whose instances read each other's memory in place; "" is the front's.
     :param prices: prices of the first model, by which instances are compared.
+    :param prices_origin: origin of the prices: ``defaults``, ``calibrated`` or ``from FILE``.
     """
 
     incarnation: int
@@ -55,6 +56,7 @@ class InstanceFacts(Struct, frozen=True, forbid_unknown_fields=True):
     section_tokens: int = SECTION_TOKENS
     host: str = ""
     prices: ExecCosts = USUAL_PRICES
+    prices_origin: str = "defaults"
 
     @property
     def longest_tokens(self) -> int:
