@@ -97,3 +97,4 @@ class Routable:
     running_requests: int = 0
     held_tokens: int = 0
     report: InstanceReport = field(default_factory=lambda: InstanceReport(facts()))
+    pace: float = 1.0

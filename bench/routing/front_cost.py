@@ -83,6 +83,7 @@ class Instance:
     outstanding_pairs: int = 0
     running_requests: int = 0
     held_tokens: int = 0
+    pace: float = 1.0
     sequence: int = 0
     busy_until_seconds: float = 0.0
     cached: dict[int, OrderedDict[int, None]] = field(default_factory=dict)

@@ -158,20 +158,20 @@ def command(options: argparse.Namespace, collector: Collector, flags: Sequence[s
 
 
 def measured(options: argparse.Namespace, seed: int, flags: Sequence[str]) -> dict[int, list[Row]]:
-    """Start a server and run all levels; the first prompts warm it up and do not count."""
+    """Start a server and run all levels; the first prompts of each do not count, since the front
+    learns the pace of instances from them."""
     draw = np.random.default_rng(seed)
+    levels: dict[int, list[Row]] = {}
     with (
         own_cache(),
         collecting() as collector,
         server(command(options, collector, flags)) as url,
     ):
-        asyncio.run(answers(url, prompts(options.warm, draw), 3))
-        return {
-            level: [
-                *rows(collector, asyncio.run(answers(url, prompts(options.requests, draw), level)))
-            ]
-            for level in options.levels
-        }
+        for level in options.levels:
+            asyncio.run(answers(url, prompts(options.warm, draw), level))
+            given = prompts(options.requests, draw)
+            levels[level] = list(rows(collector, asyncio.run(answers(url, given, level))))
+    return levels
 
 
 def figures(level: Sequence[Row]) -> dict[str, Any]:
@@ -194,8 +194,8 @@ def figures(level: Sequence[Row]) -> dict[str, Any]:
 def main() -> None:
     """Run all rounds and print a table; write a result file with ``--json``."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=40, help="of each level and round")
-    parser.add_argument("--warm", type=int, default=6, help="requests before the first level")
+    parser.add_argument("--requests", type=int, default=30, help="of each level and round")
+    parser.add_argument("--warm", type=int, default=12, help="requests before each level")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--levels", type=int, nargs="+", default=LEVELS, help="requests in flight")
     parser.add_argument("--origins", nargs="+", default=tuple(ORIGINS), choices=tuple(ORIGINS))

@@ -97,7 +97,7 @@ class Routes:
         entry.placement = ()
         if is_long:
             self.placements.place(entry, line)
-        entry.predicted_seconds = self._predicted(entry, line, match)
+        entry.predicted_seconds = self._predicted(entry, line, match, now_seconds)
         if entry.pulls_from:
             self._count(RequestTransfer("pull", entry.pulls_from, line.instance_id))
         return line
@@ -182,14 +182,17 @@ class Routes:
         entry.pulls_from = histories.source(entry.spec.session, tokens, line.instance_id, live)
         histories.note(entry.spec.session, line.instance_id, line.incarnation)
 
-    def _predicted(self, entry: LogEntry, line: InstanceLoad, match: Known | None) -> float | None:
+    def _predicted(
+        self, entry: LogEntry, line: InstanceLoad, match: Known | None, now_seconds: float
+    ) -> float | None:
         """Return the time to the first token on a line; None if there is only one line."""
         if len(self._lines) < 2:
             return None
         tokens = entry.prompt_tokens + entry.emitted_tokens
         own_hit = 0 if match is None else match[1].get(line.instance_id, 0)
         fetched = entry.hit_tokens - own_hit if entry.pulls_from else 0
-        return first_token_seconds(line, tokens, entry.hit_tokens, fetched)
+        elapsed_seconds = line.prompt_seconds(now_seconds)
+        return first_token_seconds(line, tokens, entry.hit_tokens, fetched, elapsed_seconds)
 
     def _chosen(
         self,
