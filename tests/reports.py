@@ -115,3 +115,4 @@ class Routable:
     report: InstanceReport = field(default_factory=lambda: InstanceReport(facts()))
     num_coming: int = 0
     coming_tokens: int = 0
+    pace: float = 1.0

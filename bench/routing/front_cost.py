@@ -85,6 +85,7 @@ class Instance:
     held_tokens: int = 0
     num_coming: int = 0
     coming_tokens: int = 0
+    pace: float = 1.0
     sequence: int = 0
     busy_until_seconds: float = 0.0
     cached: dict[int, OrderedDict[int, None]] = field(default_factory=dict)

@@ -34,6 +34,7 @@ from kvell.engine.sampling.model_defaults import GenerationConfig, limit_answer
 from kvell.engine.setup.arguments.settings_from import settings_from
 from kvell.errors import ChangeSomething
 from kvell.fleet.instance.command import instance_command
+from kvell.fleet.instance.price_settings import PriceSettings
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.fleet.started.member import MemberStatus
 from kvell.fleet.started.pool_settings import PoolSettings
@@ -107,6 +108,9 @@ class AsyncEngine:
         ``generation_config.json``, ``vllm`` is vLLM's neutral defaults.
     :param seed: seed of the requests that have none: the same requests in the same order sample
         with the same seeds.  Random if None.
+    :param calibration: file of ``kvell calibrate`` with the prices of the instances.  If None,
+        several instances calibrate themselves at their first start.
+    :param no_calibration: whether to keep the default prices instead.
     :param settings: further settings of every instance, named as in
         :class:`~kvell.engine.setup.engine_settings.EngineSettings` (``dtype``, …); ``kv_memory``,
         ``memory`` and ``cpu_buffer`` are sizes of each instance, like ``"512MiB"``.
@@ -129,6 +133,8 @@ class AsyncEngine:
         progress: Progress = quiet,
         generation_config: GenerationConfig = "auto",
         seed: int | None = None,
+        calibration: str | PathLike[str] | None = None,
+        no_calibration: bool = False,
         **settings: Any,
     ) -> None:
         counts = _counts(instances)
@@ -142,7 +148,8 @@ class AsyncEngine:
             hf_overrides=chosen.overrides_json,
             tokenizer=chosen.tokenizer,
         )
-        command = instance_command(chosen)
+        file = None if calibration is None else Path(calibration)
+        command = instance_command(chosen, PriceSettings(file, no_calibration))
         self._front = Front(
             command, instances=counts, routing=routing, limits=limits, pool=pool, seed=seed
         )

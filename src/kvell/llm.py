@@ -18,7 +18,7 @@ import torch
 from kvell.clock import Clock, MonotonicClock
 from kvell.engine.core.journal import Journal
 from kvell.engine.engine import Engine
-from kvell.engine.opened import open_served
+from kvell.engine.opened import Pricing, open_served
 from kvell.engine.protocol.given import GivenPrompt, given_prompt
 from kvell.engine.protocol.messages import ResetPrefixCache
 from kvell.engine.protocol.pooling import POOLED, EmbeddingOutput
@@ -80,6 +80,7 @@ class LLM:
         ``generation_config.json``, ``vllm`` is vLLM's neutral defaults.
     :param seed: seed of the requests that have none: the same calls in the same order sample with
         the same seeds.  Random if None.
+    :param pricing: returns the prices that a served instance reports; the defaults if None.
     :param settings: further settings, named as in
         :class:`~kvell.engine.setup.engine_settings.EngineSettings` (``dtype``, ``max_model_len``,
         …); ``kv_memory``, ``memory`` and ``cpu_buffer`` are sizes like ``"512MiB"``.
@@ -99,6 +100,7 @@ class LLM:
         clock: Clock | None = None,
         generation_config: GenerationConfig = "auto",
         seed: int | None = None,
+        pricing: Pricing | None = None,
         **settings: Any,
     ) -> None:
         chosen = settings_from(LLM, model, settings)
@@ -109,7 +111,7 @@ class LLM:
         self._generation_config = generation_config
         self._first = opened.main
         self._opened = {entry.name: entry for entry in opened.named}
-        engine = opened.engine(chosen, journal, incarnation)
+        engine = opened.engine(chosen, journal, incarnation, pricing)
         # OpenMP's number of threads is per thread: steps use the caller's number.
         threads = partial(torch.set_num_threads, torch.get_num_threads())
         self._local = LocalEngine(engine, threads)

@@ -9,6 +9,7 @@ from kvell.attention.choice import choose_kernels
 from kvell.calibration.subject import Subject, subject_of
 from kvell.clock import VirtualClock
 from kvell.cost.amounts import shape_of
+from kvell.cost.model import CostModel
 from kvell.cost.operators import Operators
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.running.runner import Runner
@@ -27,7 +28,7 @@ class KnownRunner:
 
     runner: Runner
     clock: VirtualClock
-    machine: Operators
+    machine: CostModel
 
     def run(self, plan: StepPlan) -> StepResult:
         result = self.runner.run(plan)

@@ -23,7 +23,7 @@ from kvell.cost.model import decode_seconds, prefill_seconds
 from kvell.cost.work import Chunk
 from kvell.errors import ChangeSomething
 from kvell.models.sources.progress import quiet
-from tests.cost.test_cost_calibration import MADE
+from tests.cost.made import MADE
 
 FAKE = Path(__file__).parents[1] / "fleet" / "fake_instance.py"
 

@@ -11,6 +11,7 @@ import pytest
 from kvell.cli.main import run
 from kvell.cli.terminal.session import Session
 from kvell.clock import VirtualClock
+from kvell.engine.opened import Pricing
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.mempool.rendezvous import FolderRendezvous
@@ -56,6 +57,7 @@ class FakeModel:
 
     clock: VirtualClock
     settings: EngineSettings | None = None
+    pricing: Pricing | None = None
     contract: FakeContract = field(default_factory=FakeContract)
     tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
     asked: list[tuple[str, SamplingParams]] = field(default_factory=list)
@@ -166,11 +168,12 @@ def kvell(
         incarnation: int = 0,
         weights_fd: int | None = None,
         pool_place: FolderRendezvous | None = None,
+        pricing: Pricing | None = None,
     ) -> FakeModel:
         assert cache_dir == tmp_path / "cache"
         progress("loading weights", 0.5)
         progress("loading weights", 1.0)
-        model.settings = settings
+        model.settings, model.pricing = settings, pricing
         return model
 
     def call(*args: str | Path) -> Ended:

@@ -15,8 +15,9 @@ from kvell.cli.main import root
 from kvell.cli.terminal.session import Session
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.errors import ChangeSomething
-from kvell.fleet.instance.command import instance_command
+from kvell.fleet.instance.command import instance_command, placed_command
 from kvell.fleet.instance.instance_process import InstanceStartError
+from kvell.fleet.instance.price_settings import PriceSettings
 from kvell.server.api.door.face_options import CrossOrigin, FaceOptions
 from kvell.server.text.served_text import ServedText
 from kvell.server.text.text_model import TextModel
@@ -212,6 +213,13 @@ class TestInstanceCommand:
         words = [(f"--{flags.get(name, name).replace('_', '-')}", f"{{{name}}}") for name in names]
         assert command[-22:] == [word for pair in words for word in pair]
 
+    def test_prices_are_passed_on(self, tmp_path: Path) -> None:
+        words = instance_command(ALL_SET, PriceSettings(tmp_path / "here.json"))
+        assert words[words.index("--calibration") + 1] == str(tmp_path / "here.json")
+        assert "--no-calibration" in placed_command(ALL_SET, PriceSettings(no_calibration=True))
+        with pytest.raises(ChangeSomething, match="contradicts"):
+            PriceSettings(Path("here.json"), no_calibration=True)
+
     def test_debug_is_passed_on(self) -> None:
         assert "--debug" in instance_command(ALL_SET, debug=True)
         assert "--debug" not in instance_command(replace(ALL_SET, model="m"))
@@ -236,6 +244,31 @@ class TestInstance:
             ended = kvell("instance", "--socket-fd", str(theirs.detach()))
             assert (ended.code, ours.recv(5)) == (0, b"ready")
             assert ours.recv(1) == b""  # the instance's end is closed
+
+    @pytest.mark.parametrize(
+        ("flags", "is_priced"),
+        [
+            ((), False),
+            (("--memory-parts", "2"), True),
+            (("--cpu-buffer", "64MiB"), True),
+            (("--memory-parts", "2", "--no-calibration"), False),
+            (("--calibration", "here.json"), True),
+        ],
+    )
+    def test_calibrates_where_prices_are_used(
+        self,
+        kvell: Kvell,
+        model: Any,
+        monkeypatch: pytest.MonkeyPatch,
+        flags: tuple[str, ...],
+        is_priced: bool,
+    ) -> None:
+        model.engine = Mock()
+        monkeypatch.setattr("kvell.serving.lone.serve_instance", lambda engine, sock: None)
+        ours, theirs = socket.socketpair()
+        with ours:
+            assert kvell("instance", "--socket-fd", str(theirs.detach()), *flags).code == 0
+        assert (model.pricing is not None) == is_priced
 
     def test_needs_a_socket(self, kvell: Kvell) -> None:
         ended = kvell("instance")

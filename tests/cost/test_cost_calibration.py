@@ -7,26 +7,14 @@ from typing import Any
 import pytest
 
 from kvell.cost.calibration import (
-    Calibration,
-    HeldOut,
-    MachinePrint,
-    ModelPrint,
-    Serving,
-    SoftwarePrint,
     decode_calibration,
     require_fresh,
 )
 from kvell.cost.model import prefill_seconds
 from kvell.cost.parallel import Parallel
 from kvell.errors import ChangeSomething
+from tests.cost.made import MACHINE, MADE, MODEL, SOFTWARE
 from tests.cost.oracles import decodes, oracle, prompt
-
-MACHINE = MachinePrint("cpu", "A Processor (25.17.1)", 2, ("avx2", "avx512f"))
-SOFTWARE = SoftwarePrint("0.1", "2.13.0", "c0de")
-MODEL = ModelPrint("tiny", "bfloat16", "d1ce", 10**6, 1000)
-MADE = Calibration(
-    MACHINE, SOFTWARE, MODEL, oracle(), Serving(3e-3, 1e-3, 1e-4), 1e9, HeldOut(9, 0.02, 0.03, 0.04)
-)
 
 
 def test_there_and_back() -> None:

@@ -43,9 +43,16 @@ def test_sizes_that_were_not_measured_are_between_those_that_were() -> None:
     machine = oracle()
     few = [step for step in steps_of(machine) if sum(w.count for w in step.work) in (1, 16, 64)]
     found = fit_operators(SHAPE, few)
-    assert set(found.layers.knots) == {0, 1, 16, 64}
+    assert set(found.layers.knots) == {0, 1, 16}
     sizes = [found.step_seconds(decodes(n, 100)) for n in (16, 32, 48, 64)]
     assert np.diff(sizes) == pytest.approx([sizes[1] - sizes[0]] * 3, rel=0.2)
+
+
+def test_tokens_beyond_the_largest_step_cost_as_much_as_those_before() -> None:
+    few = [step for step in steps_of(oracle()) if sum(w.count for w in step.work) in (1, 16, 64)]
+    fit = fit_operators(SHAPE, few)
+    sizes = [fit.step_seconds(decodes(n, 100)) for n in (16, 64, 112)]
+    assert np.diff(sizes) == pytest.approx([sizes[1] - sizes[0]] * 2)
 
 
 def test_tiles_are_found() -> None:

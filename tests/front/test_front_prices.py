@@ -9,7 +9,7 @@ from kvell.cluster.prefix_directory import PrefixDirectory
 from kvell.cluster.routing.policies import router_named
 from kvell.cluster.routing.views import RequestView, RoutableInstance
 from kvell.cost.prices import USUAL_PRICES, ExecCosts
-from kvell.engine.protocol.messages import Submit
+from kvell.engine.protocol.messages import Submit, Tokens
 from kvell.engine.protocol.notices import IndexedGroup, IndexNotice
 from kvell.front.request_queue import RequestQueue
 from tests.front.test_front_placements import entry
@@ -57,3 +57,29 @@ def test_pages_are_fetched_where_that_costs_less(
     queue = RequestQueue(8, router=Last(), locality=PrefixDirectory())
     name, submission = submitted(queue, prices)
     assert (name, submission.pulls_from) == ("mixed-1", source)
+
+
+def test_a_prediction_follows_what_requests_took() -> None:
+    """The second of two equal requests is predicted as long as the first one took."""
+    queue = RequestQueue(8, router=Last())
+    for number in range(2):
+        queue.open(f"mixed-{number}", facts(8, 1), joins_others=False)
+    predicted: list[float] = []
+    for name in ("a", "b"):
+        request = entry(len(TEXT), name=name)
+        queue.add(request)
+        assert [line for line, _ in queue.due(10.0)] == ["mixed-1"]
+        assert request.predicted_seconds is not None
+        predicted.append(request.predicted_seconds)
+        queue.on_event("mixed-1", Tokens(request.request_id, 0, 0, (7,)), 10.0 + 3 * predicted[0])
+    assert predicted[0] == USUAL_PRICES.exec_seconds(len(TEXT), 0)
+    assert predicted[1] == pytest.approx(3 * predicted[0], rel=0.05)
+
+
+def test_nothing_is_predicted_without_a_choice() -> None:
+    queue = RequestQueue(8)
+    queue.open("mixed-0", facts(8, 1), joins_others=False)
+    request = entry(10)
+    queue.add(request)
+    assert len(queue.due(0.0)) == 1
+    assert request.predicted_seconds is None

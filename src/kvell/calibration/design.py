@@ -67,6 +67,14 @@ QUICK_HELD_OUT = (
     Point(2, 300, 0, 100),
 )
 
+PRICED = (
+    *(Point(1, 16), Point(0, 0, 0, 64), Point(8, 16), Point(0, 0, 0, 256)),
+    *(Point(8, 512), Point(0, 0, 1024, 256), Point(32, 16), Point(0, 0, 0, 512)),
+    *(Point(0, 0, 0, 16), Point(4, 512, 0, 60), Point(1, 1024), Point(0, 0, 0, 1024)),
+)
+"""The steps of a calibration for prices alone, which may end after any of them: first the base of a
+decode and of a prompt, then what batches, contexts and long prompts add."""
+
 
 def possible(
     points: Iterable[Point], fits: Callable[[int, int], bool], budget_tokens: int, max_seqs: int

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,22 @@ from kvell.models.config.description import ModelDescription
 
 TIMED_ROOMS = ("attention", "device", "engine", "memory.py", "models", "pages", "prefix")
 """Parts of the package whose code a step runs."""
+FITTING_ROOMS = ("calibration", "cost")
+"""Parts whose code makes prices of a step's times."""
 DIGEST_CHARACTERS = 16
 
 
-def machine_print(device: str) -> MachinePrint:
+def machine_print(device: str, threads: int | None = None) -> MachinePrint:
     """Identify the machine that runs this process.
 
     :param device: ``cpu`` or ``cuda``.
+    :param threads: of a step; None: torch's number.
     """
     if device == "cuda":
         return MachinePrint(device, torch.cuda.get_device_name(), 1, ())
     chip = processor()
-    return MachinePrint(device, chip.name, len(os.sched_getaffinity(0)), chip.features)
+    cores = len(os.sched_getaffinity(0))
+    return MachinePrint(device, chip.name, cores, chip.features, threads or torch.get_num_threads())
 
 
 def software_print(package: Path = Path(kvell.__file__).parent) -> SoftwarePrint:
@@ -33,10 +38,15 @@ def software_print(package: Path = Path(kvell.__file__).parent) -> SoftwarePrint
     return SoftwarePrint(kvell.__version__, str(torch.__version__), code_digest(package))
 
 
-def code_digest(package: Path) -> str:
-    """Return a digest of all files with a step's code, by path and content."""
+def code_digest(
+    package: Path = Path(kvell.__file__).parent, rooms: Sequence[str] = TIMED_ROOMS
+) -> str:
+    """Return a digest of all files of some rooms, by path and content.
+
+    :param rooms: by default those with a step's code.
+    """
     digest = hashlib.sha256()
-    files = [file for room in TIMED_ROOMS for file in _files(package / room)]
+    files = [file for room in rooms for file in _files(package / room)]
     for file in sorted(files):
         digest.update(str(file.relative_to(package)).encode() + b"\0")
         digest.update(hashlib.sha256(file.read_bytes()).digest())

@@ -25,11 +25,13 @@ def product_flops_per_second(
     return 2.0 * ROWS * inner * outer / seconds
 
 
-def copy_bytes_per_second(clock: Clock, device: torch.device) -> float:
+def copy_bytes_per_second(
+    clock: Clock, device: torch.device, size_bytes: int = COPY_BYTES
+) -> float:
     """Measure copies from the host's memory to the device's."""
-    source = torch.ones(COPY_BYTES, dtype=torch.uint8)
-    target = torch.ones(COPY_BYTES, dtype=torch.uint8, device=device)
-    return COPY_BYTES / _best(clock, lambda: target.copy_(source), device)
+    source = torch.ones(size_bytes, dtype=torch.uint8)
+    target = torch.ones(size_bytes, dtype=torch.uint8, device=device)
+    return size_bytes / _best(clock, lambda: target.copy_(source), device)
 
 
 def _best(clock: Clock, work: Callable[[], object], device: torch.device) -> float:

@@ -32,6 +32,10 @@ from kvell.vocabulary import RequestId
 ENDLESS_TOKENS = 1 << 20
 
 
+class CannotTimeError(RuntimeError):
+    """The engine can run no step that a calibration times."""
+
+
 class SkippingModel:
     """A model that returns zeros without computing while ``skips`` is set."""
 
@@ -170,5 +174,5 @@ class Rig:
         spec = RequestSpec(request, to_token_bytes(prompt), sampling)
         for event in self._engine.handle(Submit(spec)):
             if isinstance(event, Finished):
-                raise RuntimeError(f"the engine refused a request: {event.message}")
+                raise CannotTimeError(f"the engine refused a request: {event.message}")
         return request

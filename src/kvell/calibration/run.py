@@ -4,12 +4,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from kvell.calibration.design import HELD_OUT, LEARNED, QUICK_HELD_OUT, QUICK_LEARNED
+from kvell.calibration.budget import TimeBudget
+from kvell.calibration.design import HELD_OUT, LEARNED, PRICED, QUICK_HELD_OUT, QUICK_LEARNED
 from kvell.calibration.host_copies import ROUNDS as COPY_ROUNDS
 from kvell.calibration.host_copies import measure_host_copies
 from kvell.calibration.measure import ROUNDS, Repeats, measure
 from kvell.calibration.prints import machine_print, software_print
 from kvell.calibration.rates import copy_bytes_per_second, product_flops_per_second
+from kvell.calibration.rig import CannotTimeError
 from kvell.calibration.subject import Subject
 from kvell.clock import Clock
 from kvell.cost.calibration import Calibration, HeldOut, Serving
@@ -18,6 +20,10 @@ from kvell.cost.operators import Operators
 from kvell.models.sources.progress import Progress
 
 QUICK_ROUNDS, QUICK_COPY_ROUNDS = 2, 6
+PRICED_ROUNDS = 5
+PRICED_COPY_BYTES = 16 << 20
+FIT_SECONDS = 0.1
+"""Time of a budget that is kept for the fit and the digests."""
 MOST_SHARE = 0.9
 
 
@@ -31,11 +37,18 @@ class Outcome:
 
 
 def calibrate(
-    subject: Subject, clock: Clock, progress: Progress, *, quick: bool = False, seed: int = 0
+    subject: Subject,
+    clock: Clock,
+    progress: Progress,
+    *,
+    quick: bool = False,
+    seed: int = 0,
+    threads: int | None = None,
 ) -> Outcome:
     """Time steps of the engine, fit operators to most of them and judge the fit by the rest.
 
     :param quick: fewer points and rounds: for a first look, not for figures.
+    :param threads: of the engine's steps; None: torch's number.
     """
     warmer = subject.engine.warm()  # as a server does: no step waits for a first touch
     if warmer is not None:
@@ -53,7 +66,7 @@ def calibrate(
     share = constant_share(operators, subject.print.active_weights, rate)
     operators = fit_operators(subject.shape, [each.median() for each in fitted_to], share)
     made = Calibration(
-        machine_print(device.type),
+        machine_print(device.type, threads),
         software_print(),
         subject.print,
         operators,
@@ -69,6 +82,40 @@ def calibrate(
         ),
     )
     return Outcome(made, fitted_to, unseen)
+
+
+def calibrate_within(
+    subject: Subject,
+    clock: Clock,
+    progress: Progress,
+    budget_seconds: float,
+    *,
+    seed: int = 0,
+    threads: int | None = None,
+) -> Calibration:
+    """Calibrate for prices alone, in a bounded time: fewer steps, and none to judge the fit by.
+
+    :param budget_seconds: time of all; one step of one request may exceed it.
+    :raises CannotTimeError: if the pool is too small for any of the steps.
+    """
+    points = subject.can(PRICED)
+    if not points:
+        raise CannotTimeError("the pool is too small")
+    budget = TimeBudget(clock, clock.now_seconds() + budget_seconds - FIT_SECONDS)
+    device = subject.model.device
+    copies = copy_bytes_per_second(clock, device, PRICED_COPY_BYTES)
+    rig = subject.rig(clock, seed)
+    repeats = measure(rig, points, progress, PRICED_ROUNDS, budget)
+    return Calibration(
+        machine_print(device.type, threads),
+        software_print(),
+        subject.print,
+        fit_operators(subject.shape, [each.median() for each in repeats]),
+        Serving(),
+        copies,
+        HeldOut(),
+        median(each.spread for each in repeats),
+    )
 
 
 def constant_share(operators: Operators, active_weights: int, flops_per_second: float) -> float:

@@ -19,7 +19,6 @@ from kvell.engine.assembly import (
 )
 from kvell.engine.engine import Engine
 from kvell.memory import requests_that_fit
-from kvell.models.config.configs import whole_config
 from kvell.models.loading.loading import check_model
 from kvell.models.paged_model import PagedModel
 from kvell.models.sources.progress import Progress
@@ -72,22 +71,27 @@ def subject_of(model: PagedModel, name: str, options: EngineOptions) -> Subject:
 
     :raises ChangeSomething: as :func:`kvell.engine.assembly.build_engine`.
     """
-    config = whole_config(model.module.config)
     description = model.description
-    cost = model_cost(config, description, model.dtype.itemsize)
     skipping = SkippingModel(model)
     # The engine takes any object that behaves like a model.
     engine = build_engine(skipping, name, options)  # type: ignore[arg-type]
-    dtype = str(model.dtype).removeprefix("torch.")
     return Subject(
         engine,
         skipping,
         shape_of(description.layers),
-        model_print(name, dtype, description, cost.active_weights),
+        print_of(model, name),
         description.hidden_size,
         model.dtype,
         copies_beside_passes(options),
     )
+
+
+def print_of(model: PagedModel, name: str) -> ModelPrint:
+    """Identify a loaded model, as :func:`model_print` does from its config."""
+    description = model.description
+    cost = model_cost(model.module.config, description, model.dtype.itemsize)
+    dtype = str(model.dtype).removeprefix("torch.")
+    return model_print(name, dtype, description, cost.active_weights)
 
 
 def load_subject(
@@ -98,11 +102,15 @@ def load_subject(
     cache_dir: Path,
     progress: Progress,
     kv_cache_dtype: str = "auto",
+    threads: int | None = None,
 ) -> Subject:
     """Load the model that ``--model`` names.
+
+    :param threads: of a step; None: torch's number.
 
     :raises ChangeSomething: if there is no such model, or it cannot be served.
     """
     path = resolve_model(name, cache_dir, progress)
     check_model(path)
-    return subject_of(load_model(path, dtype, device, progress, kv_cache_dtype), name, options)
+    model = load_model(path, dtype, device, progress, kv_cache_dtype, threads=threads)
+    return subject_of(model, name, options)

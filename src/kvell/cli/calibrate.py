@@ -123,8 +123,9 @@ def run_calibration(
         session.cache_dir,
         progress,
         settings.kv_cache_dtype,
+        settings.threads,
     )
-    return calibrate(subject, session.clock, progress, quick=quick)
+    return calibrate(subject, session.clock, progress, quick=quick, threads=settings.threads)
 
 
 def with_serving(

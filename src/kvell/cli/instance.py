@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from kvell.cli.terminal.environment import take_processors, take_threads
-from kvell.cli.terminal.options import engine_options, with_kv_memory
+from kvell.cli.terminal.options import engine_options, record_options, with_kv_memory
 from kvell.cli.terminal.progress import StageLines
 from kvell.cli.terminal.session import Session
 from kvell.cluster.instances import ROLES
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.errors import ChangeSomething
+from kvell.fleet.instance.price_settings import PriceSettings
 from kvell.mempool.network_rendezvous import NetworkRendezvous
 from kvell.mempool.rendezvous import (
     DEFAULT_PD_CACHING,
@@ -29,6 +30,8 @@ from kvell.mempool.rendezvous import (
 )
 
 if TYPE_CHECKING:
+    from kvell.engine.engine import Engine as OpenEngine
+    from kvell.engine.opened import Pricing
     from kvell.serving.gate import Engine
 
 
@@ -64,12 +67,14 @@ if TYPE_CHECKING:
 @click.option(
     "--memory-parts", type=int, default=1, help="Number of instances that start together."
 )
+@record_options(PriceSettings, "prices")
 @engine_options
 @click.pass_obj
 def instance(
     session: Session,
     /,
     settings: EngineSettings,
+    prices: PriceSettings,
     socket_fd: int,
     incarnation: int,
     processors: str,
@@ -116,13 +121,45 @@ def instance(
             place = NetworkRendezvous(instance_id, pool_name, pool_host, secret, role, pd_caching)
         elif pool_dir:
             place = FolderRendezvous(instance_id, Path(pool_dir), role, pd_caching, page_transport)
+        pricing = _pricing(prices, session, settings, place, has_others=weights_fd >= 0)
         model = session.open_model(
-            chosen, session.cache_dir, StageLines(), incarnation, shared, place
+            chosen, session.cache_dir, StageLines(), incarnation, shared, place, pricing
         )
-        model.engine.warm()
-        gc.freeze()  # objects of the start stay alive: each scan of them would take 0.1 s
-        try:
-            serve(model.engine)
-        finally:
-            model.engine.close()
-            gc.unfreeze()  # so that reference cycles are freed before the process ends
+        _serve(model.engine, serve)
+
+
+def _serve(engine: "OpenEngine", serve: "Callable[[Engine], None]") -> None:
+    engine.warm()
+    gc.freeze()  # objects of the start stay alive: each scan of them would take 0.1 s
+    try:
+        serve(engine)
+    finally:
+        engine.close()
+        gc.unfreeze()  # so that reference cycles are freed before the process ends
+
+
+def _pricing(
+    prices: PriceSettings,
+    session: Session,
+    settings: EngineSettings,
+    place: Rendezvous | None,
+    *,
+    has_others: bool,
+) -> "Pricing | None":
+    """Return what prices the instance; None for the default prices.
+
+    Routers, roles and loans compare the prices of several instances, and a CPU buffer's rule of
+    swaps needs them; nothing else does, and then the start does not wait for a calibration.
+
+    :param has_others: whether other instances run on this host.
+    """
+    has_others |= settings.memory_parts > 1 or isinstance(place, NetworkRendezvous)
+    is_used = has_others or settings.cpu_buffer_bytes is not None
+    if prices.no_calibration or (prices.calibration is None and not is_used):
+        return None
+    from kvell.calibration.kept import KeptCalibrations
+    from kvell.calibration.pricing import OwnPricing
+
+    kept = KeptCalibrations(session.cache_dir, session.clock)
+    transport = place.transport if isinstance(place, FolderRendezvous) else "tcp"
+    return OwnPricing(kept, session.clock, StageLines(), prices.calibration, transport)

@@ -96,7 +96,7 @@ def serve(
     announce = _announce_json if as_json else _say_nothing if logs_json else _announce
     show_contract = _log_contract if logs_json else _show_contract
     make_command = instance_command if cluster is None else placed_command
-    command = make_command(settings, debug=session.debug.on)
+    command = make_command(settings, options.prices, debug=session.debug.on)
     try:
         with lines_on(sys.stderr, log_format), interruptible(), running_cluster(cluster) as address:
             _log_notes(session)

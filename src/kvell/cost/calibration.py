@@ -23,12 +23,14 @@ class MachinePrint:
 
     :param cores: number of cores that the process may use.
     :param features: features of the cores that kernels choose by.
+    :param threads: number of threads of a step; 0 on a GPU.
     """
 
     device: str
     processor: str
     cores: int
     features: tuple[str, ...]
+    threads: int = 0
 
 
 @dataclass(frozen=True)
@@ -153,25 +155,26 @@ class Calibration:
 _JSON = msgspec.json.Decoder()
 
 
-def decode_calibration(data: bytes, name: str) -> Calibration:
+def decode_calibration(data: bytes, name: str, field: str = "--hardware") -> Calibration:
     """Decode the file of a calibration.
 
     :param name: of the file, as the user gave it.
+    :param field: the flag that names the file, for errors.
     :raises ChangeSomething: if it is not a calibration, or of another schema.
     """
     try:
         raw = decode(_JSON, data, "JSON")
     except MalformedError as error:
-        raise _unusable(name, f"is not JSON ({error})") from error
+        raise _unusable(field, name, f"is not JSON ({error})") from error
     schema = raw.get("kvell_calibration") if isinstance(raw, dict) else None
     if schema is None:
-        raise _unusable(name, "is not a calibration")
+        raise _unusable(field, name, "is not a calibration")
     if schema != SCHEMA:
-        raise _unusable(name, f"is of schema {schema}, and this Kvell reads {SCHEMA}")
+        raise _unusable(field, name, f"is of schema {schema}, and this Kvell reads {SCHEMA}")
     try:
         return msgspec.convert(raw, Calibration)
     except msgspec.ValidationError as error:
-        raise _unusable(name, f"is damaged ({error})") from error
+        raise _unusable(field, name, f"is damaged ({error})") from error
 
 
 def require_fresh(
@@ -180,22 +183,24 @@ def require_fresh(
     model: ModelPrint,
     machine: MachinePrint | None,
     software: SoftwarePrint | None,
+    field: str = "--hardware",
 ) -> None:
     """Raise unless a calibration is of this model, machine and code.
 
     :param machine: None accepts any: a replay predicts another machine.
     :param software: None accepts any.
+    :param field: the flag that names the file, for errors.
     :raises ChangeSomething: naming all differences.
     """
     if calibration.model.digest != model.digest:
         was, wanted = (f"{each.name} in {each.dtype}" for each in (calibration.model, model))
-        raise _unusable(name, f"is of another model: {was}, not {wanted}")
+        raise _unusable(field, name, f"is of another model: {was}, not {wanted}")
     differences = [
         *_differences(calibration.machine, machine),
         *_differences(calibration.software, software),
     ]
     if differences:
-        raise _unusable(name, f"is stale: {'; '.join(differences)}")
+        raise _unusable(field, name, f"is stale: {'; '.join(differences)}")
 
 
 def _differences(was: Any, now: Any) -> list[str]:
@@ -210,6 +215,6 @@ def _short(value: Any) -> str:
     return " ".join(value) if isinstance(value, tuple) else str(value)
 
 
-def _unusable(name: str, problem: str) -> ChangeSomething:
+def _unusable(field: str, name: str, problem: str) -> ChangeSomething:
     remedy = "run `kvell calibrate` with the model, here and now"
-    return ChangeSomething("--hardware", name, problem, remedy)
+    return ChangeSomething(field, name, problem, remedy)

@@ -73,8 +73,10 @@ def _fit(
 
 
 def _seen(knots: Sequence[int], sizes: set[int]) -> tuple[int, ...]:
-    """Return the knots with measured steps of their size; between knots, a price is a line."""
-    return tuple(knot for knot in knots if knot == 0 or knot in sizes)
+    """Return the knots with measured steps of their size and of a larger one; between knots, a
+    price is a line, and after the last one the steps above it decide the price."""
+    largest = max(sizes)
+    return tuple(knot for knot in knots if knot == 0 or (knot in sizes and knot < largest))
 
 
 def _row(amounts: Amounts, tile: int, tokens: Sequence[int], rows: Sequence[int]) -> list[float]:

@@ -6,6 +6,7 @@ token that is computed and for each pair of query and key, like the class (b) of
 """
 
 from bisect import bisect_left
+from dataclasses import dataclass
 
 from msgspec import Struct
 
@@ -39,6 +40,8 @@ ASKED_ROW_TOKENS = 5
 of SmolLM2 and 6.1 of Llama 3 8B (``bench.lending.partials``: a section over what is sent)."""
 FIT_TOKENS = (1024, 8192)
 """Prompt lengths whose prices separate the cost of tokens from the cost of pairs."""
+SHORTEST_SECONDS = 1e-9
+"""Least price of what planners divide by."""
 
 
 class ExecCosts(Struct, frozen=True, forbid_unknown_fields=True):
@@ -136,6 +139,33 @@ class ExecCosts(Struct, frozen=True, forbid_unknown_fields=True):
 USUAL_PRICES = ExecCosts()
 
 
+@dataclass(frozen=True)
+class InstancePrices:
+    """Prices of an instance, with their origin.
+
+    :param origin: ``defaults``, ``calibrated`` or ``from FILE``.
+    :param swap_bytes_per_second: between the pool and the CPU buffer; 0: not measured.
+    """
+
+    costs: ExecCosts = USUAL_PRICES
+    origin: str = "defaults"
+    swap_bytes_per_second: float = 0.0
+
+
+DEFAULT_PRICES = InstancePrices()
+
+
+def describe_prices(costs: ExecCosts, origin: str) -> str:
+    """Return prices in words: the rate of a prompt, the time of a decode step, their origin.
+
+    A line of the memory contract has room for them.
+    """
+    tokens = FIT_TOKENS[0]
+    rate = tokens / max(SHORTEST_SECONDS, costs.exec_seconds(tokens, 0))
+    step_ms = 1e3 * FIT_BATCH * costs.output_token_seconds
+    return f"{rate:,.0f} prompt tokens/s, {step_ms:,.1f} ms a step of {FIT_BATCH}; {origin}"
+
+
 def pairs(prompt_tokens: int, cached_tokens: int) -> int:
     """Return the number of query-key pairs that full attention computes for a prompt: each new
     token reads all tokens before it and itself."""
@@ -181,12 +211,12 @@ def prices_of(
     held = max(0.0, many - decodes) / ((MANY_BATCH - FIT_BATCH) * FIT_CONTEXT_TOKENS)
     away = 0.0 if away_bytes_per_second is None else token_bytes / away_bytes_per_second
     return ExecCosts(
-        request_seconds=request,
+        request_seconds=max(SHORTEST_SECONDS, request),
         token_seconds=max(0.0, per_long - pair * read_long),
         pair_seconds=pair,
         output_token_seconds=decodes / FIT_BATCH,
         held_token_seconds=held,
-        fetch_token_seconds=token_bytes / fetch_bytes_per_second,
+        fetch_token_seconds=max(SHORTEST_SECONDS, token_bytes / fetch_bytes_per_second),
         swap_token_seconds=token_bytes / swap_bytes_per_second,
         chunk_tokens=chunk_tokens,
         away_token_seconds=max(held, away),

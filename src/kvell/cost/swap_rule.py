@@ -7,6 +7,8 @@ compared as bytes: how many could be copied while one token is computed.
 from dataclasses import dataclass
 from typing import Protocol
 
+from kvell.cost.prices import InstancePrices
+
 WAYS = 2
 """Copies of a swap: out, and in again."""
 
@@ -25,7 +27,7 @@ class SwapRule(Protocol):
 
 @dataclass(frozen=True)
 class BytesPerToken:
-    """A rule without a calibration: a fixed number of bytes is worth a token.
+    """A rule by a fixed number of bytes that are worth a token.
 
     :param most_bytes: copied, both ways together, for each token that is not computed again.
     """
@@ -43,3 +45,9 @@ def rule_of_weights(weights: int, device: str) -> BytesPerToken:
     :param device: ``cpu`` or ``cuda``.
     """
     return BytesPerToken(weights / WINT8_PER_BYTE[device])
+
+
+def rule_of_prices(prices: InstancePrices) -> BytesPerToken | None:
+    """Return the rule of a calibrated instance; None if its copies or tokens have no price."""
+    most_bytes = prices.costs.token_seconds * prices.swap_bytes_per_second
+    return BytesPerToken(most_bytes) if most_bytes > 0 else None

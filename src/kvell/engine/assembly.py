@@ -9,6 +9,7 @@ import torch
 
 from kvell.attention.choice import choose_kernels
 from kvell.clock import Clock, MonotonicClock
+from kvell.cost.prices import DEFAULT_PRICES, InstancePrices
 from kvell.device.host import CHUNK_BYTES
 from kvell.device.process_size import give_back_freed
 from kvell.device.shared_weights import SharedWeights
@@ -121,6 +122,7 @@ def build_engine(
     floor_bytes: int = 0,
     clock: Clock | None = None,
     tokenizer_json: Callable[[], str] | None = None,
+    prices: InstancePrices = DEFAULT_PRICES,
 ) -> Engine:
     """Build an engine over a loaded model, with its pool attached.
 
@@ -129,6 +131,7 @@ def build_engine(
     :param floor_bytes: size of the process before it loaded anything, for the contract.
     :param clock: None: the machine's clock.
     :param tokenizer_json: returns the first model's tokenizer, for grammars.
+    :param prices: prices of the first model here.
     :raises ChangeSomething: if the KV memory cannot hold one request of max_model_len, the
         draft model does not suit ``model``, the models cannot be served together, or objectives
         would have no effect.
@@ -137,7 +140,7 @@ def build_engine(
     check_objectives(options)
     check_speculation(model, draft, options)
     first = ServedModel(name if beside else "", model, eos_token_ids, tokenizer_json)
-    parts = _make_parts(name, (first, *beside), draft, options)
+    parts = _make_parts(name, (first, *beside), draft, options, prices)
     agent, staying = _make_agent(parts, incarnation)
     _attach_models(parts)
     controls = {served.name: served.controls() for served in parts.served}
@@ -164,6 +167,7 @@ def build_engine(
         page_map=PageMap(core, parts.core),
         link=link,
         staying=staying,
+        prices=prices,
     )
 
 
@@ -204,6 +208,7 @@ def _make_parts(
     served: tuple[ServedModel, ...],
     draft: PagedModel | None,
     options: EngineOptions,
+    prices: InstancePrices,
 ) -> _Parts:
     """Check that the models can be served together, and give them a pool."""
     check_several(served, options)
@@ -221,7 +226,7 @@ def _make_parts(
         limits = replace(limits, whole_images=images.family.both_directions)
     core = create_core(sizes.layout)
     memory = memory_of(sizes, core, every, options)
-    buffer = cpu_buffer_of(core, memory, every, options, limits)
+    buffer = cpu_buffer_of(core, memory, every, options, limits, prices)
     limits, steps = with_depth(limits, is_wanted=options.async_scheduling)
     return _Parts(name, served, draft, options, sizes, rules, core, memory, buffer, limits, steps)
 

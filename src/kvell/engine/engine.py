@@ -13,6 +13,7 @@ from functools import partial
 from types import MappingProxyType
 
 from kvell.clock import Clock, MonotonicClock
+from kvell.cost.prices import DEFAULT_PRICES, InstancePrices
 from kvell.device.chunks import ChunkDevice
 from kvell.elastic.arena import ActivationArena, ActivationNeed, RememberedNeed
 from kvell.elastic.logical_buffer import WINDOW_ITERATIONS
@@ -82,6 +83,7 @@ class Engine:
         page_map: PageMap | None = None,
         link: EngineLink | None = None,
         staying: str = "",
+        prices: InstancePrices = DEFAULT_PRICES,
     ) -> None:
         """:param activations: bytes of the activation reserve that a step without a slot needs.
         :param images: images of requests in flight.  The caller that submits prompts with images
@@ -92,7 +94,8 @@ class Engine:
         :param grammars: by model, the first model first; None if answers can follow no grammar.
         :param page_map: None: the engine shows no pages.
         :param link: the link to other instances, if the core has an agent; None: there is none.
-        :param staying: the setting that keeps requests from moving; "" if they can move."""
+        :param staying: the setting that keeps requests from moving; "" if they can move.
+        :param prices: the prices that it reports."""
         self.core = core
         self.images = images
         self.contract = contract
@@ -103,7 +106,7 @@ class Engine:
         self._clock = clock or MonotonicClock()
         self._times = StageTimes(self._clock)
         self._warmer, self._objectives = warmer, objectives
-        self._page_map, self._staying = page_map, staying
+        self._page_map, self._staying, self._prices = page_map, staying, prices
         self._link = link or EngineLink()
         self.loop = EngineLoop(core, self._link, journal)
         self.grammars = AwaitedGrammars(grammars, self._link.bell.ring)
@@ -149,6 +152,8 @@ class Engine:
             tuple(self.contract.lines()),
             host=self._link.host,
             is_asked=self._link.asks,
+            prices=self._prices.costs,
+            prices_origin=self._prices.origin,
         )
         return Ready(SCHEMA_VERSION, facts)
 

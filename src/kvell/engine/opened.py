@@ -1,10 +1,11 @@
 """The opened and loaded models of an engine."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from kvell.cost.prices import DEFAULT_PRICES, InstancePrices
 from kvell.device.available import available_bytes
 from kvell.device.process_size import process_bytes
 from kvell.engine.assembly import build_engine, load_model
@@ -19,6 +20,10 @@ from kvell.models.loading.named_models import NamedModel, open_named
 from kvell.models.paged_model import PagedModel
 from kvell.models.sources.progress import Progress
 from kvell.models.sources.source import resolve_draft
+
+Pricing = Callable[[PagedModel, str, EngineSettings], InstancePrices]
+"""Returns the prices of a loaded model, given its name and settings.  The model's memory may be
+attached elsewhere meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +44,24 @@ class OpenedModels:
         return self.named[0]
 
     def engine(
-        self, settings: EngineSettings, journal: Journal | None = None, incarnation: int = 0
+        self,
+        settings: EngineSettings,
+        journal: Journal | None = None,
+        incarnation: int = 0,
+        pricing: Pricing | None = None,
     ) -> Engine:
         """Build an engine over the models.
 
+        :param pricing: prices the first model before the engine exists; None: the defaults.
+
         :raises ChangeSomething: names the setting that cannot work.
         """
+        first = self.loaded[0]
+        prices = DEFAULT_PRICES
+        if pricing is not None:
+            prices = pricing(first, self.main.name, settings)
         return build_engine(
-            self.loaded[0],
+            first,
             self.main.name,
             settings,
             self.main.eos_token_ids,
@@ -59,6 +74,7 @@ class OpenedModels:
             ],
             floor_bytes=self.floor_bytes,
             tokenizer_json=self.main.tokenizer_json,
+            prices=prices,
         )
 
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+from kvell.cluster.routing.pace import Pace
 from kvell.cluster.routing.ramp import Ramp
 from kvell.cluster.steering.relief import MovableView, is_short
 from kvell.cost.prices import FIT_CONTEXT_TOKENS, pairs
@@ -45,6 +46,8 @@ class InstanceLoad:
         self._held_tokens = 0
         self._others = NO_OTHERS
         self._ramp: Ramp | None = None
+        self._pace = Pace()
+        self._prompts_since: float | None = None
         self._tenants: Counter[str] = Counter()
         self._begin(NO_FACTS)
 
@@ -108,8 +111,21 @@ class InstanceLoad:
             slowly (:class:`.Ramp`).
         """
         self._begin(facts)
+        self._pace = Pace()
         self.is_open = True
         self._ramp = Ramp(facts.credits) if joins_others else None
+
+    @property
+    def pace(self) -> float:
+        """Seconds that a predicted second takes there (:class:`.Pace`)."""
+        return self._pace.factor
+
+    def prompt_seconds(self, now: float) -> float:
+        """Return the time since it began its present prompts: since the last one was done, or
+        since this call if it has none."""
+        if not self.uncached_prompt_tokens or self._prompts_since is None:
+            self._prompts_since = now
+        return now - self._prompts_since
 
     def spare_bytes(self, tokens: int, num_blocks: int) -> int:
         """Return the KV memory left with one more request, once all have their whole answers.
@@ -255,13 +271,19 @@ class InstanceLoad:
             else entry.pending_prompt_tokens * self.facts.token_bytes
         )
 
-    def on_tokens(self, entry: LogEntry, count: int) -> None:
-        """Count tokens of a request of this line; the first ones show that its prompt is done."""
+    def on_tokens(self, entry: LogEntry, count: int, now: float | None = None) -> None:
+        """Count tokens of a request of this line; the first ones show that its prompt is done.
+
+        :param now: time of the tokens; None if the instance did not compute the prompt.
+        """
         self._held_tokens += count
         entry.held_tokens += count
         if entry.pending_prompt_tokens:
             self._count_prompt(entry, -1)
             entry.pending_prompt_tokens = 0
+            if now is not None and entry.predicted_seconds is not None and not entry.attempt:
+                self._pace.note(entry.predicted_seconds, now - (entry.submitted_seconds or now))
+            self._prompts_since = now
             if self._ramp is not None:
                 self._ramp.first_token()
                 if self._ramp.limit is None:

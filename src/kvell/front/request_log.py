@@ -34,6 +34,8 @@ class EndedRequest:
     :param arrived_seconds: time of arrival, by the front's clock.
     :param first_token_seconds: time from arrival to the first token; None without a token.
     :param instance: last instance that had it; "" if none had it.
+    :param predicted_seconds: time from arrival to the first token as predicted when its instance
+        was chosen among several; None if there was no choice.
     """
 
     finished: Finished
@@ -44,6 +46,7 @@ class EndedRequest:
     arrived_seconds: float = 0.0
     first_token_seconds: float | None = None
     instance: str = ""
+    predicted_seconds: float | None = None
 
 
 class RequestObserver(Protocol):
@@ -95,6 +98,8 @@ class LogEntry:
         ``goes_to_incarnation`` is the incarnation of that instance.
     :param pulls_from: the instance to fetch its history from; "" for none.
     :param placement: of its KV cache, if it is longer than its instance's memory.
+    :param predicted_seconds: time from the choice of its instance to its first token, by the
+        instance's prices; None if there was no choice.
     :param hit_tokens: tokens that the instance had cached when it was chosen, as far as is known.
     :param pending_prompt_tokens: prompt tokens that the instance still has to compute, as far as is
         known, those of the hit included.
@@ -117,6 +122,7 @@ class LogEntry:
     goes_to_incarnation: int = 0
     pulls_from: str = ""
     placement: tuple[RequestPlacementEntry, ...] = ()
+    predicted_seconds: float | None = None
     hit_tokens: int = 0
     pending_prompt_tokens: int = 0
     pending_output_tokens: int = 0
@@ -192,16 +198,18 @@ class LogEntry:
     def to_record(self, finished: Finished, now: float) -> EndedRequest:
         """Return the record of the ended request."""
         submitted = now if self.submitted_seconds is None else self.submitted_seconds
-        first = self.first_token_seconds
+        first, predicted = self.first_token_seconds, self.predicted_seconds
+        in_line = submitted - self.arrived_seconds
         return EndedRequest(
             finished,
             now - self.arrived_seconds,
-            submitted - self.arrived_seconds,
+            in_line,
             self.emitted_tokens,
             None if self.spec.pooling else self.spec.sampling.max_tokens,
             self.arrived_seconds,
             None if first is None else first - self.arrived_seconds,
             self.line,
+            None if predicted is None else in_line + predicted,
         )
 
     def note_tokens(self, now: float) -> None:

@@ -213,7 +213,7 @@ class RequestQueue:
         if entry is None or not fresh:
             return
         count = len(fresh)
-        self.lines[entry.line].on_tokens(entry, count)
+        self.lines[entry.line].on_tokens(entry, count, now)
         self._waiting.charge(entry, count)
         if self._observer is not None and entry.last_token_seconds is not None:
             self._observer.next_tokens(now - entry.last_token_seconds, count)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from kvell.cluster.prefix_directory import PrefixDirectory
-from kvell.cluster.routing.costs import pull_or_recompute
+from kvell.cluster.routing.costs import first_token_seconds, pull_or_recompute
 from kvell.cluster.routing.decoding import EarliestEnd
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, Router, router_named
 from kvell.cluster.routing.views import NO_HITS, RequestView
@@ -104,6 +104,7 @@ class Routes:
         entry.placement = ()
         if is_long or early is not None:
             self.placements.place(entry, line, early)
+        entry.predicted_seconds = self._predicted(entry, line, match, now_seconds)
         if entry.pulls_from:
             self._count(RequestTransfer("pull", entry.pulls_from, line.instance_id))
         return line
@@ -198,6 +199,18 @@ class Routes:
     def _note(self, entry: LogEntry, line: InstanceLoad, histories: Histories) -> None:
         tokens = entry.prompt_tokens + entry.emitted_tokens
         histories.note(entry.spec.session, line.instance_id, line.incarnation, tokens)
+
+    def _predicted(
+        self, entry: LogEntry, line: InstanceLoad, match: Known | None, now_seconds: float
+    ) -> float | None:
+        """Return the time to the first token on a line; None if there is only one line."""
+        if len(self._lines) < 2:
+            return None
+        tokens = entry.prompt_tokens + entry.emitted_tokens
+        own_hit = 0 if match is None else match[1].get(line.instance_id, 0)
+        fetched = entry.hit_tokens - own_hit if entry.pulls_from else 0
+        elapsed_seconds = line.prompt_seconds(now_seconds)
+        return first_token_seconds(line, tokens, entry.hit_tokens, fetched, elapsed_seconds)
 
     def _chosen(
         self,

@@ -23,7 +23,7 @@ from kvell.server.logs.lines import tell
 from kvell.server.logs.statistics import Statistics, statistics_lines
 from kvell.server.map.recorder import HistoryRecorder
 from kvell.server.metrics.front_metrics import ServerMetrics
-from kvell.server.metrics.memory_page import contract_lines
+from kvell.server.metrics.memory_page import contract_lines, price_lines
 from kvell.server.serving_keys import ServingKeys
 from kvell.server.text.text_model import Texts
 
@@ -215,11 +215,12 @@ async def _published(options: ServeOptions) -> AsyncIterator["EventsPublisher | 
 
 def _contract(front: Front, front_bytes: int) -> list[str]:
     """Return the lines of the memory contract; those of a single instance in detail."""
-    contracts = {
-        instance.instance_id: instance.report.facts.memory
+    reports = {
+        instance.instance_id: instance.report
         for instance, _ in front.instances()
         if instance.report
     }
+    contracts = {name: report.facts.memory for name, report in reports.items()}
     is_one_host = not any(instance.host for instance, _ in front.instances())
     detail = front.facts.contract_lines if len(contracts) == 1 else ()
     lines = [*detail, *contract_lines(contracts, front_bytes, shares_weights=is_one_host)]
@@ -230,6 +231,7 @@ def _contract(front: Front, front_bytes: int) -> list[str]:
         lines.append(f"  longest request     {alone_tokens:,} tokens; {reach}")
     if front.facts.staying and len(contracts) > 1:
         lines.append(f"  lending             off with {front.facts.staying}: requests stay")
+    lines += price_lines({name: report.facts for name, report in reports.items()})
     return [part for line in lines for part in in_columns(line)]
 
 

@@ -21,7 +21,7 @@ from kvell.simulator.cluster.network import Links
 from kvell.simulator.hardware.profiles import hardware_names, link_names
 from kvell.simulator.replay.runner import CalibratedMachine, Machine
 from kvell.simulator.report.timeline import read_timeline
-from tests.cost.test_cost_calibration import MADE
+from tests.cost.made import MADE
 from tests.simulator.replays import MACHINE
 
 Kvell = Callable[..., Any]

@@ -121,6 +121,17 @@ class TestExec:
         both = replace(queued, running_requests=10)  # two steps before it, and its own
         assert first_token_seconds(both, 600, 100) == pytest.approx(alone + 0.92 + 3 * 0.04)
 
+    def test_a_first_token_comes_at_the_pace_of_the_instance_without_what_is_done(self) -> None:
+        queued = Routable("mixed-0", report=PRICED, uncached_prompt_tokens=900)
+        alone = COSTS.exec_seconds(600, 100)
+        part_done = first_token_seconds(queued, 600, 100, elapsed_seconds=0.5)
+        assert part_done == pytest.approx(alone + 0.92 - 0.5)
+        assert first_token_seconds(queued, 600, 100, elapsed_seconds=9.0) == pytest.approx(alone)
+        slow = replace(queued, pace=2.0)
+        assert first_token_seconds(slow, 600, 100) == pytest.approx(2 * (alone + 0.92))
+        fetched = first_token_seconds(queued, 600, 100, fetched=64)
+        assert fetched == pytest.approx(alone + 0.92 + COSTS.fetch_seconds(64))
+
 
 class TestFitted:
     LAYERS = (

@@ -14,7 +14,7 @@ from kvell.pages.stages import stages_of
 from kvell.simulator.replay.host_link import WithHostLink, calibrated_link
 from kvell.simulator.replay.runner import CalibratedMachine
 from kvell.vocabulary import StepNumber
-from tests.cost.test_cost_calibration import MADE
+from tests.cost.made import MADE
 from tests.engine.conftest import make_layout
 from tests.engine.works import work_of
 

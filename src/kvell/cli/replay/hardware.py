@@ -45,11 +45,12 @@ def _calibrated(
         problem = f"cannot be read ({error.strerror})"
         raise ChangeSomething("--hardware", hardware, problem, "run `kvell calibrate`") from error
     calibration = decode_calibration(data, hardware)
+    machine = calibration.machine
     require_fresh(
         calibration,
         hardware,
         model_print(model, dtype, models.description, models.cost.active_weights),
-        None if any_machine else machine_print(calibration.machine.device),
+        None if any_machine else machine_print(machine.device, machine.threads),
         None if any_machine else software_print(),
     )
     return CalibratedMachine(calibration)

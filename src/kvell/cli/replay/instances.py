@@ -137,14 +137,13 @@ def hardware_prices(
     from kvell.cost.prices import USUAL_PRICES, prices_of
     from kvell.simulator.replay.runner import CalibratedMachine, Machine
 
+    if links is None or not isinstance(machine, CalibratedMachine | Machine):
+        return USUAL_PRICES
+    model: CostModel
     if isinstance(machine, CalibratedMachine):
-        model: CostModel = machine.calibration
-    elif isinstance(machine, Machine):
-        model = AnalyticModel(machine.profile, machine.cost)
+        model = machine.calibration
     else:
-        return USUAL_PRICES
-    if links is None:
-        return USUAL_PRICES
+        model = AnalyticModel(machine.profile, machine.cost)
     rate = links.pages.bandwidth_bytes
     return prices_of(
         model,

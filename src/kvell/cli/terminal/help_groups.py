@@ -37,6 +37,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
         "Instances and cluster": (
             *("--instances", "--routing", "--pd-caching", "--adaptive-roles"),
+            *("--calibration", "--no-calibration"),
             *("--page-transport", "--cluster", "--cluster-name", "--link", "--link-bandwidth"),
         ),
         "HTTP and keys": (

@@ -12,6 +12,7 @@ from kvell.clock import Clock, MonotonicClock
 from kvell.models.sources.progress import Progress
 
 if TYPE_CHECKING:
+    from kvell.engine.opened import Pricing
     from kvell.engine.setup.engine_settings import EngineSettings
     from kvell.llm import LLM
     from kvell.mempool.rendezvous import Rendezvous
@@ -27,6 +28,7 @@ def open_model(
     incarnation: int = 0,
     weights_fd: int | None = None,
     pool_place: "Rendezvous | None" = None,
+    pricing: "Pricing | None" = None,
 ) -> "LLM":
     """Load the model and its engine into this process; imports torch."""
     from kvell.llm import LLM
@@ -37,6 +39,7 @@ def open_model(
         progress=progress,
         incarnation=incarnation,
         weights_fd=weights_fd,
+        pricing=pricing,
     )
 
 

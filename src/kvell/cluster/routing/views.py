@@ -50,6 +50,11 @@ class RoutableInstance(Protocol):
         ...
 
     @property
+    def pace(self) -> float:
+        """Seconds that a predicted second takes (:class:`kvell.cluster.routing.pace.Pace`)."""
+        ...
+
+    @property
     def running_requests(self) -> int:
         """Number of requests that decode."""
         ...

@@ -36,6 +36,7 @@ class InstanceFacts(Struct, frozen=True, forbid_unknown_fields=True):
     :param host: host whose instances read each other's memory in place; "" is the front's.
     :param is_asked: whether instances of other hosts may ask it for attention over what it lends.
     :param prices: prices of the first model, by which instances are compared.
+    :param prices_origin: origin of the prices: ``defaults``, ``calibrated`` or ``from FILE``.
     """
 
     incarnation: int
@@ -57,6 +58,7 @@ class InstanceFacts(Struct, frozen=True, forbid_unknown_fields=True):
     host: str = ""
     prices: ExecCosts = USUAL_PRICES
     is_asked: bool = False
+    prices_origin: str = "defaults"
 
     @property
     def longest_tokens(self) -> int:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from kvell.byte_sizes import typed_bytes
-from kvell.cost.swap_rule import rule_of_weights
+from kvell.cost.prices import InstancePrices
+from kvell.cost.swap_rule import rule_of_prices, rule_of_weights
 from kvell.device.chunks import ChunkDevice
 from kvell.device.host import CHUNK_BYTES
 from kvell.device.host_chunks import HostChunks
@@ -141,6 +142,7 @@ def cpu_buffer_of(
     every: Sequence[PagedModel],
     options: EngineOptions,
     limits: Limits,
+    prices: InstancePrices,
 ) -> CpuBuffer | None:
     """Build the CPU buffer, in whole large pages; return None if none is configured."""
     layout = core.layout
@@ -150,7 +152,7 @@ def cpu_buffer_of(
     device = every[0].device.type
     weights = sum(model.weight_bytes // model.dtype.itemsize for model in every)
     ledger = PageBuffer(layout.groups, count)
-    rule = rule_of_weights(weights, device)
+    rule = rule_of_prices(prices) or rule_of_weights(weights, device)
     swapping = Swapping(core, ledger, rule, BufferedPrefixes(core, ledger, rule))
     parking = None
     if options.has_objectives:

@@ -3,7 +3,9 @@
 import sys
 
 from kvell.engine.setup.engine_settings import EngineSettings
+from kvell.fleet.instance.price_settings import PriceSettings
 
+USUAL = PriceSettings()
 INHERITED = (
     *("--socket-fd", "{socket_fd}", "--incarnation", "{incarnation}"),
     *("--processors", "{processors}", "--most-threads", "{threads}"),
@@ -21,15 +23,19 @@ PLACED = (
 """The same for an instance on another machine, which fills in some of them."""
 
 
-def instance_command(settings: EngineSettings, *, debug: bool = False) -> list[str]:
+def instance_command(
+    settings: EngineSettings, prices: PriceSettings = USUAL, *, debug: bool = False
+) -> list[str]:
     """Return an instance's command line; the front fills in what is in braces."""
-    return [sys.executable, "-m", "kvell.cli.main", *_words(settings, debug), *INHERITED]
+    return [sys.executable, "-m", "kvell.cli.main", *_words(settings, prices, debug), *INHERITED]
 
 
-def placed_command(settings: EngineSettings, *, debug: bool = False) -> list[str]:
+def placed_command(
+    settings: EngineSettings, prices: PriceSettings = USUAL, *, debug: bool = False
+) -> list[str]:
     """Return the arguments of ``kvell`` for an instance on another machine."""
-    return [*_words(settings, debug), *PLACED]
+    return [*_words(settings, prices, debug), *PLACED]
 
 
-def _words(settings: EngineSettings, debug: bool) -> list[str]:
-    return ["instance", *settings.flags(), *(["--debug"] if debug else [])]
+def _words(settings: EngineSettings, prices: PriceSettings, debug: bool) -> list[str]:
+    return ["instance", *settings.flags(), *prices.flags(), *(["--debug"] if debug else [])]

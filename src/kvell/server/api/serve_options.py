@@ -8,6 +8,7 @@ from kvell.cluster.instances import ONE_MIXED, parse_instances
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, ROUTINGS
 from kvell.engine.protocol.sampling_params import MAX_SEED
 from kvell.flags import Flag, setting
+from kvell.fleet.instance.price_settings import PriceSettings
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.fleet.started.pool_settings import PoolSettings
 from kvell.front.events.events_config import KvEventsConfig, parse_events_config
@@ -121,6 +122,7 @@ class ServeOptions:
         parse=parse_events_config,
     )
     pool: PoolSettings = field(default_factory=PoolSettings)
+    prices: PriceSettings = field(default_factory=PriceSettings)
     cluster: str | None = setting(
         None,
         "--cluster",

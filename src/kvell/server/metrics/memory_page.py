@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvell.cost.prices import USUAL_PRICES, describe_prices
 from kvell.device.process_size import process_bytes, tree_bytes
-from kvell.engine.protocol.statistics import GroupStats, InstanceReport, Stats
+from kvell.engine.protocol.statistics import GroupStats, InstanceFacts, InstanceReport, Stats
 from kvell.engine.setup.contract import size
 
 CHUNKS = "_chunks"
@@ -73,6 +74,23 @@ def contract_lines(
         *(f"  {name:<18}  {size(promised_bytes)}" for name, promised_bytes in rows.items()),
         *([f"  {'shared weights':<18} -{size(shared_bytes)}"] if shared_bytes else []),
         f"  {'all processes':<18}  {size(whole_bytes)}",
+    ]
+
+
+def price_lines(facts: Mapping[str, InstanceFacts]) -> list[str]:
+    """Return a line for each kind of prices that instances have, with their names if they differ.
+
+    :param facts: facts by instance id.
+    :returns: nothing for a single instance with the default prices, which nothing uses.
+    """
+    names: dict[str, list[str]] = {}
+    for name, each in facts.items():
+        names.setdefault(describe_prices(each.prices, each.prices_origin), []).append(name)
+    if len(facts) < 2 and all(each.prices == USUAL_PRICES for each in facts.values()):
+        return []
+    return [
+        f"  {'prices':<18}  {text}" + (f" ({', '.join(having)})" if len(names) > 1 else "")
+        for text, having in names.items()
     ]
 
 

@@ -138,6 +138,9 @@ def _served(requests: Sequence[EndedRequest]) -> dict[str, Value]:
     first = [s for request in requests if (s := request.first_token_seconds) is not None]
     if first:
         attributes["gen_ai.latency.time_to_first_token"] = min(first)
+    predicted = [s for request in requests if (s := request.predicted_seconds) is not None]
+    if predicted:
+        attributes["kvell.predicted_time_to_first_token"] = min(predicted)
     return attributes | _where(requests)
 
 

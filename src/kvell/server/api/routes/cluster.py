@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kvell.cluster.instances import checked_counts
 from kvell.cluster.steering.placements import Placement
+from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.fleet.started.member import MemberStatus
 from kvell.front.front import Front
 from kvell.front.instance_load import InstanceLoad
@@ -120,4 +121,9 @@ def _instance(status: MemberStatus, line: InstanceLoad) -> dict[str, Any]:
             "free_bytes": load.free_bytes if load else 0,
         },
         "contract_bytes": report.facts.memory.get("contract_bytes", 0) if report else 0,
+        "prices": _prices(report.facts) if report else None,
     }
+
+
+def _prices(facts: InstanceFacts) -> dict[str, Any]:
+    return {"origin": facts.prices_origin, **msgspec.structs.asdict(facts.prices)}

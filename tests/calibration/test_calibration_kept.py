@@ -1,0 +1,86 @@
+"""Kept calibrations: one process measures, others wait for it, and damaged files are made again."""
+
+import fcntl
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvell.calibration.kept import WAIT_SECONDS, KeptCalibrations
+from kvell.clock import VirtualClock
+from kvell.cost.calibration import Calibration
+from tests.cost.made import MADE
+
+OTHER = replace(MADE, noise=0.5)
+
+
+def never() -> Calibration:
+    raise AssertionError("measured again")
+
+
+def test_it_is_measured_once_for_each_key(tmp_path: Path) -> None:
+    kept = KeptCalibrations(tmp_path, VirtualClock())
+    assert kept.get("a", lambda: MADE) == MADE
+    assert kept.get("b", lambda: OTHER) == OTHER
+    later = KeptCalibrations(tmp_path, VirtualClock())
+    assert later.get("a", never) == MADE
+    assert later.get("b", never) == OTHER
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", MADE.encode().decode()[:-40]])
+def test_a_damaged_file_is_measured_again(tmp_path: Path, text: str) -> None:
+    kept = KeptCalibrations(tmp_path, VirtualClock())
+    kept.get("a", lambda: MADE)
+    kept.path("a").write_text(text)
+    assert kept.get("a", lambda: OTHER) == OTHER
+    assert kept.get("a", never) == OTHER
+
+
+def test_nothing_is_left_but_the_file_and_its_lock(tmp_path: Path) -> None:
+    kept = KeptCalibrations(tmp_path, VirtualClock())
+    kept.get("a", lambda: MADE)
+    path = kept.path("a")
+    assert set(path.parent.iterdir()) == {path, path.with_suffix(".lock")}
+
+
+def test_who_waits_reads_what_the_other_measured(tmp_path: Path) -> None:
+    clock, other = VirtualClock(), KeptCalibrations(tmp_path, VirtualClock())
+    other.path("a").parent.mkdir()
+    with other.path("a").with_suffix(".lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+        def pause(seconds: float) -> None:
+            clock.advance(seconds)
+            if clock.now_seconds() > 1.0:
+                other.path("a").write_bytes(MADE.encode())
+                fcntl.flock(lock, fcntl.LOCK_UN)
+
+        assert KeptCalibrations(tmp_path, clock, pause).get("a", never) == MADE
+    assert 1.0 < clock.now_seconds() < WAIT_SECONDS
+
+
+def test_a_holder_that_died_leaves_the_work_to_the_next(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    kept = KeptCalibrations(tmp_path, clock, clock.advance)
+    lock_path = kept.path("a").with_suffix(".lock")
+    lock_path.parent.mkdir()
+    with lock_path.open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    assert kept.get("a", lambda: MADE) == MADE
+    assert clock.now_seconds() == 0.0
+
+
+def test_the_wait_is_bounded(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    kept = KeptCalibrations(tmp_path, clock, clock.advance)
+    lock_path = kept.path("a").with_suffix(".lock")
+    lock_path.parent.mkdir()
+    with lock_path.open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert kept.get("a", lambda: MADE) == MADE
+    assert clock.now_seconds() == pytest.approx(WAIT_SECONDS, abs=0.1)
+
+
+def test_a_folder_that_cannot_be_written_costs_only_the_file(tmp_path: Path) -> None:
+    (tmp_path / "prices").write_text("a file is in the way")
+    assert KeptCalibrations(tmp_path, VirtualClock()).get("a", lambda: MADE) == MADE
