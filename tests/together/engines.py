@@ -5,12 +5,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from kvell.engine.assembly import EngineOptions, build_engine
 from kvell.engine.engine import Engine
 from kvell.engine.moving.handovers import Handovers
 from kvell.engine.planning.step_memory import SharedMemory
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.setup.several_models import ServedModel
+from kvell.memory import GroupKind
 from kvell.mempool.rendezvous import FolderRendezvous, PageTransport, PdCaching, make_folder
 from kvell.models.loading.random_weights import random_module
 from kvell.models.paged_model import PagedModel
@@ -22,14 +25,17 @@ from tests.models.serving.test_models_lent import SECTION_TOKENS, Lending
 Mechanisms = tuple[str, ...]
 """What an engine has besides its pool."""
 ALONE: tuple[Mechanisms, ...] = (
-    *(("draft",), ("async",), ("two models",), ("buffer",), ("memory",)),
+    *(("draft",), ("async",), ("two models",), ("buffer",), ("memory",), ("hybrid",), ("int8",)),
     *(("draft", "buffer", "memory"), ("two models", "buffer", "memory")),
 )
 PAIRS: tuple[Mechanisms, ...] = (
     *(("draft", "buffer"), ("draft", "memory"), ("buffer", "memory")),
     *(("two models", "buffer"), ("two models", "memory"), ("two models", "async")),
 )
+CHANGES_ANSWERS = ("two models", "hybrid", "int8")
+"""Mechanisms without which answers are different ones."""
 ARCHITECTURE = "LlamaForCausalLM"
+HYBRID = "FalconH1ForCausalLM"
 SECOND = "Gemma3ForCausalLM"
 MAX_MODEL_LEN = 256
 LONGEST = 1200
@@ -39,9 +45,10 @@ LONG = prompt_ids(130)
 PROMPTS = {f"q{length}": prompt_ids(length) for length in (3, 90, 1, 64)}
 
 
-def model_of(architecture: str) -> PagedModel:
+def model_of(architecture: str, kv_dtype: torch.dtype | None = None) -> PagedModel:
     """Return a tiny model with a compiled pass and a long context."""
-    return fused_model(random_module(tiny_config(architecture, max_position_embeddings=2048), 3))
+    config = tiny_config(architecture, max_position_embeddings=2048)
+    return fused_model(random_module(config, 3), kv_dtype=kv_dtype)
 
 
 def engine_with(mechanisms: Sequence[str], **more: Any) -> Engine:
@@ -58,8 +65,9 @@ def engine_with(mechanisms: Sequence[str], **more: Any) -> Engine:
     beside = [ServedModel("m1", model_of(SECOND))] if "two models" in mechanisms else []
     if "memory" in mechanisms:
         options |= {"memory_bytes": 24 * MIB, "kv_memory_bytes": None}
+    first = HYBRID if "hybrid" in mechanisms else ARCHITECTURE
     return build_engine(
-        model_of(ARCHITECTURE),
+        model_of(first, torch.int8 if "int8" in mechanisms else None),
         "m0",
         EngineOptions(**options | more),
         draft=draft,
@@ -74,6 +82,8 @@ def check_mechanisms(engine: Engine, mechanisms: Sequence[str]) -> None:
     assert isinstance(core._scheduler.memory, SharedMemory) == ("memory" in mechanisms)
     assert (core._scheduler.swapping is not None) == ("buffer" in mechanisms)
     assert any(group.is_draft for group in core.memory.layout.groups) == ("draft" in mechanisms)
+    kinds = {group.kind for group in core.memory.layout.groups}
+    assert (GroupKind.STATE in kinds) == ("hybrid" in mechanisms)
     models = {group.model for group in core.memory.layout.groups}
     assert (len(models) > 1) == ("two models" in mechanisms)
 
