@@ -20,7 +20,7 @@ struct RowShape {
 };
 
 struct QueryHead {
-  uint64_t number;  // which its answer repeats; its highest byte is the number of the asked pass
+  uint64_t number;  // which its answer repeats; its highest byte is the number of the model
   int32_t layer, runs, sections, rows;
 };
 

@@ -241,9 +241,7 @@ def _make_agent(parts: _Parts, incarnation: int) -> tuple[Agent | None, str]:
     if place is None:
         return None, ""
     model = parts.served[0].model
-    problem = pool_problem(
-        device=model.device.type,
-    )
+    problem = pool_problem(model.device.type)
     if problem is not None and place.role != "mixed":
         raise problem
     if problem is not None:

@@ -146,6 +146,8 @@ def test_sections_of_the_longest_request_go_so_that_one_that_waits_has_room() ->
             running=1,
             held_tokens=5,
             waiting_tokens=150,
+            head_tokens=150,
+            head_bytes=150,
             longest=(long,),
         )
         return {"mixed-0": short, "mixed-1": heartbeat(900)}

@@ -120,6 +120,7 @@ class ModelRunner:
             takes_images=any(paged.images is not None for paged, _ in self._models.values()),
             has_spare=spare_processor,
         )
+        self._numbers = {served: number for number, served in enumerate(self._models)}
         self._controls = {served: controls.get(served) or Controls() for served in self._models}
         self._before = DrawnBefore()
         self.tells_written: TellWritten | None = None
@@ -261,7 +262,7 @@ class ModelRunner:
     def _draw(self, name: str, part: _Part, seams: LayerCallbacks | None) -> SampledPart:
         """Compute one model's part of a step; return a token for each row that draws."""
         model, _ = self._models[name]
-        number = list(self._models).index(name)
+        number = self._numbers[name]
         if part.pending.rows:
             part.batch.put_tokens(part.pending.rows, self._before.newest(part.pending.handles))
         if self.queries is not None:
