@@ -77,6 +77,10 @@ def expected_vector(prompt: list[int]) -> bytes:
 class Beyond(Protocol):
     """Pages behind the own pool's, which are other models'."""
 
+    def first_page(self, group: int) -> int:
+        """The first page that is another model's."""
+        ...
+
     def page(self, group: int, page: int) -> Page:
         """What such a page holds now."""
         ...
@@ -184,7 +188,7 @@ class VirtualModel:
             row = int(arrays[0].query_starts[index]) + offset
             for group, array in enumerate(arrays):
                 page, place = int(array.write_page_ids[row]), int(array.write_offsets[row])
-                self._own_page(group, page)[place] = digests[-1]
+                self.own_page(group, page)[place] = digests[-1]
         self._drafted.append(structs.replace(work, token_ids=np.asarray(tokens, np.int32)))
         return [
             next_token(digest, self._words) for digest in digests[len(digests) - work.num_logits :]
@@ -220,8 +224,8 @@ class VirtualModel:
             entries[position] = int(self._page(group, page)[place])
         return entries
 
-    def _own_page(self, group: int, page: int) -> Page:
-        """A page of the pool, or one of the buffer, which begins anew as nothing."""
+    def own_page(self, group: int, page: int) -> Page:
+        """What a page of the pool holds, or one of the buffer, which begins anew as nothing."""
         if self._buffer_large is None or page < len(self.memory[group]):
             own: Page = self.memory[group][page]
             return own
@@ -231,8 +235,10 @@ class VirtualModel:
         return self._buffer.setdefault((group, held), np.zeros(spec.page_tokens, np.int64))
 
     def _page(self, group: int, page: int) -> Page:
-        if page < len(self.memory[group]) or self._buffer_large is not None:
-            return self._own_page(group, page)
+        has_buffer = self._buffer_large is not None
+        is_own = has_buffer and (self.beyond is None or page < self.beyond.first_page(group))
+        if page < len(self.memory[group]) or is_own:
+            return self.own_page(group, page)
         assert self.beyond is not None, "nothing lies behind the pool"
         self.borrowed_reads += 1
         return self.beyond.page(group, page)

@@ -96,6 +96,7 @@ def pool_of(
     transport: PageTransport = "memory",
     pd_caching: PdCaching = 3,
     section_tokens: int = SECTION_TOKENS,
+    **more: Any,
 ) -> Iterator[Lending]:
     """Yield engines that move requests and lend each other sections of few tokens."""
     make_folder(folder)
@@ -104,6 +105,7 @@ def pool_of(
             mechanisms,
             pool_place=FolderRendezvous(name, folder, pd_caching=pd_caching, transport=transport),
             max_model_len=LONGEST if section_tokens > SECTION_TOKENS else MAX_MODEL_LEN,
+            **more,
         )
         for name in names
     ]

@@ -8,8 +8,11 @@ that a page is copied unchanged. A holder has all the pages that it requested, o
                          └── drop: no step reads it ─────────────────────────────────┘
 
 The step in flight may still read released pages, so they are reused only after the next one.
+Pages that another instance reads (:meth:`PageBuffer.begin_read`) stay as they are until it has
+read them, also without their holder.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,13 +23,17 @@ NO_GROUP = -1
 
 @dataclass
 class BufferCounts:
-    """Pages and bytes so far, in each direction."""
+    """Pages and bytes so far, in each direction.
+
+    :ivar sent_pages: pages that were offered to other instances from here.
+    """
 
     refused: int = 0
     out_pages: int = 0
     out_bytes: int = 0
     in_pages: int = 0
     in_bytes: int = 0
+    sent_pages: int = 0
 
 
 class PageBuffer:
@@ -44,6 +51,8 @@ class PageBuffer:
         self._free: list[dict[int, list[int]]] = [{} for _ in groups]  # by large page, some left
         self._held: dict[int, tuple[tuple[int, int], ...]] = {}
         self._draining: list[tuple[int, int]] = []
+        self._readers: Counter[int] = Counter()  # by holder
+        self._left: dict[int, tuple[tuple[int, int], ...]] = {}  # by holder: only read now
 
     def hold(self, holder: int, need: Sequence[int]) -> list[list[int]] | None:
         """Take ``need`` pages, counted for each group, or return None if they are not free.
@@ -65,20 +74,43 @@ class PageBuffer:
 
     def release(self, holder: int) -> None:
         """Release the holder's pages after the step that is planned now; idempotent."""
-        self._draining.extend(self._held.pop(holder, ()))
+        pages = self._held.pop(holder, ())
+        if self._readers[holder] and pages:
+            self._left[holder] = pages
+        else:
+            self._draining.extend(pages)
 
     def drop(self, holder: int) -> None:
         """Free the holder's pages immediately; idempotent.
 
         Neither the step in flight nor the one that is planned may read them.
         """
+        if self._readers[holder]:
+            self.release(holder)
+            return
         for group, page in self._held.pop(holder, ()):
             self._give_back(group, page)
 
+    def begin_read(self, holder: int) -> None:
+        """Keep the holder's pages for another instance, which reads them outside of steps."""
+        self._readers[holder] += 1
+        self.counts.sent_pages += len(self._held[holder])
+
+    def end_read(self, holder: int) -> None:
+        """Undo :meth:`begin_read`; pages without a holder are free a step later."""
+        if holder not in self._readers:
+            return  # all was cleared
+        self._readers[holder] -= 1
+        if not self._readers[holder]:
+            del self._readers[holder]
+            self._draining.extend(self._left.pop(holder, ()))
+
     def clear(self) -> None:
-        """Free all pages of all holders; no step may read any of them."""
+        """Free all pages of all holders; no step and no other instance may read any of them."""
         self._held.clear()
         self._draining.clear()
+        self._readers.clear()
+        self._left.clear()
         self._group = [NO_GROUP] * self.num_large
         self._empty_large = list(range(self.num_large - 1, -1, -1))
         self._free = [{} for _ in self.groups]
@@ -110,8 +142,18 @@ class PageBuffer:
 
     def audit(self) -> list[str]:
         """Return all problems; empty if there is none."""
-        taken = [*self._draining, *(page for some in self._held.values() for page in some)]
+        owned = [*self._held.values(), *self._left.values()]
+        taken = [*self._draining, *(page for some in owned for page in some)]
         wrong = ["a page has two holders"] * (len(set(taken)) != len(taken))
+        wrong += [
+            f"holder {holder}: is read by {count}, and holds nothing"
+            for holder, count in self._readers.items()
+            if count < 1 or not (holder in self._held or holder in self._left)
+        ]
+        wrong += [
+            f"holder {h}: pages are kept for no reader"
+            for h in self._left.keys() - self._readers.keys()
+        ]
         for large, index in enumerate(self._group):
             if (index == NO_GROUP) != (large in self._empty_large):
                 wrong.append(
@@ -166,3 +208,11 @@ class PageBuffer:
             del self._free[group][large]
             self._group[large] = NO_GROUP
             self._empty_large.append(large)
+
+
+def first_pages(groups: Sequence[GroupSpec], first_large: int) -> list[int]:
+    """Return the numbers of each group's first page in a buffer that follows a pool.
+
+    :param first_large: number of the buffer's first large page, counted from the pool's first.
+    """
+    return [first_large * group.pages_per_large for group in groups]

@@ -303,7 +303,7 @@ def _make_link(parts: _Parts, agent: Agent | None) -> PoolLink | None:
     if place is None or agent is None or descriptor is None:
         return None
     groups = parts.sizes.layout.groups
-    pool = parts.memory.pool.numpy()
+    pool = parts.memory.offered.numpy()
     fused = {number: model.fused for number, model in enumerate(parts.every)}
     layers = {number: decoder.served for number, decoder in fused.items() if decoder is not None}
     return PoolLink(place, agent, groups, pool, descriptor, parts.memory.neighbours, layers)

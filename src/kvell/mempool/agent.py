@@ -5,6 +5,7 @@ The scheduler's process, the library and the simulator run the same agent.
 
 from collections.abc import Collection, Sequence
 
+from kvell.elastic.page_buffer import PageBuffer
 from kvell.memory import HoldingCore
 from kvell.mempool.entries import (
     BY_QUERIES,
@@ -20,6 +21,8 @@ from kvell.mempool.holds import Holds
 from kvell.mempool.loans.ledger import Ledger, most_lendable
 from kvell.mempool.loans.messages import LoanMessage
 from kvell.mempool.owners import Tick
+from kvell.mempool.tiers.buffered import BufferedPages
+from kvell.mempool.tiers.sent import SentTexts
 from kvell.mempool.transfers.actions import Action, Arrived, Ended, Send
 from kvell.mempool.transfers.asking import Asking
 from kvell.mempool.transfers.copies import Copies
@@ -70,11 +73,8 @@ class Agent:
         self.out_of_reach: set[str] = set()
         """The instances whose pages can only be copied."""
         self.holds = Holds(core)
-        most_pages = [
-            group.pages_per_large * core.layout.num_large_pages for group in core.layout.groups
-        ]
         numbers = RightNumbers()
-        self.sending = Sending(instance, incarnation, self.fingerprint, most_pages, numbers)
+        self.sending = Sending(instance, incarnation, self.fingerprint, self._most_pages(), numbers)
         self.receiving = Receiving(self.fingerprint, self.holds, most_transfers)
         self.copies = Copies(instance, incarnation, self.holds, self.sending)
         self.asking = Asking(incarnation, self.fingerprint, self.copies)
@@ -84,6 +84,23 @@ class Agent:
             instance, incarnation, self.fingerprint, core, self.holds, numbers, most_lent
         )
         self.loans.lending.is_other_pull = self.receiving.__contains__
+
+    def read_buffer(
+        self, buffer: PageBuffer, first_large: int, cached: BufferedPages | None
+    ) -> None:
+        """Send pages of the CPU buffer, which follows the pool in the same memory.
+
+        :param first_large: number of its first large page, counted from the pool's first.
+        :param cached: the texts in it, if it has any.
+        """
+        self.sending.most_pages = tuple(self._most_pages(buffer.num_large))
+        if cached is not None:
+            self.copies.sent = SentTexts(self.core, self.holds, cached, first_large)
+
+    def _most_pages(self, more_large: int = 0) -> list[int]:
+        layout = self.core.layout
+        count = layout.num_large_pages + more_large
+        return [group.pages_per_large * count for group in layout.groups]
 
     @property
     def next_deadline(self) -> Tick | None:

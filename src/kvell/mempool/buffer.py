@@ -6,7 +6,8 @@
     pool  ◄────────────────────────────────────────────────────────────────────────►  buffer
              swap_in: missing pages are copied and cached in the pool; they stay here too
 
-All calls run on the thread of the memory core.  Instances exchange only pages of pools.
+All calls run on the thread of the memory core.  Instances exchange only pages of pools: a text is
+swapped in before it is sent.
 """
 
 from collections import Counter
@@ -23,7 +24,7 @@ from kvell.mempool.addresses import Medium
 from kvell.mempool.holds import Hold, Holds, places_held
 from kvell.mempool.owners import Owner, Tick
 from kvell.mempool.tiers.buffered import BufferedPages, Key
-from kvell.mempool.tiers.digests import Digest, PrefixDigests
+from kvell.mempool.tiers.digests import Digest, PrefixDigests, full_root
 from kvell.mempool.tiers.lookup import SERVED_KINDS, Tiers
 from kvell.mempool.transfers.copies import whole
 from kvell.mempool.transports.page_copies import Bytes
@@ -138,7 +139,7 @@ class HostBuffer:
         """Forget the stored prefixes of a text that are not held, and return the number of freed
         pages; pages that other texts share stay."""
         self._begin()
-        digests = PrefixDigests(tokens, _name(root, model))
+        digests = PrefixDigests(tokens, full_root(root, model))
         gone = 0
         for end in range(len(tokens), 0, -1) if self._texts else ():
             keys = self._texts.get(digests.of(end), ())
@@ -214,7 +215,7 @@ class HostBuffer:
                 problem = f"has layers whose pages stay in the pool: {group.name}"
                 raise ChangeSomething("model", model or "''", problem, "leave its texts there")
         indexed = self._core.known(tokens, root, model=model)
-        digests = PrefixDigests(whole(tokens), _name(root, model))
+        digests = PrefixDigests(whole(tokens), full_root(root, model))
         return digests, Tiers(self.pages, own, digests, indexed if in_pool else indexed[:0])
 
     def _pool_view(self, group: int, page: int) -> npt.NDArray[np.uint8]:
@@ -231,7 +232,3 @@ class HostBuffer:
             ]:
                 self._users.subtract(self._texts.pop(gone))
             self._users = +self._users
-
-
-def _name(root: str, model: str) -> str:
-    return f"{len(model)}:{model}{root}"

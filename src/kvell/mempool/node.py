@@ -63,7 +63,8 @@ class PageTransferThread:
     ``tells`` receives news on the node's thread, in order with the executed actions.
 
     :param handle: handles events on the node's thread and returns actions to execute immediately.
-    :param memory: the pool, uint8 [pool_bytes]; ``descriptor`` is its memfd.
+    :param memory: the pool and the CPU buffer after it, if there is one, uint8 [bytes];
+        ``descriptor`` is their memfd.
     :param address: the address to listen at; None: peers cannot connect.
     :param finds: returns the address of an instance that is not connected yet, by its name; None:
         only connected instances can be reached.

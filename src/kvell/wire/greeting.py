@@ -19,8 +19,8 @@ GREETING_SECONDS = 5.0
 class Greeting(msgspec.Struct, frozen=True):
     """The identity of a process.
 
-    :param pool_bytes: the size of its page pool.  On one host two descriptors follow the
-        greeting: the pool and the table of rights.
+    :param pool_bytes: the size of its page pool and of the CPU buffer after it.  On one host two
+        descriptors follow the greeting: that memory and the table of rights.
     :param port: its TCP port; 0 if it does not listen for TCP.
     :param proof: an HMAC with the cluster's secret over the other fields and the session.
     """

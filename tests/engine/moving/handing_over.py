@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from kvell.cost.swap_rule import SwapRule
 from kvell.elastic.arena import ActivationModel
 from kvell.elastic.logical_buffer import CpuBuffer
 from kvell.elastic.page_buffer import PageBuffer
@@ -58,7 +59,7 @@ from kvell.mempool.transfers.methods import StreamCosts
 from kvell.vocabulary import RequestId
 from tests.device.fake_chunks import FakeChunks
 from tests.engine.conftest import EOS
-from tests.engine.swapping import AtRandom
+from tests.engine.swapping import Always, AtRandom
 from tests.engine.virtual_model import Page, VirtualModel, expected_output
 
 SECTION_TOKENS = 8
@@ -75,13 +76,24 @@ class Extras:
     :param ahead: large pages that prompts may take to go ahead of decodes; 0: none may.
     :param chunk_parts: its pool is shared with activations, in chunks of so many quarters of a
         large page; 0: it is not.
-    :param seed: decides which swaps are refused.
+    :param seed: decides which swaps are refused; negative: none is.
     """
 
     buffer: int = 0
     ahead: int = 0
     chunk_parts: int = 0
     seed: int = 0
+
+    def rule(self) -> SwapRule:
+        return AtRandom(self.seed) if self.seed >= 0 else Always()
+
+    def buffer_large(self, layout: Layout) -> int | None:
+        """The first large page of the buffer: it need not follow the pool's last one."""
+        return layout.num_large_pages + 1 if self.buffer else None
+
+    def range_large(self, layout: Layout) -> int:
+        """Large pages of the memory that others can read."""
+        return layout.num_large_pages + (1 + self.buffer if self.buffer else 0)
 
     def chunk_bytes(self, layout: Layout) -> int:
         return layout.large_page_bytes * self.chunk_parts // 4
@@ -123,7 +135,7 @@ class Instance:
         self._layout, self._limits, self._pd_caching = layout, limits, pd_caching
         self.journal = Journal()
         self.engine = JournaledCore(self.fresh(), self.journal)
-        self.model = VirtualModel(layout)
+        self.model = VirtualModel(layout, buffer_large=extras.buffer_large(layout))
         self.plans: list[StepPlan] = []
         self.granted: set[Transfer] = set()
         self.lent: dict[int, tuple[str, list[tuple[int, int]]]] = {}
@@ -142,8 +154,8 @@ class Instance:
             memory = share_pool(device, self._layout, core, need, None, None).steps
         if extras.buffer:
             buffer = PageBuffer(self._layout.groups, extras.buffer)
-            swapping = Swapping(core, buffer, AtRandom(extras.seed))
-            swapping.prefixes = BufferedPrefixes(core, buffer, AtRandom(extras.seed))
+            swapping = Swapping(core, buffer, extras.rule())
+            swapping.prefixes = BufferedPrefixes(core, buffer, extras.rule())
         if swapping is not None and extras.ahead:
             sizes = CpuBuffer(extras.buffer, extras.ahead)
             parking = Parking(core, swapping, sizes, limits.min_chunk_tokens)
@@ -157,6 +169,7 @@ class Instance:
             agent=Agent(core, self.name, self.incarnation, "virtual"),
             pd_caching=self._pd_caching,
             streams=self._streams,
+            buffer_large=extras.buffer_large(self._layout),
         )
 
     @property
@@ -172,6 +185,8 @@ class Instance:
         assert self.core.audit() == ()
         if isinstance(self.core._scheduler.memory, SharedMemory):
             assert self.core._scheduler.memory.memory.audit() == []
+        if self.core._scheduler.swapping is not None:
+            assert self.core._scheduler.swapping.buffer.audit() == []
         assert self.handovers.borrowed.audit() == []
         assert self.handovers.agent.loans.audit() == []
 
@@ -185,13 +200,16 @@ class Beyond:
 
     def __init__(self, layout: Layout, cluster: "Cluster", incarnation: int) -> None:
         self._layout, self._cluster, self._incarnation = layout, cluster, incarnation
+        self._each_large = cluster.extras.range_large(layout)
 
     def first_large(self, incarnation: int) -> int:
-        return self._layout.num_large_pages * incarnation
+        return self._each_large * incarnation
+
+    def first_page(self, group: int) -> int:
+        return self._each_large * self._layout.groups[group].pages_per_large
 
     def page(self, group: int, page: int) -> Page:
-        pages = self._layout.num_large_pages * self._layout.groups[group].pages_per_large
-        incarnation, own = divmod(page, pages)
+        incarnation, own = divmod(page, self.first_page(group))
         found: Page = self._cluster.ever[incarnation].model.memory[group][own]
         return found
 
@@ -424,7 +442,7 @@ class Cluster:
         for _ in range(count if copying.is_whole and not copying.is_stopped else 0):
             if copying.rows and is_there:
                 group, page, own = copying.rows.pop(0)
-                instance.model.memory[group][own] = source.model.memory[group][page]
+                instance.model.own_page(group, own)[:] = source.model.own_page(group, page)
         is_done = copying.is_whole and not copying.rows
         if is_done or copying.is_stopped or not is_there:
             del instance.copying[transfer]
@@ -501,6 +519,8 @@ class Cluster:
         for instance in self.instances.values():
             assert not instance.granted and not instance.copying
             assert not any(instance.core.memory.snapshot().used)
+            sent = instance.handovers.agent.copies.sent
+            assert sent is None or not len(sent), "pages of the buffer are kept for nobody"
             if (swapping := instance.core._scheduler.swapping) is not None:
                 swapping.drop_prefixes()
                 swapping.begin()

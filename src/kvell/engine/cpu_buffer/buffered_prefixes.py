@@ -27,7 +27,7 @@ from kvell.engine.requests.plan import NewPages
 from kvell.engine.requests.request import Request
 from kvell.memory import IMAGE_KINDS, GroupKind, MemoryCore
 from kvell.mempool.tiers.buffered import BufferedPages, Key, Place
-from kvell.mempool.tiers.digests import PrefixDigests
+from kvell.mempool.tiers.digests import PrefixDigests, full_root
 from kvell.mempool.tiers.lookup import SERVED_KINDS, Tiers
 from kvell.vocabulary import MIB, RequestId
 
@@ -134,7 +134,7 @@ class BufferedPrefixes:
 
         :returns: the bytes of all of them, and of those that were not in the buffer yet.
         """
-        digests = PrefixDigests(ended.tokens, _root(ended.model, ended.root))
+        digests = PrefixDigests(ended.tokens, full_root(ended.root, ended.model))
         tiers = self._look_up(digests, ended.tokens, ended.root, ended.model)
         length = tiers.longest
         places = sorted(tiers.places(length), key=self._begin_of)
@@ -240,7 +240,7 @@ class BufferedPrefixes:
         """Return the digests of a request's tokens; a waiting request needs them at every step."""
         latest = self._digests
         if latest is None or latest[0] != request.request_id or len(latest[1]) != len(tokens):
-            digests = PrefixDigests(tokens, _root(request.model, request.cache_root))
+            digests = PrefixDigests(tokens, full_root(request.cache_root, request.model))
             self._digests = latest = request.request_id, digests
         return latest[1]
 
@@ -268,10 +268,6 @@ def held_already(core: MemoryCore, handle: int, before: NewPages) -> set[tuple[i
     """
     sources = core.sources(handle)[:, :2].tolist()
     return set(map(tuple, [*before[:, 1:3].tolist(), *sources]))
-
-
-def _root(model: str, root: str) -> str:
-    return f"{len(model)}:{model}{root}"
 
 
 def _rows(rows: Moves) -> NewPages:

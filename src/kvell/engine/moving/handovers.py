@@ -88,6 +88,10 @@ class Handovers(PoolPart):
         agent.receiving.admits = scheduler.has_room_for
         agent.receiving.is_legible = is_legible
         agent.loans.lending.is_wanted = scheduler.wants_memory
+        if scheduler.swapping is not None and scheduler.buffer_large is not None:
+            prefixes = scheduler.swapping.prefixes
+            cached = None if prefixes is None else prefixes.pages
+            agent.read_buffer(scheduler.swapping.buffer, scheduler.buffer_large, cached)
         if scheduler.offloaded is not None:
             scheduler.offloaded.is_leaving = self._departures.__contains__
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from kvell.cost.swap_rule import WAYS
+from kvell.elastic.page_buffer import first_pages
 from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import SWAPPABLE, Swapping
 from kvell.engine.planning.plan_draft import PlanDraft
@@ -54,7 +55,7 @@ class OffloadedPrompts:
         self._core, self._seats = core, seats
         self._swapping, self._parking = swapping, parking
         self._groups = core.layout.groups
-        self._first_page = [first_large * group.pages_per_large for group in self._groups]
+        self._first_page = first_pages(self._groups, first_large)
 
     def size_bytes(self, request: Request) -> int:
         """Return the bytes of a request's prompt in the buffer; 0 if it cannot be there now."""

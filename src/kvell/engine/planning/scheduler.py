@@ -55,6 +55,7 @@ class Scheduler:
     It has three layers, each over the previous one: seats (the requests that run), chunks (their
     work), admission.
 
+    :ivar buffer_large: as given.
     :ivar steps_put_off: number of latest consecutive steps that had work, but no memory for it.
     """
 
@@ -69,10 +70,12 @@ class Scheduler:
     ) -> None:
         """:param swapping: the CPU buffer; None if preempted requests lose what they computed.
         :param parking: over ``swapping``; None if prompts never displace decodes.
-        :param buffer_large: number of the buffer's first large page, if passes can write there."""
+        :param buffer_large: number of the buffer's first large page, counted from the pool's first,
+            if passes and other instances can use it there."""
         shares_pool = memory is not None
         require_whole_prompts(limits, shares_pool=shares_pool, parks=parking is not None)
         self.limits, self.swapping, self.parking = limits, swapping, parking
+        self.buffer_large = buffer_large
         self.steps_put_off = 0
         self._preempted = False
         self._core = core

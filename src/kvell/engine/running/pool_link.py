@@ -31,7 +31,8 @@ from kvell.models.fused.partials.served_layers import ServedLayers
 class PoolLink(EngineLink):
     """The owner of a :class:`.PageTransferThread` with the engine core's agent.
 
-    :param memory: the pool, uint8 [pool_bytes]; ``descriptor`` is its memfd.
+    :param memory: the pool and the CPU buffer after it, uint8 [bytes]; ``descriptor`` is their
+        memfd.
     :param neighbours: mapping slots after the pool for pools of instances on this host.
     :param models: layers of each model's compiled pass over the pool, by the model's number; models
         without such a pass answer no queries.

@@ -64,6 +64,13 @@ class Memory:
         return self.pool if self.seen is None else self.seen
 
     @property
+    def offered(self) -> torch.Tensor:
+        """The memory that other instances can read: the pool and the CPU buffer after it."""
+        if self.buffer is None or self.seen is None:
+            return self.pool
+        return self.seen[: self.buffer.end_bytes]
+
+    @property
     def buffer_memory(self) -> torch.Tensor | None:
         """The CPU buffer after the pool, uint8 [bytes]."""
         if self.buffer is None or self.seen is None:

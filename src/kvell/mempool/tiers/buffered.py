@@ -37,6 +37,13 @@ class _Page:
     used: int
 
 
+@dataclass(frozen=True)
+class KeptPages:
+    """The keys and holders of pages that another instance reads."""
+
+    pages: tuple[tuple[Key, int], ...]
+
+
 class BufferedPages:
     """An index of the buffer's pages that hold texts."""
 
@@ -104,6 +111,20 @@ class BufferedPages:
         """Undo :meth:`pin`."""
         self._pins.subtract(keys)
         self._pins = +self._pins
+
+    def begin_read(self, keys: Iterable[Key]) -> "KeptPages":
+        """Keep pages for another instance, which reads them, until :meth:`end_read`."""
+        read = KeptPages(tuple((page_key, self._pages[page_key].holder) for page_key in keys))
+        self.pin(page_key for page_key, _ in read.pages)
+        for _, holder in read.pages:
+            self._buffer.begin_read(holder)
+        return read
+
+    def end_read(self, read: "KeptPages") -> None:
+        """Undo :meth:`begin_read`."""
+        self.unpin(page_key for page_key, _ in read.pages)
+        for _, holder in read.pages:
+            self._buffer.end_read(holder)
 
     def is_pinned(self, key: Key) -> bool:
         """Return whether a page is pinned."""

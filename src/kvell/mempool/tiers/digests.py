@@ -11,6 +11,11 @@ EVERY_TOKENS = 64
 """The stride of saved hash states; a prefix is hashed from the last state before its end."""
 
 
+def full_root(root: str, model: str) -> str:
+    """Return the root of a text's digests, which texts of other models do not have."""
+    return f"{len(model)}:{model}{root}"
+
+
 class PrefixDigests:
     """The digests of one text's prefixes, by length.
 

@@ -3,7 +3,8 @@
 ::
 
     asker                                    owner
-      │ ── Ask(text) ───────────────────────► │  begins to copy its cached part
+      │ ── Ask(text) ───────────────────────► │  begins to copy its cached part,
+      │                                       │  from the pool and the CPU buffer
       │ ◄── a transfer, see messages ──────── │
       │ ◄── Declined ──────────────────────── │  or its cached part is no longer than the asker's
 
@@ -90,6 +91,7 @@ class Asking:
                 model=message.model,
                 beyond=message.beyond,
                 private=_named(message.incarnation, message.number),
+                from_buffer=True,
             )
         except ValueError as error:  # the model is not served here
             return [_declined(asker, message, str(error))]

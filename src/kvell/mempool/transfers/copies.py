@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from kvell.mempool.holds import Holds
 from kvell.mempool.owners import Owner, Tick
+from kvell.mempool.tiers.sent import SentTexts
 from kvell.mempool.transfers.actions import Action
 from kvell.mempool.transfers.messages import Transfer
 from kvell.mempool.transfers.sending import Sending
@@ -25,11 +26,15 @@ def whole(tokens: npt.ArrayLike) -> npt.NDArray[np.int32]:
 
 
 class Copies:
-    """The running copies of one incarnation of an instance."""
+    """The running copies of one incarnation of an instance.
+
+    :ivar sent: the texts that are also read from the CPU buffer; None: there is none.
+    """
 
     def __init__(self, instance: str, incarnation: int, holds: Holds, sending: Sending) -> None:
         self._instance, self._incarnation = instance, incarnation
         self._holds, self._sending = holds, sending
+        self.sent: SentTexts | None = None
         self._owners: dict[Transfer, Owner] = {}
         self._numbers = itertools.count(1)
 
@@ -48,16 +53,22 @@ class Copies:
         beyond: int = 0,
         inserts: bool = True,
         private: bytes = b"",
+        from_buffer: bool = False,
     ) -> tuple[Transfer | None, list[Action]]:
         """Begin to copy the cached part of a text; None if it has at most ``beyond`` tokens.
 
         :param tokens: int32.
         :param inserts: whether the receiver caches the text, or passes it to its waiting user.
+        :param from_buffer: whether pages may be read from the CPU buffer.  No step may run, since
+            it may write them.
         """
         owner = Owner("departure", self._instance, self._incarnation, next(self._numbers))
-        hold = self._holds.hold_text(owner, deadline, whole(tokens), root, model=model)
+        self._holds.hold_text(owner, deadline, whole(tokens), root, model=model)
+        if from_buffer and self.sent is not None:
+            self.sent.extend(owner)
+        hold = self._holds[owner]
         if hold.hit_tokens <= beyond:
-            self._holds.release(owner)
+            self._release(owner)
             return None, []
         transfer, actions = self._sending.begin(
             target,
@@ -71,7 +82,8 @@ class Copies:
             private=private,
         )
         self._owners[transfer] = owner
-        return transfer, actions + self._sending.ready(transfer, self._holds.places(owner))
+        held = self._holds if self.sent is None else self.sent
+        return transfer, actions + self._sending.ready(transfer, held.places(owner))
 
     def length(self, transfer: Transfer) -> int:
         """Return the number of tokens of a running copy."""
@@ -81,4 +93,9 @@ class Copies:
         """Release the pages of an ended transfer, if it was one of these copies."""
         owner = self._owners.pop(transfer, None)
         if owner is not None:
-            self._holds.release(owner)
+            self._release(owner)
+
+    def _release(self, owner: Owner) -> None:
+        self._holds.release(owner)
+        if self.sent is not None:
+            self.sent.release(owner)

@@ -69,7 +69,8 @@ class Sending:
     ) -> None:
         self._instance, self._incarnation = instance, incarnation
         self._fingerprint = fingerprint
-        self._pages = tuple(most_pages)
+        self.most_pages = tuple(most_pages)
+        """The most pages of each group of the layout that a text has here."""
         self._sent: Exchanges[Transfer, _OutgoingTransfer] = Exchanges()
         self._numbers = numbers
         self._now: Tick = 0
@@ -162,7 +163,7 @@ class Sending:
             return [Send(sender, Abandon(message.transfer, "it has ended"))]
         if sent.missing is not None:  # a repetition: an offer may have been lost
             return [] if sent.unanswered is None else [Send(sender, sent.unanswered.message)]
-        missing = _checked(message.missing, self._pages)
+        missing = _checked(message.missing, self.most_pages)
         if missing is None:
             return self._over(message.transfer, "there are no such pages")
         sent.unanswered = None

@@ -1,0 +1,112 @@
+"""Texts that another instance reads from the pool and from the buffer, wherever a page is.
+
+::
+
+    pool     page 0  page 1                       held by a lease
+    buffer                   page 2  page 3       kept in the buffer's ledger
+                                                  nothing is brought into the pool to be sent
+
+The buffer follows the pool in the same memory, so the numbers of its pages continue the pool's.
+"""
+
+from collections.abc import Mapping
+
+from kvell.elastic.page_buffer import first_pages
+from kvell.memory import IMAGE_KINDS, HoldingCore, Ints
+from kvell.mempool.holds import Hold, Holds
+from kvell.mempool.owners import Owner
+from kvell.mempool.tiers.buffered import BufferedPages, KeptPages, Key
+from kvell.mempool.tiers.digests import PrefixDigests, full_root
+from kvell.mempool.tiers.lookup import SERVED_KINDS, Tiers
+
+Places = dict[tuple[int, int], int]
+"""Pages by (group, position)."""
+
+
+class SentTexts:
+    """The texts in both tiers that other instances read now.
+
+    :param holds: the holds over ``core``; a text has one there as long as it is read.
+    :param first_large: number of the buffer's first large page, counted from the pool's first.
+    """
+
+    def __init__(
+        self, core: HoldingCore, holds: Holds, pages: BufferedPages, first_large: int
+    ) -> None:
+        self._core, self._holds, self._pages = core, holds, pages
+        self._first_page = first_pages(pages.groups, first_large)
+        self._read: dict[Owner, KeptPages] = {}
+        self._places: dict[Owner, Places] = {}
+
+    def __len__(self) -> int:
+        return len(self._read)
+
+    def extend(self, owner: Owner) -> None:
+        """Let a hold of a text end where both tiers together end, if that is later.
+
+        The text has an appended token, as for :func:`.copies.whole`.
+        """
+        hold = self._holds[owner]
+        own = self._own(hold)
+        if not len(self._pages) or not own:
+            return
+        digests = PrefixDigests(hold.tokens, full_root(hold.root, hold.model))
+        indexed = self._core.known(hold.tokens, hold.root, model=hold.model)
+        tiers = Tiers(self._pages, own, digests, indexed)
+        if tiers.longest <= hold.hit_tokens:
+            return
+        self._core.receive(hold.handle, tiers.longest)  # pages of the pool after the hit
+        if self._take(hold, tiers):
+            return
+        # A lease cannot hold a page of the pool behind a missing one.
+        self._holds.release(owner)
+        hold = self._holds.hold_text(owner, hold.deadline, hold.tokens, hold.root, model=hold.model)
+        held = self._held_of(indexed, self._holds.places(owner))
+        tiers = Tiers(self._pages, own, digests, held)
+        if tiers.longest > hold.hit_tokens:
+            self._take(hold, tiers)
+
+    def places(self, owner: Owner) -> Places:
+        """Return the pages of a text in both tiers; those of a hold alone are in the pool."""
+        return self._places.get(owner) or self._holds.places(owner)
+
+    def release(self, owner: Owner) -> None:
+        """Let the buffer's pages of a text go; idempotent."""
+        self._places.pop(owner, None)
+        read = self._read.pop(owner, None)
+        if read is not None:
+            self._pages.end_read(read)
+
+    def _take(self, hold: Hold, tiers: Tiers) -> bool:
+        """Keep all pages for the longest length of ``tiers``; return whether that is possible."""
+        in_pool = self._holds.places(hold.owner)
+        places: Places = {}
+        keys: list[Key] = []
+        for group, position, place in tiers.places(tiers.longest):
+            page = tiers.pool_page(group, place)
+            if page is not None and in_pool.get((group, position)) == page:
+                places[group, position] = page
+            elif tiers.is_buffered(group, place):
+                keys.append(tiers.key(group, place))
+                places[group, position] = self._first_page[group] + self._pages.page(keys[-1])
+            else:
+                return False
+        hold.hit_tokens = tiers.longest
+        self._pages.touch(reversed(keys))
+        self._read[hold.owner] = self._pages.begin_read(keys)
+        self._places[hold.owner] = places
+        return True
+
+    def _held_of(self, indexed: Ints, held: Mapping[tuple[int, int], int]) -> Ints:
+        """Return the rows of indexed pages that are held."""
+        is_held = [
+            held.get((group, position)) == page for group, position, page, _ in indexed.tolist()
+        ]
+        return indexed[is_held]
+
+    def _own(self, hold: Hold) -> list[int]:
+        """Return the groups of a text's pages; none if it is not stored in the buffer."""
+        groups = enumerate(self._pages.groups)
+        own = [i for i, g in groups if g.model == hold.model and g.kind not in IMAGE_KINDS]
+        is_plain = all(self._pages.groups[index].kind in SERVED_KINDS for index in own)
+        return own if is_plain and (hold.tokens >= 0).all() else []
