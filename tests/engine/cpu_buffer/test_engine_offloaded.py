@@ -19,6 +19,7 @@ from tests.engine.traffic import limits, works
 from tests.engine.virtual_model import VirtualModel, expected_output
 
 LARGE = 12
+MOST_BUFFER = 61
 BEYOND = 15
 """The first large page of the buffer: it need not follow the pool's last one."""
 SMALL = make_layout((0, 9), LARGE)
@@ -39,7 +40,7 @@ def started(ahead: int = 200, batched: int = 8) -> Run:
         SMALL, limits(batched=batched, seats=4, max_len=40), 200, ahead=ahead, buffer_large=BEYOND
     )
     run = Run(core)
-    run.model = VirtualModel(SMALL, buffer_large=BEYOND)
+    run.model = VirtualModel(SMALL, buffer=range(BEYOND, BEYOND + 200))
     run.submit("old", OLD, 25)
     run.submit("short", SHORT, 25)
     while len(run.outputs.get("short", ())) < 3:
@@ -136,7 +137,7 @@ class OffloadingMachine(ParkingMachine):
         return swapping_core(
             self.layout,
             self.limits,
-            some % 61,
+            some % MOST_BUFFER,
             AtRandom(some),
             make=Losing if some % 2 else Swapping,
             ahead=1 + some % 47,
@@ -145,8 +146,10 @@ class OffloadingMachine(ParkingMachine):
         )
 
     def make_model(self) -> VirtualModel:
-        beyond = self.layout.num_large_pages + 2
-        return VirtualModel(self.layout, words=self.chosen.words, buffer_large=beyond)
+        first = self.layout.num_large_pages + 2
+        return VirtualModel(
+            self.layout, words=self.chosen.words, buffer=range(first, first + MOST_BUFFER)
+        )
 
     def check_plan(self, plan: StepPlan) -> None:
         self.keeps_prefixes = True

@@ -12,6 +12,7 @@ from kvell.elastic.logical_buffer import CpuBuffer
 from kvell.elastic.page_buffer import PageBuffer
 from kvell.engine.core.core import EngineCore
 from kvell.engine.core.journal import Journal, JournaledCore, replay
+from kvell.engine.core.lateness import Lateness
 from kvell.engine.cpu_buffer.buffered_prefixes import BufferedPrefixes
 from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import Swapping
@@ -73,6 +74,7 @@ class Extras:
 
     :param buffer: large pages of its CPU buffer; 0: it has none.
     :param ahead: large pages that prompts may take to go ahead of decodes; 0: none may.
+    :param writes_buffer: whether prompts may be computed into the buffer.
     :param chunk_parts: its pool is shared with activations, in chunks of so many quarters of a
         large page; 0: it is not.
     :param seed: decides which swaps are refused.
@@ -80,11 +82,16 @@ class Extras:
 
     buffer: int = 0
     ahead: int = 0
+    writes_buffer: bool = False
     chunk_parts: int = 0
     seed: int = 0
 
     def chunk_bytes(self, layout: Layout) -> int:
         return layout.large_page_bytes * self.chunk_parts // 4
+
+    def larges(self, layout: Layout) -> range:
+        """Return the numbers of the large pages of the buffer, which follows the pool."""
+        return range(layout.num_large_pages, layout.num_large_pages + self.buffer)
 
 
 PLAIN = Extras()
@@ -123,8 +130,9 @@ class Instance:
         self._layout, self._limits, self._pd_caching = layout, limits, pd_caching
         self.journal = Journal()
         self.engine = JournaledCore(self.fresh(), self.journal)
-        self.model = VirtualModel(layout)
+        self.model = VirtualModel(layout, buffer=extras.larges(layout))
         self.plans: list[StepPlan] = []
+        self.planned_ahead = 0
         self.granted: set[Transfer] = set()
         self.lent: dict[int, tuple[str, list[tuple[int, int]]]] = {}
         self.answers = True
@@ -157,6 +165,7 @@ class Instance:
             agent=Agent(core, self.name, self.incarnation, "virtual"),
             pd_caching=self._pd_caching,
             streams=self._streams,
+            buffer_large=extras.larges(self._layout).start if extras.writes_buffer else None,
         )
 
     @property
@@ -181,17 +190,20 @@ class Instance:
 
 
 class Beyond:
-    """Behind an instance's pool lie those of all others, each where its incarnation says."""
+    """Behind an instance's pool and buffer lie the pools of all others, each where its
+    incarnation says."""
 
     def __init__(self, layout: Layout, cluster: "Cluster", incarnation: int) -> None:
         self._layout, self._cluster, self._incarnation = layout, cluster, incarnation
 
     def first_large(self, incarnation: int) -> int:
-        return self._layout.num_large_pages * incarnation
+        buffer = self._cluster.extras.buffer
+        return buffer + self._layout.num_large_pages * incarnation
 
     def page(self, group: int, page: int) -> Page:
-        pages = self._layout.num_large_pages * self._layout.groups[group].pages_per_large
-        incarnation, own = divmod(page, pages)
+        per_large = self._layout.groups[group].pages_per_large
+        behind = page - self._cluster.extras.buffer * per_large
+        incarnation, own = divmod(behind, self._layout.num_large_pages * per_large)
         found: Page = self._cluster.ever[incarnation].model.memory[group][own]
         return found
 
@@ -317,6 +329,10 @@ class Cluster:
         command = MoveKvCache(RequestId(name), entry.attempt, num_blocks, dst)
         self.hear(instance, instance.engine.tell(command))
 
+    def be_late(self, name: str, lateness: Lateness) -> None:
+        """Report to an instance whether its answers are late."""
+        self.instances[name].engine.note(lateness)
+
     def cancel(self, name: str) -> None:
         entry = self.entries[name]
         entry.is_dropped = True
@@ -361,6 +377,7 @@ class Cluster:
         if not instance.core.has_work:
             return
         while instance.core.may_plan and not (instance.running and instance.inbox):
+            instance.planned_ahead += len(instance.running)
             plan = instance.engine.plan()
             instance.plans.append(plan)
             self.act(instance, instance.core.take_actions())  # offers of what is computed now
