@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from kvell.async_engine import AsyncEngine
+from kvell.engine.protocol.statistics import Stats
 from kvell.errors import InstanceDied, RequestFailed, TryLater
 from kvell.fleet.started.member import MemberStatus
 from kvell.front.request_log import LogEntry
@@ -39,10 +40,12 @@ class Outcome(FaultOutcome):
 
     :ivar struck: by kind, requests whose transfer or loan a fault has prevented or held up.
     :ivar aborted: requests that their reader ended while an instance was stopped.
+    :ivar acts: audits that saw an instance that had used a mechanism, by the mechanism.
     """
 
     struck: Counter[str] = field(default_factory=Counter)
     aborted: int = 0
+    acts: Counter[str] = field(default_factory=Counter)
 
 
 def moving(engine: AsyncEngine) -> list[Pair]:
@@ -69,6 +72,18 @@ def borrowing(engine: AsyncEngine) -> list[Pair]:
         for part in line.placements
         if part.req_id in entries and {entries[part.req_id].line, part.inst_id} <= names
         if not part.local
+    ]
+
+
+def anywhere(engine: AsyncEngine) -> list[Pair]:
+    """Requests of instances that serve, with each other instance that does."""
+    names = {one.instance_id for one in serving(engine)}
+    submitted = engine._front.entries().in_flight
+    return [
+        (entry.line, other, entry)
+        for entry in submitted
+        if entry.line in names
+        for other in names - {entry.line}
     ]
 
 
@@ -236,8 +251,9 @@ async def disturbed(
         for moment, kind in enumerate(kinds):
             await until(partial(outcome.has_load, moment))
             await asyncio.sleep(chance.uniform(0, MOST_PAUSE_SECONDS))
+            await audited(engine, outcome)  # those that die now will report nothing later
             await faults.strike(kind)
-            await audited(engine)
+            await audited(engine, outcome)
         over.set()
     await until(lambda: len(serving(engine)) == len(engine.instances()))
     return outcome
@@ -251,7 +267,7 @@ def check(outcome: Outcome, kinds: Sequence[str], refusals: Sequence[str]) -> No
     print(  # noqa: T201
         f"{outcome.answered} answered, {outcome.aborted} aborted, {len(outcome.refused)} refused, "
         f"{outcome.turned_away} turned away, {len(outcome.wrong)} wrong; "
-        f"{dict(outcome.faults)}, met: {dict(outcome.struck)}"
+        f"{dict(outcome.faults)}, met: {dict(outcome.struck)}, acted: {dict(outcome.acts)}"
     )
     assert outcome.wrong == []
     assert outcome.faults.total() == len(kinds) and set(outcome.faults) == set(kinds)
@@ -260,22 +276,37 @@ def check(outcome: Outcome, kinds: Sequence[str], refusals: Sequence[str]) -> No
     assert outcome.unexpected(refusals) == []
 
 
-async def audited(engine: AsyncEngine) -> None:
-    """No instance that serves contradicts itself."""
+async def audited(engine: AsyncEngine, outcome: Outcome) -> None:
+    """No instance that serves contradicts itself; note what its mechanisms did."""
     while serving(engine):
         try:
             told = await engine.stats(with_audit=True)
         except (InstanceDied, TryLater):
             continue  # it is just ending, or was just woken
         assert {name: one.problems for name, one in told.items()} == dict.fromkeys(told, ())
+        for one in told.values():
+            outcome.acts.update(name for name, count in _acts(one).items() if count)
         return
 
 
+def _acts(stats: Stats) -> dict[str, int]:
+    """What an instance did in its present incarnation."""
+    return {
+        **stats.rungs,
+        "lend": stats.sections.get("lent", 0),
+        "borrow": stats.sections.get("borrowed", 0),
+        "draft": stats.spec_decode_draft_tokens,
+        "moved": stats.finished.get("moved", 0),
+    }
+
+
 async def rested(engine: AsyncEngine) -> None:
-    """Wait until no instance has a request or holds a page; what is cached stays."""
+    """Wait until no instance has a request or holds a page of pool or CPU buffer; what is cached
+    stays."""
     while True:
         told = await engine.stats(with_audit=True)
         used = [group.used_pages for one in told.values() for group in one.groups]
+        used += [one.buffer.get("holders", 0) for one in told.values()]
         if not any(used) and not any(one.running + one.waiting for one in told.values()):
             assert set(told) == {one.instance_id for one in engine.instances()}
             assert all(one.problems == () for one in told.values())

@@ -2,6 +2,7 @@
 
 import random
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from kvell import LLM
@@ -30,16 +31,49 @@ def wide_model(smollm2_path: Path, directory: Path) -> Path:
         vocab_size=WORDS,
     )
     path = write_random_model(directory, config, seed=1)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(smollm2_path / name, path)
+    _copy_tokenizer(smollm2_path, path)
     return path
+
+
+def draft_model(smollm2_path: Path, directory: Path) -> Path:
+    """Write a draft model of one layer, which is hardly ever right."""
+    config = tiny_config(
+        "LlamaForCausalLM",
+        num_hidden_layers=1,
+        max_position_embeddings=8192,
+        vocab_size=WORDS,
+    )
+    path = write_random_model(directory, config, seed=2)
+    _copy_tokenizer(smollm2_path, path)
+    return path
+
+
+def _copy_tokenizer(source: Path, target: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(source / name, target)
 
 
 def long_jobs(directory: Path) -> list[Job]:
     """Prompts longer than an instance's memory and short ones in turn, and right answers."""
     chance = random.Random(7)
     sizes = [chance.randrange(*(SHORT_TOKENS if i % 2 else LONG_TOKENS)) for i in range(12)]
-    prompts = [[chance.randrange(3, WORDS) for _ in range(size)] for size in sizes]
+    return jobs_of(directory, [_words(chance, size) for size in sizes])
+
+
+def mixed_jobs(directory: Path) -> list[Job]:
+    """The same, and prompts of which a few fill an instance's memory; they share beginnings."""
+    chance = random.Random(8)
+    shared = [_words(chance, 300) for _ in range(2)]
+    middle = [shared[i % 2] + _words(chance, chance.randrange(60, 500)) for i in range(24)]
+    return [*long_jobs(directory), *jobs_of(directory, middle)]
+
+
+def _words(chance: random.Random, count: int) -> list[int]:
+    return [chance.randrange(3, WORDS) for _ in range(count)]
+
+
+def jobs_of(directory: Path, prompts: Sequence[list[int]]) -> list[Job]:
+    """Prompts, greedy and drawn ones in turn, and right answers."""
     asked = [
         SamplingParams(temperature=i % 3 / 2, seed=i, max_tokens=16 + 8 * (i % 4), ignore_eos=True)
         for i in range(len(prompts))

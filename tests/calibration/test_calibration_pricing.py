@@ -154,3 +154,10 @@ def test_answers_and_counters_are_those_of_an_engine_without_a_calibration(
             assert facts.prices_origin == ("calibrated" if used else "defaults")
             assert (facts.prices != DEFAULT_PRICES.costs) == bool(used)
     assert answers[0] == answers[1]
+
+
+def test_a_calibration_of_other_programs_is_dropped(model: PagedModel, tmp_path: Path) -> None:
+    """The process got no processor time while its steps were timed."""
+    busy = replace(pricing(tmp_path), process_seconds=lambda: 0.0)
+    assert busy(model, "tiny", SETTINGS) == DEFAULT_PRICES
+    assert pricing(tmp_path)(model, "tiny", SETTINGS).origin == "calibrated", "nothing was kept"

@@ -77,10 +77,6 @@ def expected_vector(prompt: list[int]) -> bytes:
 class Beyond(Protocol):
     """Pages behind the own pool's, which are other models'."""
 
-    def first_page(self, group: int) -> int:
-        """The first page that is another model's."""
-        ...
-
     def page(self, group: int, page: int) -> Page:
         """What such a page holds now."""
         ...
@@ -98,7 +94,7 @@ class VirtualModel:
     """Carries out plans over pages that hold digests instead of keys and values.
 
     :ivar beyond: pages of others, which plans may borrow.
-    :param buffer_large: number of the CPU buffer's first large page, if passes write there.
+    :param buffer: numbers of the CPU buffer's large pages, if passes write there.
     """
 
     def __init__(
@@ -106,10 +102,10 @@ class VirtualModel:
         layout: Layout,
         slots: SlotTable | None = None,
         words: int = VOCAB,
-        buffer_large: int | None = None,
+        buffer: range = range(0),
     ) -> None:
         self.layout = layout
-        self._buffer_large = buffer_large
+        self._buffer_larges = buffer
         self._words = words
         self._tables = PageTables(layout.groups, slots or SlotTable(layout.num_large_pages))
         self.memory = [
@@ -226,18 +222,17 @@ class VirtualModel:
 
     def own_page(self, group: int, page: int) -> Page:
         """What a page of the pool holds, or one of the buffer, which begins anew as nothing."""
-        if self._buffer_large is None or page < len(self.memory[group]):
+        if page < len(self.memory[group]):
             own: Page = self.memory[group][page]
             return own
         spec = self.layout.groups[group]
-        held = page - self._buffer_large * spec.pages_per_large
-        assert held >= 0, "a page between pool and buffer"
+        assert page // spec.pages_per_large in self._buffer_larges, "a page of nobody"
+        held = page - self._buffer_larges.start * spec.pages_per_large
         return self._buffer.setdefault((group, held), np.zeros(spec.page_tokens, np.int64))
 
     def _page(self, group: int, page: int) -> Page:
-        has_buffer = self._buffer_large is not None
-        is_own = has_buffer and (self.beyond is None or page < self.beyond.first_page(group))
-        if page < len(self.memory[group]) or is_own:
+        large = page // self.layout.groups[group].pages_per_large
+        if page < len(self.memory[group]) or large in self._buffer_larges:
             return self.own_page(group, page)
         assert self.beyond is not None, "nothing lies behind the pool"
         self.borrowed_reads += 1

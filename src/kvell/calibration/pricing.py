@@ -1,6 +1,8 @@
 """The prices that an instance reports: from a file, from a calibration of its own, or defaults."""
 
 import gc
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,6 +26,8 @@ from kvell.errors import ChangeSomething
 from kvell.models.paged_model import PagedModel
 from kvell.models.sources.progress import Progress
 
+LEAST_SHARE = 0.25
+"""Part of one processor below which a calibration measured other programs, and is dropped."""
 BUDGET_SECONDS = 1.9
 """Time of the engine that is built for it, and of its steps; some of 2 s is left to free it."""
 FETCH_BYTES_PER_SECOND = {"memory": 4.9e9, "tcp": 2e8}
@@ -37,6 +41,7 @@ class OwnPricing:
 
     :param file: calibration that the user gave; None to calibrate now, or at an earlier start.
     :param transport: of pages from other instances, ``memory`` or ``tcp``.
+    :param process_seconds: processor time of this process.
     """
 
     kept: KeptCalibrations
@@ -45,6 +50,7 @@ class OwnPricing:
     file: Path | None
     transport: str
     budget_seconds: float = BUDGET_SECONDS
+    process_seconds: Callable[[], float] = time.process_time
 
     def __call__(self, model: PagedModel, name: str, settings: EngineSettings) -> InstancePrices:
         """Return the prices of a model.
@@ -115,10 +121,20 @@ class OwnPricing:
         end_seconds = self.clock.now_seconds() + self.budget_seconds
         subject = subject_of(model, name, _alone(settings))
         try:
-            left_seconds = end_seconds - self.clock.now_seconds()
-            return calibrate_within(
-                subject, self.clock, self.progress, left_seconds, threads=settings.threads
+            started_seconds = self.clock.now_seconds()
+            computed_seconds = self.process_seconds()
+            calibration = calibrate_within(
+                subject,
+                self.clock,
+                self.progress,
+                end_seconds - started_seconds,
+                threads=settings.threads,
             )
+            passed_seconds = self.clock.now_seconds() - started_seconds
+            computed_seconds = self.process_seconds() - computed_seconds
+            if computed_seconds < LEAST_SHARE * passed_seconds:
+                raise CannotTimeError("other programs had the processors meanwhile")
+            return calibration
         finally:
             subject.engine.close()
             del subject

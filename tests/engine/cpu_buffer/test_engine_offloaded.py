@@ -10,7 +10,7 @@ from kvell.engine.planning.offloaded import OffloadedPrompts
 from kvell.engine.protocol.messages import Cancel
 from kvell.engine.requests.plan import StepPlan
 from kvell.vocabulary import RequestId
-from tests.depth import machine
+from tests.depth import machine, search_until_all
 from tests.engine.conftest import make_layout, make_submit
 from tests.engine.cpu_buffer.test_engine_parking import ParkingMachine
 from tests.engine.cpu_buffer.test_engine_swapping import Losing, Run
@@ -19,6 +19,7 @@ from tests.engine.traffic import limits, works
 from tests.engine.virtual_model import VirtualModel, expected_output
 
 LARGE = 12
+MOST_BUFFER = 61
 BEYOND = 15
 """The first large page of the buffer: it need not follow the pool's last one."""
 SMALL = make_layout((0, 9), LARGE)
@@ -39,7 +40,7 @@ def started(ahead: int = 200, batched: int = 8) -> Run:
         SMALL, limits(batched=batched, seats=4, max_len=40), 200, ahead=ahead, buffer_large=BEYOND
     )
     run = Run(core)
-    run.model = VirtualModel(SMALL, buffer_large=BEYOND)
+    run.model = VirtualModel(SMALL, buffer=range(BEYOND, BEYOND + 200))
     run.submit("old", OLD, 25)
     run.submit("short", SHORT, 25)
     while len(run.outputs.get("short", ())) < 3:
@@ -136,7 +137,7 @@ class OffloadingMachine(ParkingMachine):
         return swapping_core(
             self.layout,
             self.limits,
-            some % 61,
+            some % MOST_BUFFER,
             AtRandom(some),
             make=Losing if some % 2 else Swapping,
             ahead=1 + some % 47,
@@ -145,8 +146,10 @@ class OffloadingMachine(ParkingMachine):
         )
 
     def make_model(self) -> VirtualModel:
-        beyond = self.layout.num_large_pages + 2
-        return VirtualModel(self.layout, words=self.chosen.words, buffer_large=beyond)
+        first = self.layout.num_large_pages + 2
+        return VirtualModel(
+            self.layout, words=self.chosen.words, buffer=range(first, first + MOST_BUFFER)
+        )
 
     def check_plan(self, plan: StepPlan) -> None:
         self.keeps_prefixes = True
@@ -159,15 +162,15 @@ class OffloadingMachine(ParkingMachine):
             assert not self.engine.core._scheduler.num_offloaded
 
 
-TestOffloadingMachine = OffloadingMachine.TestCase
-TestOffloadingMachine.settings = machine(weight=0.4)
-
-
-def test_random_traffic_had_prompts_in_the_buffer() -> None:
-    """Of the machine before, or of a run of its own if this test is alone."""
-    if not OffloadingMachine.prompts_there:
-        TestOffloadingMachine().runTest()
-    assert OffloadingMachine.prompts_there > 0
+@pytest.mark.hypothesis
+def test_random_traffic_with_prompts_in_the_buffer() -> None:
+    """A deep search goes on until there were some."""
+    OffloadingMachine.prompts_there = 0
+    search_until_all(
+        OffloadingMachine,
+        machine(weight=0.4),
+        lambda: [] if OffloadingMachine.prompts_there else ["prompts in the buffer"],
+    )
 
 
 def test_a_name_is_free_again_after_its_prompt_was_cancelled_in_the_buffer() -> None:

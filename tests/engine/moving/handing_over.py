@@ -13,6 +13,7 @@ from kvell.elastic.logical_buffer import CpuBuffer
 from kvell.elastic.page_buffer import PageBuffer
 from kvell.engine.core.core import EngineCore
 from kvell.engine.core.journal import Journal, JournaledCore, replay
+from kvell.engine.core.lateness import Lateness
 from kvell.engine.cpu_buffer.buffered_prefixes import BufferedPrefixes
 from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import Swapping
@@ -87,16 +88,14 @@ class Extras:
     def rule(self) -> SwapRule:
         return AtRandom(self.seed) if self.seed >= 0 else Always()
 
-    def buffer_large(self, layout: Layout) -> int | None:
-        """The first large page of the buffer: it need not follow the pool's last one."""
-        return layout.num_large_pages + 1 if self.buffer else None
-
-    def range_large(self, layout: Layout) -> int:
-        """Large pages of the memory that others can read."""
-        return layout.num_large_pages + (1 + self.buffer if self.buffer else 0)
-
     def chunk_bytes(self, layout: Layout) -> int:
         return layout.large_page_bytes * self.chunk_parts // 4
+
+    def larges(self, layout: Layout) -> range:
+        """Return the numbers of the large pages of the buffer, which need not follow the pool's
+        last one."""
+        first = layout.num_large_pages + (1 if self.buffer else 0)
+        return range(first, first + self.buffer)
 
 
 PLAIN = Extras()
@@ -135,8 +134,9 @@ class Instance:
         self._layout, self._limits, self._pd_caching = layout, limits, pd_caching
         self.journal = Journal()
         self.engine = JournaledCore(self.fresh(), self.journal)
-        self.model = VirtualModel(layout, buffer_large=extras.buffer_large(layout))
+        self.model = VirtualModel(layout, buffer=extras.larges(layout))
         self.plans: list[StepPlan] = []
+        self.planned_ahead = 0
         self.granted: set[Transfer] = set()
         self.lent: dict[int, tuple[str, list[tuple[int, int]]]] = {}
         self.answers = True
@@ -169,7 +169,7 @@ class Instance:
             agent=Agent(core, self.name, self.incarnation, "virtual"),
             pd_caching=self._pd_caching,
             streams=self._streams,
-            buffer_large=extras.buffer_large(self._layout),
+            buffer_large=extras.larges(self._layout).start if extras.buffer else None,
         )
 
     @property
@@ -196,20 +196,19 @@ class Instance:
 
 
 class Beyond:
-    """Behind an instance's pool lie those of all others, each where its incarnation says."""
+    """Behind an instance's pool and buffer lie the pools of all others, each where its
+    incarnation says."""
 
     def __init__(self, layout: Layout, cluster: "Cluster", incarnation: int) -> None:
         self._layout, self._cluster, self._incarnation = layout, cluster, incarnation
-        self._each_large = cluster.extras.range_large(layout)
+        self._each_large = cluster.extras.larges(layout).stop
 
     def first_large(self, incarnation: int) -> int:
         return self._each_large * incarnation
 
-    def first_page(self, group: int) -> int:
-        return self._each_large * self._layout.groups[group].pages_per_large
-
     def page(self, group: int, page: int) -> Page:
-        incarnation, own = divmod(page, self.first_page(group))
+        each = self._each_large * self._layout.groups[group].pages_per_large
+        incarnation, own = divmod(page, each)
         found: Page = self._cluster.ever[incarnation].model.memory[group][own]
         return found
 
@@ -335,6 +334,10 @@ class Cluster:
         command = MoveKvCache(RequestId(name), entry.attempt, num_blocks, dst)
         self.hear(instance, instance.engine.tell(command))
 
+    def be_late(self, name: str, lateness: Lateness) -> None:
+        """Report to an instance whether its answers are late."""
+        self.instances[name].engine.note(lateness)
+
     def cancel(self, name: str) -> None:
         entry = self.entries[name]
         entry.is_dropped = True
@@ -379,6 +382,7 @@ class Cluster:
         if not instance.core.has_work:
             return
         while instance.core.may_plan and not (instance.running and instance.inbox):
+            instance.planned_ahead += len(instance.running)
             plan = instance.engine.plan()
             instance.plans.append(plan)
             self.act(instance, instance.core.take_actions())  # offers of what is computed now

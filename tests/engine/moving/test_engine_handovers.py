@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from kvell.engine.core.index_watch import IndexWatch, indexed_groups
+from kvell.engine.core.lateness import Lateness
 from kvell.engine.protocol.messages import Cancel
 from kvell.engine.protocol.notices import IndexNotice
 from kvell.engine.requests.block_hashes import BlockHashes
@@ -70,7 +71,7 @@ def cluster_of(
         min_chunk_tokens=4,
         num_speculative_tokens=3 if mix == "drafts" else 0,
         has_drafter=mix == "drafts",
-        depth=0 if mix == "drafts" or extras.buffer or extras.chunk_parts else depth,
+        depth=depth,
     )
     return Cluster(
         *(layout, limits, NAMES, pd_caching),
@@ -99,7 +100,7 @@ class HandingOver(RuleBasedStateMachine):
         extras=st.builds(
             Extras,
             buffer=st.sampled_from([0, 0, 3, 20]),
-            ahead=st.sampled_from([0, 4]),
+            ahead=st.sampled_from([0, 4, 20]),
             chunk_parts=st.sampled_from([0, 2, 4, 6]),
             seed=st.integers(0, 5),
         ),
@@ -175,6 +176,10 @@ class HandingOver(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES), index=st.integers(0, 3), count=st.integers(0, 9))
     def copy(self, name: str, index: int, count: int) -> None:
         self.cluster.copy(name, index, count)
+
+    @rule(name=st.sampled_from(NAMES), ttft=st.booleans(), tpot=st.booleans())
+    def be_late(self, name: str, ttft: bool, tpot: bool) -> None:
+        self.cluster.be_late(name, Lateness(ttft_late=ttft, tpot_late=tpot))
 
     @rule(ticks=st.sampled_from([1, 1000, 400_000]))
     def pass_time(self, ticks: int) -> None:
@@ -571,6 +576,23 @@ def test_where_the_other_has_no_room_it_stays() -> None:
 
 
 # --------------------------------------------------------------------------- fetches
+
+
+def test_prompts_that_left_are_kept_in_the_buffer_where_they_were_computed() -> None:
+    """The pool of the prefill instance holds one of them; the next turn of each is a hit."""
+    extras = Extras(buffer=60, seed=2)
+    cluster = cluster_of("full", large=12, pd_caching=1, extras=extras)
+    texts = [prompt_of(family, 40) for family in range(4)]
+    for turn_number in range(2):
+        for number, text in enumerate(texts):
+            entry = Entry([*text, 1, 2, 3] if turn_number else text, 4, "")
+            cluster.submit(f"{turn_number}/{number}", entry, "p", "d")
+            cluster.settle()
+    computed_at = cluster.instances["p"].core.stats()
+    assert computed_at.rungs["cache_out"] > 0
+    assert computed_at.buffer["cache_hit_tokens"] > 0
+    cluster.check_ends()
+    assert cluster.moved == 2 * len(texts)
 
 
 @pytest.mark.parametrize("mix", list(MIXES))

@@ -98,8 +98,9 @@ class ElasticMachine(ParkingMachine):
         )
 
     def make_model(self) -> VirtualModel:
-        beyond = self.layout.num_large_pages + 1
-        return VirtualModel(self.layout, words=self.chosen.words, buffer_large=beyond)
+        first = self.layout.num_large_pages + 1
+        buffer = range(first, first + self.some % 31)
+        return VirtualModel(self.layout, words=self.chosen.words, buffer=buffer)
 
     @property
     def shared(self) -> SharedMemory:

@@ -93,15 +93,13 @@ class RequestQueues:
         """End a request in any state, and free its pages."""
         if request.state is RequestState.RUNNING:
             self.running.remove(request)
-            if self.swapping is not None and not request.is_spoiled:
-                self.swapping.on_ended(request)
-            self._close(request)
+            self._leave_cached(request)
         elif request.state is RequestState.OFFLOADED:
             self.leave_buffer(request)
         elif request.state is RequestState.MOVING or request in self.arrived:
             if request in self.arrived:
                 self.arrived.remove(request)
-            self._close(request)
+            self._leave_cached(request)
         self.waiting.discard(request)
         if self.swapping is not None:
             self.swapping.forget(request)
@@ -199,6 +197,12 @@ class RequestQueues:
         if self.swapping is not None:
             self.swapping.clear()
         self._released += closed
+
+    def _leave_cached(self, request: Request) -> None:
+        """Close an ended request, whose pages the CPU buffer may keep once they are cached."""
+        if self.swapping is not None and not request.is_spoiled:
+            self.swapping.on_ended(request)
+        self._close(request)
 
     def _close(self, request: Request, *, returns: bool = False) -> None:
         self._core.close(request.handle, renew=not request.is_spoiled, returns=returns)

@@ -1,0 +1,88 @@
+"""Instances with every mechanism that die, hang or sleep at random moments change no answer."""
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvell.async_engine import AsyncEngine
+from kvell.engine.lending.placement import NOBODY_LENDS
+from kvell.fleet.instance.restart import RestartPolicy
+from kvell.fleet.started.front_limits import FrontLimits
+from kvell.vocabulary import MIB
+from tests.async_engine.faults import REFUSALS, Job
+from tests.async_engine.handover_faults import (
+    LENDING_KINDS,
+    Faults,
+    Outcome,
+    anywhere,
+    check,
+    disturbed,
+    rested,
+)
+from tests.async_engine.lending_jobs import draft_model, mixed_jobs, wide_model
+
+pytestmark = pytest.mark.long
+SHAPES = ("prefill=1,decode=2", "mixed=3")
+MAKE = partial(Faults, find=anywhere, most_stopped_seconds=4.0)
+STREAMS = 8
+KINDS = list(itertools.islice(itertools.cycle(LENDING_KINDS), 40))
+SEEDS = 3
+REASONS = (*REFUSALS, NOBODY_LENDS, "the instances can hold together")
+LIMITS = FrontLimits(
+    drain_seconds=60, silence_seconds=6.0, restart=RestartPolicy(0.05, 0.5, attempts=1000)
+)
+MOST_SECONDS = 1500
+ACTS = ("deflate", "draft", "borrow", "moved")
+"""What must have happened in a run, besides faults."""
+
+
+@pytest.fixture(scope="module")
+def settings(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """All that an instance can have."""
+    directory = tmp_path_factory.mktemp("models")
+    return {
+        "model": str(wide_model(smollm2_path, directory / "wide")),
+        "speculative_model": str(draft_model(smollm2_path, directory / "draft")),
+        "dtype": "float32",
+        "memory_bytes": 100 * MIB,
+        "cpu_buffer_bytes": 48 * MIB,
+        "slo_ttft_seconds": 0.01,
+        "async_scheduling": True,
+    }
+
+
+@pytest.fixture(scope="module")
+def jobs(settings: dict[str, Any]) -> list[Job]:
+    return mixed_jobs(Path(settings["model"]))
+
+
+async def scenario(
+    settings: dict[str, Any], jobs: Sequence[Job], instances: str, seed: int
+) -> Outcome:
+    async with (
+        asyncio.timeout(MOST_SECONDS),
+        AsyncEngine(**settings, instances=instances, limits=LIMITS) as engine,
+    ):
+        outcome = await disturbed(engine, jobs, KINDS, STREAMS, seed, make=MAKE)
+        await rested(engine)
+        for stats in (await engine.stats()).values():
+            assert not any(stats.sections.get(side) for side in ("lent", "borrowed"))
+            assert not stats.buffer["parked"]
+        return outcome
+
+
+@pytest.mark.timeout(MOST_SECONDS + 100)
+@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("instances", SHAPES)
+def test_forty_faults_of_instances_with_every_mechanism(
+    settings: dict[str, Any], jobs: list[Job], instances: str, seed: int
+) -> None:
+    outcome = asyncio.run(scenario(settings, jobs, instances, seed))
+    check(outcome, KINDS, REASONS)
+    sought = [act for act in ACTS if act != "moved" or instances.startswith("prefill")]
+    assert [act for act in sought if not outcome.acts[act]] == []
