@@ -115,4 +115,8 @@ class Routable:
     report: InstanceReport = field(default_factory=lambda: InstanceReport(facts()))
     num_coming: int = 0
     coming_tokens: int = 0
-    pace: float = 1.0
+    slows: float = 1.0
+
+    def pace(self, crowd: int) -> float:
+        """Return the seconds of a predicted second: all in a crowd share one processor."""
+        return self.slows * crowd

@@ -58,8 +58,8 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
         "--tree",
         action="append",
         default=[],
-        metavar="NAME=DIR",
-        help="the Kvell of another source tree, with a .venv of its own",
+        metavar="NAME=DIR FLAGS",
+        help="the Kvell of another source tree, with a .venv of its own; FLAGS may be empty",
     )
     parser.add_argument("--vllm-flags", default="", help="such as '--enforce-eager'")
     parser.add_argument("--vllm-env", type=Path, default=process_cache_dir() / "vllm-env")
@@ -122,8 +122,9 @@ def starters(
         name, _, flags = given.partition("=")
         found[name] = kvell(name, shlex.split(flags))
     for given in options.tree:
-        name, _, directory = given.partition("=")
-        found[name] = kvell(name, [], python_of(directory))
+        name, _, words = given.partition("=")
+        directory, *flags = shlex.split(words)
+        found[name] = kvell(name, flags, python_of(directory))
     return found
 
 

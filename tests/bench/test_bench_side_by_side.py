@@ -173,20 +173,22 @@ class TestCases:
     def test_another_tree_is_started_by_its_own_interpreter(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        pythons: list[str] = []
+        started: list[tuple[str, list[str]]] = []
         monkeypatch.setattr(
             "bench.side_by_side.__main__.kvell_server",
-            lambda model, log, flags, python=sys.executable: pythons.append(python),
+            lambda model, log, flags, python=sys.executable: started.append((python, flags[2:])),
         )
         python = tmp_path / ".venv" / "bin" / "python"
         python.parent.mkdir(parents=True)
         python.touch()
-        options = arguments(["--systems", "kvell", "--tree", f"before={tmp_path}"])
+        options = arguments(["--systems", "kvell", "--tree", f"before={tmp_path} --memory 1GiB"])
         found = starters(options, CASES["smollm2-int4"], Path("m"), Path("logs"))
         for start in found.values():
             start()
         assert list(found) == ["kvell", "before"]
-        assert pythons == [sys.executable, str(python)]
+        own = CASES["smollm2-int4"].kvell
+        flags = [*own, "--memory", "1GiB"]
+        assert started == [(sys.executable, [*own]), (str(python), flags)]
 
     def test_a_tree_without_an_environment_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(

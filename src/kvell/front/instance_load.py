@@ -115,10 +115,9 @@ class InstanceLoad:
         self.is_open = True
         self._ramp = Ramp(facts.credits) if joins_others else None
 
-    @property
-    def pace(self) -> float:
-        """Seconds that a predicted second takes there (:class:`.Pace`)."""
-        return self._pace.factor
+    def pace(self, crowd: int) -> float:
+        """Return the seconds that a predicted second takes there (:class:`.Pace`)."""
+        return self._pace.factor(crowd)
 
     def prompt_seconds(self, now: float) -> float:
         """Return the time since it began its present prompts: since the last one was done, or
@@ -282,7 +281,8 @@ class InstanceLoad:
             self._count_prompt(entry, -1)
             entry.pending_prompt_tokens = 0
             if now is not None and entry.predicted_seconds is not None and not entry.attempt:
-                self._pace.note(entry.predicted_seconds, now - (entry.submitted_seconds or now))
+                took_seconds = now - (entry.submitted_seconds or now)
+                self._pace.note(entry.predicted_seconds, took_seconds, entry.crowd)
             self._prompts_since = now
             if self._ramp is not None:
                 self._ramp.first_token()

@@ -100,6 +100,7 @@ class LogEntry:
     :param placement: of its KV cache, if it is longer than its instance's memory.
     :param predicted_seconds: time from the choice of its instance to its first token, by the
         instance's prices; None if there was no choice.
+    :param crowd: number of instances of its host that computed then, its own included.
     :param hit_tokens: tokens that the instance had cached when it was chosen, as far as is known.
     :param pending_prompt_tokens: prompt tokens that the instance still has to compute, as far as is
         known, those of the hit included.
@@ -123,6 +124,7 @@ class LogEntry:
     pulls_from: str = ""
     placement: tuple[RequestPlacementEntry, ...] = ()
     predicted_seconds: float | None = None
+    crowd: int = 1
     hit_tokens: int = 0
     pending_prompt_tokens: int = 0
     pending_output_tokens: int = 0

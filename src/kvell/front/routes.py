@@ -104,6 +104,7 @@ class Routes:
         entry.placement = ()
         if is_long or early is not None:
             self.placements.place(entry, line, early)
+        entry.crowd = self._crowd(line)
         entry.predicted_seconds = self._predicted(entry, line, match, now_seconds)
         if entry.pulls_from:
             self._count(RequestTransfer("pull", entry.pulls_from, line.instance_id))
@@ -210,7 +211,16 @@ class Routes:
         own_hit = 0 if match is None else match[1].get(line.instance_id, 0)
         fetched = entry.hit_tokens - own_hit if entry.pulls_from else 0
         elapsed_seconds = line.prompt_seconds(now_seconds)
-        return first_token_seconds(line, tokens, entry.hit_tokens, fetched, elapsed_seconds)
+        return first_token_seconds(
+            line, tokens, entry.hit_tokens, fetched, elapsed_seconds, entry.crowd
+        )
+
+    def _crowd(self, line: InstanceLoad) -> int:
+        """Return the number of instances of a line's host that compute once it has a request more:
+        they share its processors."""
+        host = line.facts.host
+        others = (other for other in self._lines.values() if other is not line and other.in_flight)
+        return 1 + sum(other.facts.host == host for other in others)
 
     def _chosen(
         self,

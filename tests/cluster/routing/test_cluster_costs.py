@@ -127,8 +127,10 @@ class TestExec:
         part_done = first_token_seconds(queued, 600, 100, elapsed_seconds=0.5)
         assert part_done == pytest.approx(alone + 0.92 - 0.5)
         assert first_token_seconds(queued, 600, 100, elapsed_seconds=9.0) == pytest.approx(alone)
-        slow = replace(queued, pace=2.0)
+        slow = replace(queued, slows=2.0)
         assert first_token_seconds(slow, 600, 100) == pytest.approx(2 * (alone + 0.92))
+        crowded = first_token_seconds(slow, 600, 100, crowd=3)
+        assert crowded == pytest.approx(6 * (alone + 0.92))
         fetched = first_token_seconds(queued, 600, 100, fetched=64)
         assert fetched == pytest.approx(alone + 0.92 + COSTS.fetch_seconds(64))
 

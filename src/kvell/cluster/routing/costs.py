@@ -39,20 +39,23 @@ def first_token_seconds(
     hit: int,
     fetched: int = 0,
     elapsed_seconds: float = 0.0,
+    crowd: int = 1,
 ) -> float:
     """Return the time to a request's first token at the instance's present pace: prompts go in
     turn, decodes share steps.
 
     :param fetched: tokens of the hit that are fetched from another instance.
     :param elapsed_seconds: time that the instance has worked on its present prompts.
+    :param crowd: number of instances of its host that compute, itself included.
     """
     costs = instance.report.facts.prices
     steps = -(-instance.uncached_prompt_tokens // costs.chunk_tokens)
     decoding = steps * instance.running_requests * costs.output_token_seconds
     prompt_seconds = costs.exec_seconds(prompt_tokens, hit, instance.running_requests)
     prompt_seconds += costs.fetch_seconds(fetched)
-    earlier_seconds = instance.pace * (_prompts_seconds(instance, costs) + decoding)
-    return max(0.0, earlier_seconds - elapsed_seconds) + instance.pace * prompt_seconds
+    pace = instance.pace(crowd)
+    earlier_seconds = pace * (_prompts_seconds(instance, costs) + decoding)
+    return max(0.0, earlier_seconds - elapsed_seconds) + pace * prompt_seconds
 
 
 def _prompts_seconds(instance: RoutableInstance, costs: ExecCosts) -> float:

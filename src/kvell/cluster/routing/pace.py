@@ -9,29 +9,38 @@ MOST = 20.0
 
 
 class Pace:
-    """A moving geometric mean of measured over predicted times.
+    """Moving geometric means of measured over predicted times.
 
     Prices are measured while an instance is alone.  Instances that share processors, other programs
-    and text processing make it slower, by a factor that no price has.
+    and text processing make it slower, by a factor that no price has.  There is one mean for each
+    *crowd*: the number of instances of its host, itself included, that compute.
     """
 
     def __init__(self) -> None:
-        self._log = 0.0
-        self._count = 0
+        self._logs: dict[int, float] = {}
+        self._counts: dict[int, int] = {}
 
-    @property
-    def factor(self) -> float:
-        """Seconds that a predicted second takes; 1 before any request."""
-        return exp(self._log)
+    def factor(self, crowd: int) -> float:
+        """Return the seconds that a predicted second takes; 1 before any request.
 
-    def note(self, predicted_seconds: float, measured_seconds: float) -> None:
+        :param crowd: until a request of it was seen, the nearest one counts.
+        """
+        return exp(self._log(crowd))
+
+    def note(self, predicted_seconds: float, measured_seconds: float, crowd: int) -> None:
         """Learn from a request's first token.
 
         :param predicted_seconds: the prediction, with the factor of that time.
+        :param crowd: at the time of the prediction.
         """
         if predicted_seconds <= 0 or measured_seconds <= 0:
             return
-        self._count += 1
-        weight = max(NEWEST_WEIGHT, 1.0 / self._count)
-        moved = self._log + weight * log(measured_seconds / predicted_seconds)
-        self._log = max(-log(MOST), min(log(MOST), moved))
+        count = self._counts[crowd] = self._counts.get(crowd, 0) + 1
+        weight = max(NEWEST_WEIGHT, 1.0 / count)
+        moved = self._log(crowd) + weight * log(measured_seconds / predicted_seconds)
+        self._logs[crowd] = max(-log(MOST), min(log(MOST), moved))
+
+    def _log(self, crowd: int) -> float:
+        if crowd in self._logs or not self._logs:
+            return self._logs.get(crowd, 0.0)
+        return self._logs[min(self._logs, key=lambda known: (abs(known - crowd), known))]

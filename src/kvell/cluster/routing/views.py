@@ -49,9 +49,9 @@ class RoutableInstance(Protocol):
         """Pairs of query and key of these tokens (:func:`kvell.cost.prices.pairs`)."""
         ...
 
-    @property
-    def pace(self) -> float:
-        """Seconds that a predicted second takes (:class:`kvell.cluster.routing.pace.Pace`)."""
+    def pace(self, crowd: int) -> float:
+        """Return the seconds that a predicted second takes while so many instances of its host
+        compute (:class:`kvell.cluster.routing.pace.Pace`)."""
         ...
 
     @property
