@@ -1,12 +1,15 @@
 """The CPU buffer as a source of what moves between instances: nothing is fetched to be sent."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
 from kvell.elastic.page_buffer import PageBuffer
 from kvell.engine.cpu_buffer.swapping import Swapping
+from kvell.mempool.transfers.messages import Offer
 from tests.engine.moving.handing_over import Cluster, Entry, Extras, Instance
-from tests.engine.moving.test_engine_handovers import MIXES, cluster_of, prompt_of
+from tests.engine.moving.test_engine_handovers import ALL_MIXES, MIXES, cluster_of, prompt_of
 
 ALWAYS_IN = Extras(buffer=40, seed=-1)
 KNOWN = prompt_of(1, 40)
@@ -99,3 +102,72 @@ def test_an_instance_without_a_buffer_asks_one_with_a_buffer() -> None:
     cluster.settle()
     cluster.check_ends()
     assert cluster.instances["p"].model.tokens_computed == 4 + 3
+
+
+def with_buffered_request(mix: str, ahead: int) -> tuple[Cluster, str]:
+    """Requests of one instance that is short of memory, and one of them in its buffer.
+
+    :param ahead: see :class:`.Extras`.
+    """
+    extras = Extras(buffer=60, ahead=ahead, seed=-1)
+    cluster = cluster_of(mix, large=14, extras=extras)
+    for number in range(4):
+        entry = Entry(prompt_of(number, 20 + number), 25, "")
+        cluster.submit(f"r{number}", entry, "e", "")
+    core = cluster.instances["e"].core
+    while True:
+        cluster.step("e")
+        waiting = (name for name, request in core._requests.items() if in_buffer(cluster, request))
+        if found := next(waiting, ""):
+            return cluster, found
+
+
+def in_buffer(cluster: Cluster, request: object) -> bool:
+    core = cluster.instances["e"].core
+    return core._scheduler.can_leave_buffer(request)  # type: ignore[arg-type]
+
+
+def until(cluster: Cluster, happens: Callable[[], bool]) -> None:
+    """Let messages go between instances, and the short one compute, until something happens."""
+    while not happens():
+        while cluster.messages and not happens():
+            cluster.deliver(0)
+        cluster.copy("p", 0, 99)
+        cluster.step("e")
+
+
+@pytest.mark.parametrize("ahead", [0, 20], ids=["preempted", "parked"])
+@pytest.mark.parametrize("mix", list(ALL_MIXES))
+def test_a_request_in_the_buffer_leaves_from_there(mix: str, ahead: int) -> None:
+    cluster, name = with_buffered_request(mix, ahead)
+    entry, short = cluster.entries[name], cluster.instances["e"]
+    fetched, made = short.core.stats().rungs["swap_in"], len(entry.emitted)
+    cluster.migrate(name, "p")
+    until(cluster, lambda: entry.at == "p")
+    assert len(entry.emitted) == made, "it was resumed first"
+    assert swapping_of(short).counters()["swap_in"] == fetched
+    assert buffer_of(cluster).counts.sent_pages > 0
+    cluster.settle()
+    cluster.check_ends()
+    if mix != "drafts":  # the pages of a draft model are filled again
+        assert cluster.instances["p"].model.tokens_computed == entry.max_tokens - made
+
+
+@pytest.mark.parametrize("ahead", [0, 20], ids=["preempted", "parked"])
+@pytest.mark.parametrize("end", ["its target dies", "its time passes", "it is cancelled"])
+def test_a_request_that_could_not_leave_is_resumed_from_the_buffer(ahead: int, end: str) -> None:
+    cluster, name = with_buffered_request("windows", ahead)
+    entry = cluster.entries[name]
+    cluster.migrate(name, "p")
+    until(cluster, lambda: any(isinstance(sent[-1], Offer) for sent in cluster.messages))
+    if end == "its target dies":
+        cluster.crash("p")
+    elif end == "its time passes":
+        cluster.messages.clear()
+        cluster.pass_time(1_000_000)
+    else:
+        cluster.cancel(name)
+    cluster.settle()
+    cluster.check_ends()
+    assert (entry.end is not None) and entry.at == "e"
+    assert bool(cluster.moved) is False

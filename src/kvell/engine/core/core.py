@@ -130,7 +130,8 @@ class EngineCore:
         """Migrate a request if it can move: it runs here while its pages are copied."""
         if not self.has_request(command.request_id, command.attempt):
             return []
-        self.pool.begin_migration(self._requests[command.request_id], command.goes_to)
+        request, rests = self._requests[command.request_id], not self._in_flight
+        self.pool.begin_migration(request, command.goes_to, rests=rests)
         self._is_idle = False
         return self.pool.take_staying()
 
@@ -274,7 +275,8 @@ class EngineCore:
         for request in step.requests:
             if request.finish_reason is not None:
                 events += self._end(request)
-        events += self._handed_over(self.pool.on_computed(result.step, step.requests))
+        rests = not self._in_flight
+        events += self._handed_over(self.pool.on_computed(result.step, step.requests, rests=rests))
         self._is_idle = step.plan.is_idle and self.pool.holds_pages
         if self._scheduler.steps_put_off >= MOST_STEPS_PUT_OFF and self._scheduler.running:
             self._scheduler.steps_put_off = 0

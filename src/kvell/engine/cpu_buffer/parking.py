@@ -113,20 +113,24 @@ class Parking:
         self.add(request)
 
     def add(self, request: Request) -> None:
-        """Park a request whose pages are held in the buffer."""
+        """Park a request whose pages are held in the buffer and counted (:meth:`hold`)."""
         self._since[request.request_id] = self._step
         place = len(self.parked)
         while place and self.parked[place - 1].number > request.number:
             place -= 1
         self.parked.insert(place, request)
 
+    def lift(self, request: Request) -> None:
+        """Let a request be resumed no more, if it is parked; its pages stay counted."""
+        if self._since.pop(request.request_id, None) is not None:
+            self.parked.remove(request)
+
     def leave(self, request: Request) -> None:
         """Forget a request that runs again, or has ended."""
         key = self._keys.pop(request.request_id, None)
         if key is not None:
             self.sizes.release(key)
-        if self._since.pop(request.request_id, None) is not None:
-            self.parked.remove(request)
+        self.lift(request)
 
     def clear(self) -> None:
         """Forget all parked requests, in whatever state an exception has left them."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvell.cost.swap_rule import SwapRule
-from kvell.elastic.page_buffer import PageBuffer
+from kvell.elastic.page_buffer import PageBuffer, first_pages
 from kvell.engine.cpu_buffer.buffered_prefixes import BufferedPrefixes, held_already
 from kvell.engine.requests.plan import NewPages
 from kvell.engine.requests.request import Request
@@ -75,6 +75,27 @@ class Swapping:
     def has(self, request: Request) -> bool:
         """Return whether a request is in the buffer."""
         return request.request_id in self._saved
+
+    def saved(self, request: Request) -> SavedPages:
+        """Return the pages of a request that is in the buffer."""
+        return self._saved[request.request_id]
+
+    def decodes(self, request: Request) -> bool:
+        """Return whether a request in the buffer has computed its prompt."""
+        saved = self.saved(request)
+        is_computed = saved.computed + 1 + saved.repeats == request.num_tokens
+        return is_computed and bool(request.output)
+
+    def send(self, request: Request, first_large: int) -> dict[tuple[int, int], int]:
+        """Return (group, position) → page of a request that another instance reads in the buffer,
+        counted from the pool's first page.
+
+        :param first_large: number of the buffer's first large page, counted in the same way.
+        """
+        first_page = first_pages(self._core.layout.groups, first_large)
+        pages = self.saved(request).pages
+        self.buffer.counts.sent_pages += len(pages)
+        return {place: first_page[place[0]] + page for place, page in pages.items()}
 
     def size_bytes(self, request: Request) -> int:
         """Return the bytes that a request would take in the buffer; 0 if it cannot be swapped."""

@@ -4,6 +4,8 @@
 
     ANNOUNCED ──computed up to its length──► MOVING, out of the steps ──pulled──► moved
         └─────────── no room there, the other side dies, too long ──┴──► it stays
+
+A request in the CPU buffer is announced when it leaves, and its pages are read there.
 """
 
 from collections.abc import Sequence
@@ -126,18 +128,21 @@ class Departures:
             departure = self._departures[transfer]
             is_complete = request.settled == departure.length < request.num_tokens
             if is_complete and not departure.is_moving:
+                self._scheduler.lift(request)
                 actions += self.leave(transfer)
         return actions
 
     def leave(self, transfer: Transfer) -> list[Action]:
-        """Take a request out of the steps and offer its pages."""
+        """Offer the pages of a request that was taken out of the steps."""
         departure = self._departures[transfer]
         request = departure.request
-        self._scheduler.lift(request)
         departure.is_moving = True
         self.num_moving += 1
         handover = encode_handover(request, departure.root, departure.returns_to)
-        return self._agent.sending.ready(transfer, places_of(self._core, request), handover)
+        places = self._scheduler.sent_places(request)
+        if places is None:
+            places = places_of(self._core, request)
+        return self._agent.sending.ready(transfer, places, handover)
 
     def end(self, transfer: Transfer) -> Departure | None:
         """Forget the departure of a transfer that has ended; return it, if it was one."""

@@ -78,7 +78,7 @@ class Handovers(PoolPart):
         self._core, self._scheduler, self.agent = agent.core, scheduler, agent
         self._departures = Departures(scheduler, agent, streams)
         self.pd_caching: PdCaching = pd_caching
-        self._migrations = Migrations(agent)
+        self._migrations = Migrations(agent, scheduler.can_leave_buffer)
         self.borrowed = BorrowingRequests(scheduler, agent)
         self._commands: dict[RequestId, Submit] = {}
         self._awaited: dict[int, set[Transfer | int]] = {}
@@ -150,14 +150,14 @@ class Handovers(PoolPart):
         return bool(awaited)
 
     @override
-    def begin_migration(self, request: Request, target: str) -> None:
+    def begin_migration(self, request: Request, target: str, *, rests: bool) -> None:
         if request in self._departures:
             return
         if request.request_id not in self._commands or self.borrowed.has(request):
             self._stays.append(request)  # it cannot move
             return
         self._migrations.ask(request, target)
-        self._actions += self._left()
+        self._actions += self._left(rests=rests)
 
     @override
     def move_kvcache(self, request: Request, num_blocks: int, dst: str) -> str:
@@ -222,17 +222,24 @@ class Handovers(PoolPart):
         return tuple(numbers)
 
     @override
-    def on_computed(self, step: StepNumber, requests: Sequence[Request]) -> PoolNews:
+    def on_computed(
+        self, step: StepNumber, requests: Sequence[Request], *, rests: bool
+    ) -> PoolNews:
         actions = self.borrowed.advance(step) if len(self.borrowed) else []
         if not len(self._departures) and not len(self._migrations):
             return self._sorted(actions) if actions else NO_NEWS
         actions += self._departures.on_computed(requests)
-        return self._sorted(actions + self._left())
+        return self._sorted(actions + self._left(rests=rests))
 
-    def _left(self) -> list[Action]:
-        """Begin the copies of migrating requests; move copied ones, with their tokens since."""
+    def _left(self, *, rests: bool = False) -> list[Action]:
+        """Begin the copies of migrating requests; move copied ones, with their tokens since, and
+        those in the CPU buffer.
+
+        :param rests: whether no step runs.
+        """
         actions = self._migrations.advance()
-        for request, target in self._migrations.take_ready():
+        for request, target in self._migrations.take_ready(rests=rests):
+            self._scheduler.lift(request)
             departure = Departure(request, request.settled, request.cache_root, request.returns_to)
             actions += self._departures.leave(self._announce(target, departure))
         return actions

@@ -6,9 +6,11 @@
                           └── no room there, it dies, too long ──► stays
 
 The request runs on while its computed pages are copied to the target and cached there.  Then it
-leaves the steps, and moves with the few tokens since.  Source: Llumnix §4.1; DESIGN §9.
+leaves the steps, and moves with the few tokens since.  A request in the CPU buffer is READY: it
+computes nothing, so there is no copy, and it moves as it is.  Source: Llumnix §4.1; DESIGN §9.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvell.engine.requests.request import Request, RequestState
@@ -38,8 +40,9 @@ class _Leaving:
 class Migrations:
     """The migrating requests of one engine core."""
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
+    def __init__(self, agent: Agent, is_buffered: Callable[[Request], bool]) -> None:
+        """:param is_buffered: whether a request is in the CPU buffer, and can be read there."""
+        self._agent, self._is_buffered = agent, is_buffered
         self._leaving: dict[RequestId, _Leaving] = {}
         self._copies: dict[Transfer, RequestId] = {}
 
@@ -51,7 +54,7 @@ class Migrations:
         self._leaving[request.request_id] = _Leaving(request, target)
 
     def advance(self) -> list[Action]:
-        """Begin to copy the pages of requests that decode; call it between steps."""
+        """Begin to copy the pages of requests that decode."""
         actions: list[Action] = []
         for leaving in self._leaving.values():
             is_new = leaving.copy is None and not leaving.is_copied
@@ -85,12 +88,16 @@ class Migrations:
             return None
         return self._leaving.pop(leaving.request.request_id).request
 
-    def take_ready(self) -> list[tuple[Request, str]]:
-        """Return the requests that can switch now, with their targets; call it between steps."""
+    def take_ready(self, *, rests: bool) -> list[tuple[Request, str]]:
+        """Return the requests that can switch now, with their targets.
+
+        :param rests: whether no step runs: a step may write pages of the CPU buffer.
+        """
         ready = [
             leaving
             for leaving in self._leaving.values()
-            if leaving.is_copied and _is_between_steps(leaving.request)
+            if (rests and self._is_buffered(leaving.request))
+            or (leaving.is_copied and _is_between_steps(leaving.request))
         ]
         for leaving in ready:
             del self._leaving[leaving.request.request_id]

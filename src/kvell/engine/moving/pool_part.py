@@ -85,8 +85,11 @@ class PoolPart:
         """Register a new request; return whether it waits for other instances' answers."""
         return False
 
-    def begin_migration(self, request: Request, target: str) -> None:
-        """Begin to migrate a request in the middle of its answer, unless it moves anyway."""
+    def begin_migration(self, request: Request, target: str, *, rests: bool) -> None:
+        """Begin to migrate a request in the middle of its answer, unless it moves anyway.
+
+        :param rests: whether no step runs.
+        """
         self._stays.append(request)
 
     def move_kvcache(self, request: Request, num_blocks: int, dst: str) -> str:
@@ -121,8 +124,13 @@ class PoolPart:
         """
         return ()
 
-    def on_computed(self, step: StepNumber, requests: Sequence[Request]) -> PoolNews:
-        """Begin to move requests whose announced text a step has completed; between two steps."""
+    def on_computed(
+        self, step: StepNumber, requests: Sequence[Request], *, rests: bool
+    ) -> PoolNews:
+        """Begin to move requests whose announced text a step has completed.
+
+        :param rests: whether no other step runs.
+        """
         return NO_NEWS
 
     def on_missed(self, handles: Sequence[int]) -> None:

@@ -24,7 +24,7 @@ scattered over large pages.  It starts again from nothing and runs alone, for wh
 page counts (:mod:`kvell.prefix.groups.capacity`) guarantee enough pages.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import Swapping
@@ -137,8 +137,23 @@ class Scheduler:
         """Return whether a remote text fits here, with what running requests need next."""
         return self._admission.has_room_for(handle, computed)
 
+    def sent_places(self, request: Request) -> Mapping[tuple[int, int], int] | None:
+        """Return (group, position) → page of a request that another instance reads in the CPU
+        buffer, counted like those of the pool; None if it is not there."""
+        if self.buffer_large is None or not self._seats.is_swapped(request):
+            return None
+        assert self.swapping is not None
+        return self.swapping.send(request, self.buffer_large)
+
+    def can_leave_buffer(self, request: Request) -> bool:
+        """Return whether other instances can continue a request from the CPU buffer."""
+        if self.buffer_large is None or not self._seats.is_swapped(request):
+            return False
+        assert self.swapping is not None
+        return self.swapping.decodes(request)
+
     def lift(self, request: Request) -> None:
-        """Take a running request out of the steps; its pages stay."""
+        """Take a running request, or one in the CPU buffer, out of the steps; its pages stay."""
         self._seats.lift(request)
 
     def resume(self, request: Request) -> None:

@@ -74,12 +74,29 @@ class RequestQueues:
         self.running.insert(place, request)
 
     def lift(self, request: Request) -> None:
-        """Take a running request out of the steps; its pages stay."""
-        self.running.remove(request)
+        """Take a running request out of the steps, or one in the CPU buffer out of those that will
+        be resumed; its pages stay."""
+        if self.swapping is not None and self.swapping.has(request):
+            saved = self.swapping.saved(request)
+            request.computed = request.settled = saved.computed
+            request.repeats = saved.repeats
+            self.waiting.discard(request)
+            if self.parking is not None:
+                self.parking.lift(request)
+        else:
+            self.running.remove(request)
         request.state = RequestState.MOVING
 
     def go_on(self, request: Request) -> None:
         """Let a lifted request run again; it waits if its seat is taken."""
+        if self.is_swapped(request):
+            request.state = RequestState.WAITING
+            request.computed = request.settled = request.repeats = 0
+            if self.parking is None:
+                self.waiting.put_back([request])
+            else:
+                self.parking.add(request)
+            return
         if len(self.running) < self._limits.max_num_seqs:
             request.state = RequestState.RUNNING
             self.enter(request)
@@ -99,7 +116,8 @@ class RequestQueues:
         elif request.state is RequestState.MOVING or request in self.arrived:
             if request in self.arrived:
                 self.arrived.remove(request)
-            self._leave_cached(request)
+            if request.handle != NO_HANDLE:  # else its pages are in the CPU buffer
+                self._leave_cached(request)
         self.waiting.discard(request)
         if self.swapping is not None:
             self.swapping.forget(request)
