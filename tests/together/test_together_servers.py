@@ -49,7 +49,7 @@ class Load:
 
 SMALL_MEMORY = Load("760MiB", 9, 700, 6500)
 """An instance holds 5,000 tokens."""
-LARGE_MEMORY = Load("1200MiB", 20, 700, crowd=14)
+LARGE_MEMORY = Load("1200MiB", 20, 700, crowd=8)
 """An instance holds 13,000 tokens, more than SmolLM2's context: only a crowd needs loans."""
 CROWD_TOKENS = (4500, 7800)
 CROWD_AT_ONCE = 6
