@@ -166,7 +166,11 @@ def replay_of(bench: Bench, side: Side, rows: list[TraceRow]) -> VirtualCluster:
     assert asked.tpot_seconds is not None
     layers = len(bench.shape.description.layers) if bench.streams else WAITS
     watch = LatenessWatch.ahead_of(asked.ttft_seconds, asked.tpot_seconds, INITIAL_EXPECTED_OUTPUT)
-    machine = WithHostLink(bench.machine, layout, bench.bytes_per_second, streamed_layers=layers)
+    large = layout.num_large_pages if side.stages else None
+    rate = bench.bytes_per_second
+    machine = WithHostLink(
+        bench.machine, layout, rate, streamed_layers=layers, buffer_large=large
+    )
     return VirtualCluster(
         ClusterSpec(ALONE, layout, limits, machine),
         rows,
@@ -177,6 +181,7 @@ def replay_of(bench: Bench, side: Side, rows: list[TraceRow]) -> VirtualCluster:
             swap if side.buffers else None,
             lambda metered, swapping: parking_of(side, metered, swapping, limits),
             (lambda: watch) if side.buffers else None,
+            large,
         ),
         metering=Metering(bench.shape.description.layers, LOOKS_EVERY),
     )

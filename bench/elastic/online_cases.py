@@ -69,6 +69,7 @@ class Side:
     :param buffers: preempted requests go to host memory, and prompts ahead of decodes.
     :param fixed_gib: fixed logical size of the buffer; None: set by Algorithm 2.
     :param batched_tokens: most tokens of a step; None: the longest prompt that is served.
+    :param stages: prompts may be computed into the buffer (eLLM §4.3.2), instead of parking decodes.
     """
 
     name: str
@@ -76,16 +77,18 @@ class Side:
     buffers: bool = False
     batched_tokens: int | None = None
     fixed_gib: float | None = None
+    stages: bool = False
 
 
-STATIC, CHUNKED, BUFFER, INTRA, BOTH = (
+STATIC, CHUNKED, BUFFER, INTRA, BOTH, STAGED = (
     Side("static"),
     Side("static, chunks of 512", batched_tokens=CHUNKED_TOKENS),
     Side("buffer only", buffers=True),
     Side("intra only", shares=True),
     Side("both", shares=True, buffers=True),
+    Side("both, prompts into the buffer", shares=True, buffers=True, stages=True),
 )
-SIDES = (STATIC, CHUNKED, BOTH, BUFFER, INTRA)
+SIDES = (STATIC, CHUNKED, BOTH, BUFFER, INTRA, STAGED)
 """Those whose goodput is compared, and the ablation."""
 
 

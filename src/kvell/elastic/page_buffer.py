@@ -68,6 +68,10 @@ class PageBuffer:
         self._held[holder] = tuple((g, page) for g, some in enumerate(pages) for page in some)
         return pages
 
+    def has(self, holder: int) -> bool:
+        """Return whether a holder has pages."""
+        return holder in self._held
+
     def has_room(self, need: Sequence[int]) -> bool:
         """Return whether ``need`` pages, counted for each group, can be taken now."""
         return self._large_needed(need) <= len(self._empty_large)

@@ -22,6 +22,7 @@ from kvell.mempool.loans.ledger import Ledger, most_lendable
 from kvell.mempool.loans.messages import LoanMessage
 from kvell.mempool.owners import Tick
 from kvell.mempool.tiers.buffered import BufferedPages
+from kvell.mempool.tiers.received import ReceivedTexts
 from kvell.mempool.tiers.sent import SentTexts
 from kvell.mempool.transfers.actions import Action, Arrived, Ended, Send
 from kvell.mempool.transfers.asking import Asking
@@ -88,7 +89,8 @@ class Agent:
     def read_buffer(
         self, buffer: PageBuffer, first_large: int, cached: BufferedPages | None
     ) -> None:
-        """Send pages of the CPU buffer, which follows the pool in the same memory.
+        """Send pages of the CPU buffer, which follows the pool in the same memory, and receive
+        texts there that have no room in the pool.
 
         :param first_large: number of its first large page, counted from the pool's first.
         :param cached: the texts in it, if it has any.
@@ -96,6 +98,7 @@ class Agent:
         self.sending.most_pages = tuple(self._most_pages(buffer.num_large))
         if cached is not None:
             self.copies.sent = SentTexts(self.core, self.holds, cached, first_large)
+            self.receiving.buffered = ReceivedTexts(self.core, cached, first_large)
 
     def _most_pages(self, more_large: int = 0) -> list[int]:
         layout = self.core.layout

@@ -525,6 +525,8 @@ class Cluster:
             assert not any(instance.core.memory.snapshot().used)
             sent = instance.handovers.agent.copies.sent
             assert sent is None or not len(sent), "pages of the buffer are kept for nobody"
+            buffered = instance.handovers.agent.receiving.buffered
+            assert buffered is None or not len(buffered), "pages of the buffer wait for a text"
             if (swapping := instance.core._scheduler.swapping) is not None:
                 swapping.drop_prefixes()
                 swapping.begin()

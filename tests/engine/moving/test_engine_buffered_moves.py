@@ -171,3 +171,59 @@ def test_a_request_that_could_not_leave_is_resumed_from_the_buffer(ahead: int, e
     cluster.check_ends()
     assert (entry.end is not None) and entry.at == "e"
     assert bool(cluster.moved) is False
+
+
+def with_full_pool(mix: str, buffer: int = 60) -> tuple[Cluster, list[int]]:
+    """An instance without room for a text that another one has cached."""
+    cluster = cluster_of(mix, large=20, extras=Extras(buffer=buffer, seed=-1))
+    known = Entry(KNOWN, 5, "")
+    cluster.submit("known", known, "e", "")
+    cluster.settle()
+    for number in range(4):
+        cluster.submit(f"r{number}", Entry(prompt_of(3 + number, 45), 14, ""), "p", "")
+    core = cluster.instances["p"].core
+    while core.memory.empty_large_pages() > 1 or len(core._scheduler.running) < 2:
+        cluster.step("p")
+    return cluster, [*known.prompt, *known.emitted]
+
+
+@pytest.mark.parametrize("mix", list(MIXES))
+def test_a_text_that_finds_no_room_is_received_in_the_buffer(mix: str) -> None:
+    cluster, text = with_full_pool(mix)
+    asker = cluster.instances["p"]
+    buffered = asker.handovers.agent.receiving.buffered
+    assert buffered is not None
+    entry = Entry([*text, 3, 2, 1], 4, "")
+    cluster.submit("r", entry, "p", "", pulls_from="e")
+    while not asker.copying:
+        cluster.deliver(0)
+    assert len(buffered) == 1, "the pool had room"
+    while asker.copying:
+        cluster.copy("p", 0, 99)
+    prefixes = swapping_of(asker).prefixes
+    assert prefixes is not None and not len(buffered) and len(prefixes.pages) > 0
+    hits = prefixes.hit_tokens
+    cluster.settle()
+    cluster.check_ends()
+    assert prefixes.hit_tokens > hits, "what came was not used"
+
+
+@pytest.mark.parametrize("end", ["its sender dies", "its time passes", "the buffer is full"])
+def test_a_text_that_does_not_come_leaves_the_buffer(end: str) -> None:
+    cluster, text = with_full_pool("windows", 1 if end == "the buffer is full" else 60)
+    asker, buffer = cluster.instances["p"], buffer_of(cluster, "p")
+    before = buffer.used_large
+    entry = Entry([*text, 3, 2, 1], 4, "")
+    cluster.submit("r", entry, "p", "", pulls_from="e")
+    while cluster.messages and not asker.copying:
+        cluster.deliver(0)
+    assert bool(asker.copying) == (end != "the buffer is full")
+    if end == "its sender dies":
+        cluster.crash("e")
+    elif end == "its time passes":
+        cluster.pass_time(1_000_000)
+    cluster.copy("p", 0, 0)
+    buffer.settle()
+    assert buffer.used_large == before and buffer.audit() == []
+    cluster.settle()
+    cluster.check_ends()

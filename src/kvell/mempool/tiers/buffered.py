@@ -53,6 +53,7 @@ class BufferedPages:
         self._pages: OrderedDict[Key, _Page] = OrderedDict()  # least recently used first
         self._ends: Counter[int] = Counter()
         self._pins: Counter[Key] = Counter()
+        self._reserved: dict[int, int] = {}  # pages without a text, by holder
         self._next_holder = FIRST_HOLDER
         self._plan = 0
 
@@ -74,20 +75,50 @@ class BufferedPages:
 
     def put(self, group: int, place: Place, digests: PrefixDigests) -> int | None:
         """Allocate a page of the buffer for a new page, or return None if there is no room."""
+        reserved = self.reserve(group)
+        if reserved is None:
+            return None
+        holder, page = reserved
+        self.insert(key(group, place, digests), place[0], holder)
+        return page
+
+    def reserve(self, group: int) -> tuple[int, int] | None:
+        """Allocate a page that no text has yet; drop others for it, as needed.
+
+        :returns: its holder, and its number in the buffer; None if there is no room.
+        """
         need = [0] * len(self.groups)
         need[group] = 1
         self.make_room(need)
         pages = self._buffer.hold(self._next_holder, need)
         if pages is None:
             return None
-        [page] = pages[group]
-        self._pages[key(group, place, digests)] = _Page(
-            self._next_holder, page, place[0], self._plan
-        )
-        if is_mark(self.groups[group], place[0]):
-            self._ends[place[0]] += 1
         self._next_holder += 1
-        return page
+        [page] = pages[group]
+        self._reserved[self._next_holder - 1] = page
+        return self._next_holder - 1, page
+
+    def insert(self, page_key: Key, end: int, holder: int) -> None:
+        """Give a reserved page, which has been written, to the texts that it belongs to.
+
+        Its place is free again if another page has the key by now.
+
+        :param end: tokens of the prefix that it ends.
+        """
+        page = self._reserved.pop(holder)
+        if not self._buffer.has(holder):
+            return  # all was cleared
+        if page_key in self._pages:
+            self._buffer.drop(holder)
+            return
+        self._pages[page_key] = _Page(holder, page, end, self._plan)
+        if is_mark(self.groups[page_key[0]], end):
+            self._ends[end] += 1
+
+    def give_back(self, holder: int) -> None:
+        """Free a reserved page; idempotent."""
+        if self._reserved.pop(holder, None) is not None:
+            self._buffer.drop(holder)
 
     def page(self, key: Key) -> int:
         """Return the buffer's page of a key.

@@ -9,6 +9,7 @@
 A text that is offered while it is computed is pulled in stages; that pull ends only after the
 second offer, which reports that all is written.
 
+A text that is to be cached is received in the CPU buffer, if there is one and the pool has no room.
 Pages that are being written are not reused before the pull has ended.  A copy is valid only if the
 right to read was still valid afterwards, as ``PullExecutor`` reports.  Unanswered messages are
 resent, so a hold for a transfer that the sender has given up ends soon.
@@ -23,6 +24,7 @@ from kvell.memory import Ints
 from kvell.mempool.exchanges import Exchange, Exchanges, send
 from kvell.mempool.holds import Holds
 from kvell.mempool.owners import Owner, Tick
+from kvell.mempool.tiers.received import ReceivedTexts
 from kvell.mempool.transfers.actions import Action, Arrived, Pull, PullRest, Send, StopPull
 from kvell.mempool.transfers.messages import (
     MOST_TICKS,
@@ -77,6 +79,8 @@ class Receiving:
         """Whether a text is accepted, given its handle and its number of computed tokens."""
         self.is_legible: Callable[[Prepare | Offer], bool] = lambda _message: True
         """Whether the user of a text can decode the message's private bytes."""
+        self.buffered: ReceivedTexts | None = None
+        """The texts that come into the CPU buffer; None: there is none."""
         self.is_closed = False
         """Whether further texts are refused."""
         self._coming: Exchanges[Transfer, _IncomingTransfer] = Exchanges()
@@ -120,13 +124,16 @@ class Receiving:
             )
             # If all tokens are cached here, even in a partly filled page, no page is pulled.
             is_here = hold.hit_tokens >= message.computed
-            if not is_here and not self.admits(hold.handle, message.computed):
-                self._holds.release(owner)
-                return [Send(sender, Abandon(transfer, "there is no room"))]
-            missing = NOTHING if is_here else self._holds.receive(owner, message.computed)
+            missing: Ints | None = NOTHING
+            if not is_here:
+                fits = self.admits(hold.handle, message.computed)
+                missing = self._holds.receive(owner, message.computed) if fits else None
         except ValueError as error:
             self._holds.release(owner)
             return [Send(sender, Abandon(transfer, str(error)))]
+        if missing is None:
+            self._holds.release(owner)
+            missing = self._buffered(owner, message, tokens)
         if missing is None:
             return [Send(sender, Abandon(transfer, "there is no room"))]
         prepared = Prepared(transfer, missing[:, :2].astype("<i4").tobytes())
@@ -140,6 +147,17 @@ class Receiving:
             missing,
         )
         return [send(coming, prepared, now)]
+
+    def _buffered(self, owner: Owner, message: Prepare, tokens: Ints) -> Ints | None:
+        """Reserve pages in the CPU buffer for a text; None if it cannot be there."""
+        if self.buffered is None or not message.inserts:
+            return None
+        try:
+            return self.buffered.reserve(
+                owner, tokens, message.computed, message.root, message.model
+            )
+        except ValueError:  # the model is not served here
+            return None
 
     def offer(self, sender: str, message: Offer) -> list[Action]:
         """Begin to pull the missing pages, or pull the rest once all is written."""
@@ -175,12 +193,14 @@ class Receiving:
         """
         coming = self._coming.pop(transfer)
         if coming.is_over:
-            self._holds.release(coming.owner)
+            self._release(coming.owner)
             return []
         if problem:
-            self._holds.release(coming.owner)
+            self._release(coming.owner)
             return [Send(coming.peer, Abandon(transfer, problem))]
-        if coming.inserts:
+        if self.buffered is not None and coming.owner in self.buffered:
+            self.buffered.insert(coming.owner)
+        elif coming.inserts:
             self._holds.insert(coming.owner, coming.computed)
         else:  # for its user, until the sender's deadline
             assert coming.deadline is not None, "only an ended transfer has none"
@@ -228,11 +248,16 @@ class Receiving:
         coming = self._coming[transfer]
         if not coming.is_pulling:
             del self._coming[transfer]
-            self._holds.release(coming.owner)
+            self._release(coming.owner)
             return []
         stops: list[Action] = [] if coming.is_over else [StopPull(transfer)]
         coming.is_over, coming.deadline = True, None
         return stops
+
+    def _release(self, owner: Owner) -> None:
+        self._holds.release(owner)
+        if self.buffered is not None:
+            self.buffered.release(owner)
 
     def _problem(self, sender: str, message: Prepare) -> str:
         if message.transfer.sender != sender:

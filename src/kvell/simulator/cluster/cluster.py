@@ -116,6 +116,8 @@ class EngineParts:
     :param swapping: the CPU buffer.
     :param parking: the component that prefills ahead of decodes.
     :param lateness: reports late requests to the engine.
+    :param buffer_large: number of the buffer's first large page, counted from the pool's first, if
+        prompts may be computed into it.
     """
 
     core: Callable[[], HoldingCore] | None = None
@@ -123,6 +125,7 @@ class EngineParts:
     swapping: Callable[[MemoryCore], Swapping] | None = None
     parking: Callable[[MemoryCore, Swapping], Parking] | None = None
     lateness: Callable[[], LatenessWatch] | None = None
+    buffer_large: int | None = None
 
 
 MakeDevice = Callable[[EngineCore], Device]
@@ -287,6 +290,7 @@ class VirtualCluster:
             agent=agent if spec.links else None,
             pd_caching=spec.pd_caching,
             streams=spec.streams,
+            buffer_large=parts.buffer_large,
         )
         return core, agent, meter
 

@@ -4,7 +4,7 @@ The runner's own :func:`~kvell.engine.running.copies.copy_order.copy_order` deci
 precede a pass and which run during it, so that a replay charges the runner's cost.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvell.engine.cpu_buffer.swapping import moved_bytes
 from kvell.engine.requests.plan import NewPages, StepPlan
@@ -34,6 +34,10 @@ class WithHostLink:
     :param streamed_layers: not WAITS: the assumption of eLLM §4.3.2, which no runner here meets.
         Each of this number of layers is computed while the next one's pages move, out and in
         together.
+    :param buffer_large: number of the buffer's first large page, counted from the pool's first: the
+        work of requests with pages there is *staged*. It writes its keys and values over the link,
+        and reads those of its earlier tokens, layer by layer. None: no work is; in a pool in host
+        memory this costs nothing.
     """
 
     machine: StepTimer
@@ -42,6 +46,8 @@ class WithHostLink:
     on_host: bool = False
     slows: float = 1.0
     streamed_layers: int = WAITS
+    buffer_large: int | None = None
+    _staged: set[int] = field(default_factory=set)
 
     @property
     def request_seconds(self) -> float:
@@ -51,6 +57,8 @@ class WithHostLink:
     def step_seconds(self, plan: StepPlan) -> float:
         """Return the seconds of a step and of the pages it moves; see :class:`StepTimer`."""
         computing = self.machine.step_seconds(plan)
+        if self.buffer_large is not None and not self.on_host:
+            computing = self._with_staged(plan, self.buffer_large, computing)
         if not len(plan.offloads) and not len(plan.fetches):
             return computing
         if self.streamed_layers != WAITS:
@@ -67,6 +75,29 @@ class WithHostLink:
         beside = needed - waited + self._seconds(order.last_out)
         together = max(computing, beside) + self.slows * min(computing, beside)
         return before + waited + together
+
+    def _with_staged(self, plan: StepPlan, buffer_large: int, computing: float) -> float:
+        """Return the seconds of a pass while whose layers the link writes and reads staged KV."""
+        self._staged.difference_update(plan.released)
+        groups = self.layout.groups
+        self._staged.update(
+            handle
+            for handle, group, _, page in plan.new_pages.tolist()
+            if page >= buffer_large * groups[group].pages_per_large
+        )
+        out_bytes = in_bytes = 0
+        for work in plan.work:
+            if work.handle in self._staged:
+                token_bytes = sum(
+                    group.page_stride_bytes // group.page_tokens
+                    for group in groups
+                    if group.model == work.spec.model and group.kind.counts_tokens
+                )
+                out_bytes += work.count * token_bytes
+                in_bytes += work.start * token_bytes
+        moving = max(out_bytes, in_bytes) / self.bytes_per_second
+        stages = max(1, *(len(stages_of(groups, work.spec.model)) for work in plan.work), 1)
+        return max(computing, moving) + moving / stages
 
     def _seconds(self, rows: NewPages) -> float:
         return moved_bytes(rows, self.layout.groups) / self.bytes_per_second
