@@ -168,9 +168,7 @@ def replay_of(bench: Bench, side: Side, rows: list[TraceRow]) -> VirtualCluster:
     watch = LatenessWatch.ahead_of(asked.ttft_seconds, asked.tpot_seconds, INITIAL_EXPECTED_OUTPUT)
     large = layout.num_large_pages if side.stages else None
     rate = bench.bytes_per_second
-    machine = WithHostLink(
-        bench.machine, layout, rate, streamed_layers=layers, buffer_large=large
-    )
+    machine = WithHostLink(bench.machine, layout, rate, streamed_layers=layers, buffer_large=large)
     return VirtualCluster(
         ClusterSpec(ALONE, layout, limits, machine),
         rows,

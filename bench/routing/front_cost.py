@@ -85,10 +85,13 @@ class Instance:
     held_tokens: int = 0
     num_coming: int = 0
     coming_tokens: int = 0
-    pace: float = 1.0
     sequence: int = 0
     busy_until_seconds: float = 0.0
     cached: dict[int, OrderedDict[int, None]] = field(default_factory=dict)
+
+    def pace(self, crowd: int) -> float:
+        """Return 1: no instance is slower than its prices."""
+        return 1.0
 
     def stores(self, chain: PromptChain, groups: Sequence[TreeGroup]) -> IndexNotice:
         """Compute a prompt; what finds no room is evicted, the ends of old prompts first."""
