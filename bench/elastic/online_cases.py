@@ -69,7 +69,7 @@ class Side:
     :param buffers: preempted requests go to host memory, and prompts ahead of decodes.
     :param fixed_gib: fixed logical size of the buffer; None: set by Algorithm 2.
     :param batched_tokens: most tokens of a step; None: the longest prompt that is served.
-    :param stages: prompts may be computed into the buffer (eLLM §4.3.2), instead of parking decodes.
+    :param stages: prompts may be computed into the buffer (eLLM §4.3.2).
     """
 
     name: str
