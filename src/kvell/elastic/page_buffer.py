@@ -68,7 +68,7 @@ class PageBuffer:
         self._held[holder] = tuple((g, page) for g, some in enumerate(pages) for page in some)
         return pages
 
-    def has(self, holder: int) -> bool:
+    def is_held(self, holder: int) -> bool:
         """Return whether a holder has pages."""
         return holder in self._held
 

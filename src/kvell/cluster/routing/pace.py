@@ -43,4 +43,4 @@ class Pace:
     def _log(self, crowd: int) -> float:
         if crowd in self._logs or not self._logs:
             return self._logs.get(crowd, 0.0)
-        return self._logs[min(self._logs, key=lambda known: (abs(known - crowd), known))]
+        return self._logs[min(self._logs, key=lambda other: (abs(other - crowd), other))]

@@ -130,8 +130,8 @@ class EngineCore:
         """Migrate a request if it can move: it runs here while its pages are copied."""
         if not self.has_request(command.request_id, command.attempt):
             return []
-        request, rests = self._requests[command.request_id], not self._in_flight
-        self.pool.begin_migration(request, command.goes_to, rests=rests)
+        request = self._requests[command.request_id]
+        self.pool.begin_migration(request, command.goes_to, rests=not self._in_flight)
         self._is_idle = False
         return self.pool.take_staying()
 

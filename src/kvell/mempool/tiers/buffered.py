@@ -79,7 +79,7 @@ class BufferedPages:
         if reserved is None:
             return None
         holder, page = reserved
-        self.insert(key(group, place, digests), place[0], holder)
+        self.publish(key(group, place, digests), place[0], holder)
         return page
 
     def reserve(self, group: int) -> tuple[int, int] | None:
@@ -98,7 +98,7 @@ class BufferedPages:
         self._reserved[self._next_holder - 1] = page
         return self._next_holder - 1, page
 
-    def insert(self, page_key: Key, end: int, holder: int) -> None:
+    def publish(self, page_key: Key, end: int, holder: int) -> None:
         """Give a reserved page, which has been written, to the texts that it belongs to.
 
         Its place is free again if another page has the key by now.
@@ -106,7 +106,7 @@ class BufferedPages:
         :param end: tokens of the prefix that it ends.
         """
         page = self._reserved.pop(holder)
-        if not self._buffer.has(holder):
+        if not self._buffer.is_held(holder):
             return  # all was cleared
         if page_key in self._pages:
             self._buffer.drop(holder)

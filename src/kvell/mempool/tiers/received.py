@@ -87,7 +87,7 @@ class ReceivedTexts:
     def insert(self, owner: Owner) -> None:
         """Cache a text whose pages have arrived."""
         for page in self._coming.pop(owner):
-            self._pages.insert(page.key, page.end, page.holder)
+            self._pages.publish(page.key, page.end, page.holder)
 
     def release(self, owner: Owner) -> None:
         """Free the pages of a text that does not come; idempotent."""
