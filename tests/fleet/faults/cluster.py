@@ -22,7 +22,7 @@ from tests.fleet.faults.wires import Wires
 from tests.fleet.placing.ray_machines import is_gone
 from tests.front.scenarios import until
 
-NODES, FRONTS, STREAMS = 2, 2, 4
+NODES, FRONTS = 2, 2
 
 
 @dataclass
@@ -192,7 +192,7 @@ async def cluster(
                 for number in range(FRONTS):
                     joins = FollowedCluster(one.find, ends_cluster=True)
                     front = await stack.enter_async_context(Front(joins=joins, limits=limits))
-                    load = Load(front, f"{seed} {number}", STREAMS, instances.draw)
+                    load = Load(front, f"{seed} {number}", instances.streams, instances.draw)
                     await stack.enter_async_context(load)
                     one.fronts.append(JoinedFront(front, joins.name, load))
                 await one.whole()

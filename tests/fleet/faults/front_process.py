@@ -3,7 +3,7 @@
 Arguments: where the manager listens, how many requests at once, a seed, and maybe files of jobs to
 ask in place of endless fake requests.  The first bytes of stdin are the secret; when stdin ends, so
 does this process.  Prints the front's name, and how many of its requests run, once all of them do;
-later what no request may get.  After SIGTERM its requests end, and it prints what came of them.
+later what no request may get.  After SIGTERM some requests end, and it prints what came of all.
 """
 
 import asyncio
@@ -33,7 +33,6 @@ async def serve(secret: bytes, address: str, streams: int, seed: str, jobs: list
         draw = known_requests(jobs) if jobs else fake_requests(ENDLESS, ENDLESS)
         load = Load(front, seed, streams, draw)
         async with load:
-            await load.goes_on(20 * streams)
             while front.in_flight < streams or not (jobs or all_speak(front)):
                 await asyncio.sleep(0.005)
             say(f"{joins.name} {front.in_flight}")
@@ -42,7 +41,7 @@ async def serve(secret: bytes, address: str, streams: int, seed: str, jobs: list
             while not load.wrong and not is_over.is_set():
                 await load.goes_on(1)
             if not load.wrong:
-                await load.stop()
+                await load.ends_more(streams)  # not all: one may wait for memory for minutes
             say(json.dumps([load.wrong, load.ends, [*load.refusals], [*load.turned_away]]))
 
 

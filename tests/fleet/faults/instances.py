@@ -20,6 +20,7 @@ class Instances:
 
     :param counts: of each role.
     :param program: what the nodes run, and ``words``: its arguments, with what is filled in.
+    :param streams: requests of a front at once.
     :param draw: what fronts of the test's process ask.
     :param jobs: files of what fronts in other processes ask; without, endless fake requests.
     :param refusals: parts of the reasons why a request that was let in may get no answer.
@@ -31,6 +32,7 @@ class Instances:
     counts: Mapping[str, int]
     program: tuple[str, ...] = FAKE
     words: tuple[str, ...] = FAKE_WORDS
+    streams: int = 4
     draw: Draw = FAKE_REQUESTS
     jobs: tuple[str, ...] = ()
     refusals: tuple[str, ...] = ("its instance ended",)

@@ -15,13 +15,13 @@ import pytest
 
 from kvell.engine.protocol.messages import FRONT_LEASE_SECONDS
 from tests.fleet.faults.cluster import Cluster, cluster
-from tests.fleet.faults.instances import Instances
+from tests.fleet.faults.instances import FAKES, Instances
 from tests.fleet.faults.load import unexplained
 from tests.fleet.faults.machines.orders import ROOT
 from tests.front.scenarios import is_gone, run, until
 
 logger = logging.getLogger(__name__)
-STREAMS = 5
+STREAMS = FAKES.streams
 TIMES = 6.0, 3.0
 """Seconds of a front's lease, and of a cluster without any front: both pass at the end."""
 
@@ -40,7 +40,7 @@ class DoomedFront:
         assert await self.process.stdout.read() == b"", "one of its requests got something wrong"
 
     async def end(self, instances: Instances) -> int:
-        """Let its requests end, and then itself; how many got their answers."""
+        """Let some of its requests end, and then itself; how many got their answers."""
         self.process.send_signal(signal.SIGTERM)
         assert self.process.stdout is not None
         told = json.loads(await self.process.stdout.readline())
@@ -57,7 +57,7 @@ async def doomed_front(one: Cluster, seed: int) -> AsyncIterator[DoomedFront]:
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.fleet.faults.front_process"),
-        *(one.managed.address, str(STREAMS), str(seed), *one.instances.jobs),
+        *(one.managed.address, str(one.instances.streams), str(seed), *one.instances.jobs),
         cwd=ROOT,
         stdin=pipe,
         stdout=pipe,
@@ -66,7 +66,7 @@ async def doomed_front(one: Cluster, seed: int) -> AsyncIterator[DoomedFront]:
     try:
         process.stdin.write(one.secret)
         name, in_flight = (await process.stdout.readline()).decode().split()
-        assert int(in_flight) == STREAMS
+        assert int(in_flight) == one.instances.streams
         yield DoomedFront(process, name)
     finally:
         if process.returncode is None:
