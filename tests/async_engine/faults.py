@@ -13,6 +13,7 @@ from kvell.async_engine import AsyncEngine, StreamedOutput
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import RequestFailed, TryLater
 from kvell.fleet.started.member import MemberStatus
+from tests.async_engine.jobs import Job
 from tests.front.scenarios import damage_next_bytes, is_gone, line_of, until
 
 KINDS = ("kill", "stop", "damage")
@@ -21,15 +22,6 @@ SUSPECTED = "two instances ended while they computed it"
 REFUSALS = (RETRIED, SUSPECTED)
 """Why an accepted request may get no answer: three deaths, or two that it may have caused."""
 MOST_PAUSE_SECONDS = 1.0
-
-
-@dataclass(frozen=True)
-class Job:
-    """A prompt, how it is sampled, and the tokens of an undisturbed answer."""
-
-    prompt: list[int]
-    sampling: SamplingParams
-    tokens: list[int]
 
 
 @dataclass

@@ -15,8 +15,9 @@ from kvell.engine.protocol.statistics import Stats
 from kvell.errors import InstanceDied, RequestFailed, TryLater
 from kvell.fleet.started.member import MemberStatus
 from kvell.front.request_log import LogEntry
-from tests.async_engine.faults import Job, serving
 from tests.async_engine.faults import Outcome as FaultOutcome
+from tests.async_engine.faults import serving
+from tests.async_engine.jobs import Job
 from tests.front.scenarios import is_gone, until
 
 MOST_PAUSE_SECONDS = 0.5
@@ -95,6 +96,28 @@ def state_of(pid: int) -> str:
         return ""
 
 
+async def stop(*pids: int) -> None:
+    """SIGSTOP; the system runs no instruction of them after this."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+        await until(lambda pid=pid: state_of(pid) == "T")  # type: ignore[misc]
+
+
+async def wake(*pids: int) -> None:
+    """SIGCONT, after :func:`stop`."""
+    for pid in pids:
+        assert state_of(pid) == "T", "it was given up"
+        os.kill(pid, signal.SIGCONT)
+        await until(lambda pid=pid: state_of(pid) != "T")  # type: ignore[misc]
+
+
+async def asleep(pid: int, seconds: float) -> None:
+    """Stop a process for so long."""
+    await stop(pid)
+    await asyncio.sleep(seconds)
+    await wake(pid)
+
+
 class Faults:
     """Lets instances of one engine fail.
 
@@ -147,22 +170,22 @@ class Faults:
 
     async def pause(self, sides: Victims, pair: Victims, entries: list[LogEntry]) -> int:
         """SIGSTOP; a reader gives its request up meanwhile; then they wake."""
-        pids = [self.status(side).pid for side in sides]
-        await self._stop(pids)
+        pids = [self.pid_of(side) for side in sides]
+        await stop(*pids)
         self._abort_one(entries)
         await asyncio.sleep(self._chance.uniform(0, self._most_stopped_seconds))
         held_up = sum(1 for entry in entries if entry.line == pair[0])
-        await self._wake(pids)
+        await wake(*pids)
         return held_up
 
     async def orphan(self, sides: Victims, pair: Victims, entries: list[LogEntry]) -> int:
         """SIGSTOP of one; the other dies; then the first wakes, and its peer is no more."""
         [stopped] = sides
-        pids = [self.status(stopped).pid]
-        await self._stop(pids)
+        pids = [self.pid_of(stopped)]
+        await stop(*pids)
         self._abort_one(entries)
         await self._fail([one for one in pair if one != stopped], signal.SIGKILL)
-        await self._wake(pids)
+        await wake(*pids)
         return 0
 
     async def _pair(self) -> tuple[str, str, list[LogEntry]]:
@@ -186,22 +209,15 @@ class Faults:
             await until(lambda one=one: is_gone(one.pid))  # type: ignore[misc]
             await until(lambda one=one: self.status(one.instance_id).restarts > one.restarts)  # type: ignore[misc]
 
-    async def _stop(self, pids: Sequence[int | None]) -> None:
-        for pid in pids:
-            assert pid is not None
-            os.kill(pid, signal.SIGSTOP)
-            await until(lambda pid=pid: state_of(pid) == "T")  # type: ignore[misc]
-
-    async def _wake(self, pids: Sequence[int | None]) -> None:
-        for pid in pids:
-            assert pid is not None and state_of(pid) == "T", "it was given up"
-            os.kill(pid, signal.SIGCONT)
-            await until(lambda pid=pid: state_of(pid) != "T")  # type: ignore[misc]
-
     def _abort_one(self, entries: list[LogEntry]) -> None:
         """The reader of one request ends it: its transfer is over for one side only."""
         if self._chance.random() < 0.5:
             self._engine.abort(str(self._chance.choice(entries).request_id))
+
+    def pid_of(self, name: str) -> int:
+        pid = self.status(name).pid
+        assert pid is not None
+        return pid
 
     def status(self, name: str) -> MemberStatus:
         [one] = [one for one in self._engine.instances() if one.instance_id == name]
@@ -285,11 +301,11 @@ async def audited(engine: AsyncEngine, outcome: Outcome) -> None:
             continue  # it is just ending, or was just woken
         assert {name: one.problems for name, one in told.items()} == dict.fromkeys(told, ())
         for one in told.values():
-            outcome.acts.update(name for name, count in _acts(one).items() if count)
+            outcome.acts.update(name for name, count in acts_of(one).items() if count)
         return
 
 
-def _acts(stats: Stats) -> dict[str, int]:
+def acts_of(stats: Stats) -> dict[str, int]:
     """What an instance did in its present incarnation."""
     return {
         **stats.rungs,
@@ -300,14 +316,20 @@ def _acts(stats: Stats) -> dict[str, int]:
     }
 
 
+def is_at_rest(stats: Stats) -> bool:
+    """Whether an instance has no request, and none has a page of its pool or its CPU buffer."""
+    counts = [group.used_pages for group in stats.groups]
+    counts += [stats.buffer.get(name, 0) for name in ("holders", "parked")]
+    counts += [stats.sections.get(side, 0) for side in ("lent", "borrowed")]
+    return not any((*counts, stats.running, stats.waiting))
+
+
 async def rested(engine: AsyncEngine) -> None:
     """Wait until no instance has a request or holds a page of pool or CPU buffer; what is cached
     stays."""
     while True:
         told = await engine.stats(with_audit=True)
-        used = [group.used_pages for one in told.values() for group in one.groups]
-        used += [one.buffer.get("holders", 0) for one in told.values()]
-        if not any(used) and not any(one.running + one.waiting for one in told.values()):
+        if all(map(is_at_rest, told.values())):
             assert set(told) == {one.instance_id for one in engine.instances()}
             assert all(one.problems == () for one in told.values())
             return

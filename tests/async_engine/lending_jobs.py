@@ -4,12 +4,13 @@ import random
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from kvell import LLM
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.models.loading.random_weights import write_random_model
 from kvell.vocabulary import MIB
-from tests.async_engine.faults import Job
+from tests.async_engine.jobs import Job
 from tests.models.harness import tiny_config
 
 WORDS = 49_152
@@ -51,6 +52,19 @@ def draft_model(smollm2_path: Path, directory: Path) -> Path:
 def _copy_tokenizer(source: Path, target: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(source / name, target)
+
+
+def everything(smollm2_path: Path, directory: Path) -> dict[str, Any]:
+    """All that an instance can have, as arguments of an :class:`.AsyncEngine`."""
+    return {
+        "model": str(wide_model(smollm2_path, directory / "wide")),
+        "speculative_model": str(draft_model(smollm2_path, directory / "draft")),
+        "dtype": "float32",
+        "memory_bytes": 100 * MIB,
+        "cpu_buffer_bytes": 48 * MIB,
+        "slo_ttft_seconds": 0.01,
+        "async_scheduling": True,
+    }
 
 
 def long_jobs(directory: Path) -> list[Job]:

@@ -11,7 +11,8 @@ from kvell.fleet.instance.restart import RestartPolicy
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.vocabulary import MIB
 from tests.async_engine.conftest import SharedEngine, greedy_rows
-from tests.async_engine.faults import KINDS, Job, disturbed, whole
+from tests.async_engine.faults import KINDS, disturbed, whole
+from tests.async_engine.jobs import Job
 
 pytestmark = pytest.mark.xdist_group("async_engine")
 STREAMS = 9

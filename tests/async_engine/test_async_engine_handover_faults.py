@@ -20,7 +20,7 @@ from kvell.fleet.started.front_limits import FrontLimits
 from kvell.front.request_log import LogEntry
 from kvell.models.loading.random_weights import write_random_model
 from kvell.vocabulary import MIB
-from tests.async_engine.faults import REFUSALS, RETRIED, Job, serving
+from tests.async_engine.faults import REFUSALS, RETRIED, serving
 from tests.async_engine.handover_faults import (
     KINDS,
     LOOK_SECONDS,
@@ -30,6 +30,7 @@ from tests.async_engine.handover_faults import (
     disturbed,
     rested,
 )
+from tests.async_engine.jobs import Job
 from tests.front.scenarios import until
 from tests.models.harness import tiny_config
 

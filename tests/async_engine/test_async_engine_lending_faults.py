@@ -13,7 +13,7 @@ from kvell.async_engine import AsyncEngine
 from kvell.engine.lending.placement import NOBODY_LENDS
 from kvell.fleet.instance.restart import RestartPolicy
 from kvell.fleet.started.front_limits import FrontLimits
-from tests.async_engine.faults import REFUSALS, Job
+from tests.async_engine.faults import REFUSALS
 from tests.async_engine.handover_faults import (
     LENDING_KINDS,
     Faults,
@@ -23,6 +23,7 @@ from tests.async_engine.handover_faults import (
     disturbed,
     rested,
 )
+from tests.async_engine.jobs import Job
 from tests.async_engine.lending_jobs import KV_BYTES, long_jobs, wide_model
 
 INSTANCES = "mixed=4"

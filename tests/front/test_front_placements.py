@@ -346,6 +346,19 @@ def test_loans_of_shorter_requests_count_too() -> None:
     assert at == "mixed-2" and "mixed-2" not in {n for n in parts(command) if n != at}
 
 
+def test_loans_of_a_dead_instance_count_no_more() -> None:
+    """It borrowed from both others, which are free again while it is away."""
+    queue = opened(*NAMES)
+    short = RequestId("short")
+    told = tuple(
+        RequestPlacementEntry(short, name, 1, local=name == "mixed-2") for name in reversed(NAMES)
+    )
+    queue.on_event("mixed-2", beat(ALONE, told), 0.0)
+    queue.lost("mixed-2", InstanceDeath("it died", "killed"), 1.0)
+    _, command = submitted(queue, entry(50, 4))
+    assert set(parts(command)) == {"mixed-0", "mixed-1"}
+
+
 # ------------------------------------------------------- what fits a pool, but not what is free
 
 

@@ -1,6 +1,9 @@
-"""``kvell serve`` is stopped or killed while its instances lend each other memory."""
+"""``kvell serve`` is stopped or killed while its instances lend each other memory: alone, or with
+every other mechanism."""
 
+import itertools
 import json
+import logging
 import os
 import random
 import signal
@@ -17,17 +20,36 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.async_engine.faults import Job
+from kvell.engine.setup.engine_settings import EngineSettings
 from tests.async_engine.handover_faults import state_of
-from tests.async_engine.lending_jobs import KV_BYTES, long_jobs, wide_model
-from tests.front.scenarios import is_gone
+from tests.async_engine.jobs import Job
+from tests.async_engine.lending_jobs import KV_BYTES, everything, long_jobs, mixed_jobs, wide_model
+from tests.async_engine.test_async_engine_everything_faults import SHAPES
+from tests.fleet.placing.ray_machines import family, is_gone
 from tests.llm.servers import PATIENCE_SECONDS
 from tests.llm.test_llm_serve_disaggregated import until
 
 pytestmark = pytest.mark.long
+logger = logging.getLogger(__name__)
 """`tests/async_engine` lends with real models, and `tests/fleet/faults` kills real processes."""
+ALONE = "mixed=4"
+SHARED_MEMORY = Path("/dev/shm")
+MOST_DELAY_SECONDS = 2.0
 MOST_STOPPED_SECONDS = 4.0
 """Longer than the two seconds in which a recalled section is to be given back."""
+
+
+class NobodyLendsError(Exception):
+    """A request was not let in."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How a server is started, and what it is asked."""
+
+    model: str
+    flags: list[str]
+    jobs: list[Job]
 
 
 @dataclass(frozen=True)
@@ -45,8 +67,11 @@ class Server:
     def lent(self) -> int:
         return sum(one["sections"]["lent"] for one in self.instances() if one.get("sections"))
 
-    def ask(self, job: Job) -> list[int] | None:
-        """Return the answer; None if nobody had memory to lend just now."""
+    def ask(self, job: Job) -> Iterator[int]:
+        """Yield the tokens of an answer.
+
+        :raises NobodyLendsError: if nobody had memory to lend just now.
+        """
         body = {
             "model": self.model,
             "prompt": job.prompt,
@@ -55,13 +80,18 @@ class Server:
             "seed": job.sampling.seed,
             "ignore_eos": True,
             "return_token_ids": True,
+            "stream": True,
         }
-        reply = httpx.post(f"{self.url}/v1/completions", json=body, timeout=PATIENCE_SECONDS)
-        if reply.status_code == httpx.codes.TOO_MANY_REQUESTS:
-            return None
-        assert reply.status_code == httpx.codes.OK, reply.text
-        found: list[int] = reply.json()["choices"][0]["token_ids"]
-        return found
+        url = f"{self.url}/v1/completions"
+        with httpx.stream("POST", url, json=body, timeout=PATIENCE_SECONDS) as reply:
+            if reply.status_code == httpx.codes.TOO_MANY_REQUESTS:
+                raise NobodyLendsError
+            assert reply.status_code == httpx.codes.OK, reply.read()
+            events = (line[6:] for line in reply.iter_lines() if line.startswith("data: "))
+            for event in itertools.takewhile(lambda event: event != "[DONE]", events):
+                told = json.loads(event)
+                assert "error" not in told, event
+                yield from told["choices"][0]["token_ids"]
 
     def pause(self, seconds: float) -> None:
         """Stop the process so long, while memory is lent; it is not killed meanwhile."""
@@ -75,25 +105,31 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def directory(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return wide_model(smollm2_path, tmp_path_factory.mktemp("lent") / "wide")
-
-
-@pytest.fixture(scope="module")
-def jobs(directory: Path) -> list[Job]:
-    return long_jobs(directory)
+def setup(
+    smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Setup:
+    """By its instances; those of ``ALONE`` only lend."""
+    directory = tmp_path_factory.mktemp("lent")
+    if request.param == ALONE:
+        model = wide_model(smollm2_path, directory / "wide")
+        settings = EngineSettings(str(model), dtype="float32", kv_memory_bytes=KV_BYTES)
+        jobs = long_jobs(model)
+    else:
+        settings = EngineSettings(**everything(smollm2_path, directory))
+        jobs = mixed_jobs(Path(settings.model))
+    return Setup(settings.model, [*settings.flags(), "--instances", request.param], jobs)
 
 
 @contextmanager
-def served(directory: Path) -> Iterator[Server]:
+def served(setup: Setup, **environ: str) -> Iterator[Server]:
     command = [sys.executable, "-m", "kvell.cli.main", "serve", "--port", "0", "--json"]
-    command += ["--model", str(directory), "--kv-memory", str(KV_BYTES), "--dtype", "float32"]
-    command += ["--instances", "mixed=4"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | environ
+    with subprocess.Popen(
+        [*command, *setup.flags], stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
         assert process.stdout is not None
         try:
-            yield Server(json.loads(process.stdout.readline())["url"], str(directory), process)
+            yield Server(json.loads(process.stdout.readline())["url"], setup.model, process)
         finally:
             process.kill()
 
@@ -105,8 +141,9 @@ class Asking:
         self._server, self._jobs = server, jobs
         self._is_over = threading.Event()
         self._threads = [threading.Thread(target=self._ask, args=(n,)) for n in range(streams)]
-        self.answered = 0
+        self.answered = self.turned_away = 0
         self.problems: list[str] = []
+        self.wrong: list[str] = []
 
     def __enter__(self) -> "Asking":
         for one in self._threads:
@@ -123,45 +160,59 @@ class Asking:
             if self._is_over.is_set():
                 return
             job = self._jobs[(turn + number) % len(self._jobs)]
+            tokens = 0
             try:
-                tokens = self._server.ask(job)
+                for tokens, token in enumerate(self._server.ask(job), 1):
+                    if job.tokens[tokens - 1 : tokens] != [token]:
+                        self.wrong.append(f"token {tokens} to {len(job.prompt)} tokens: {token}")
+            except NobodyLendsError:
+                self.turned_away += 1
             except (httpx.HTTPError, AssertionError) as error:
                 self.problems.append(str(error))
-                continue
-            self.answered += tokens is not None
-            if tokens not in (None, job.tokens):
-                self.problems.append(f"a wrong answer to {len(job.prompt)} tokens")
+            else:
+                self.answered += 1
+                if tokens != len(job.tokens):
+                    self.wrong.append(f"{tokens} tokens, not {len(job.tokens)}")
 
 
-MANY = (pytest.mark.timeout(3600),)
+def cases(few: int, many: int, of_each: int) -> list[Any]:
+    """How often, at whom."""
+    marks = pytest.mark.timeout(3600)
+    counts = [(ALONE, few), (ALONE, many), *((shape, of_each) for shape in SHAPES)]
+    return [pytest.param(*case, marks=marks) for case in counts]
 
 
-@pytest.mark.parametrize("pauses", [2, pytest.param(30, marks=MANY)])
-def test_who_decides_sleeps_while_memory_is_lent(
-    directory: Path, jobs: list[Job], pauses: int
-) -> None:
+@pytest.mark.parametrize(("setup", "pauses"), cases(2, 30, 10), indirect=["setup"])
+def test_who_decides_sleeps_while_memory_is_lent(setup: Setup, pauses: int) -> None:
     chance = random.Random(pauses)
-    with served(directory) as server:
-        with Asking(server, jobs, 4) as asking:
+    with served(setup) as server:
+        with Asking(server, setup.jobs, 4) as asking:
             for _ in range(pauses):
                 before = asking.answered
                 server.pause(chance.uniform(0, MOST_STOPPED_SECONDS))
                 until(lambda before=before: asking.answered > before)  # type: ignore[misc]
-        assert asking.problems == []
+        logger.info("%d answered, %d turned away", asking.answered, asking.turned_away)
+        assert asking.wrong == asking.problems == []
         until(lambda: server.lent() == 0)
         assert httpx.get(f"{server.url}/debug/audit", timeout=60).json()["clean"]
 
 
-@pytest.mark.parametrize("deaths", [1, pytest.param(10, marks=MANY)])
-def test_who_decides_dies_while_memory_is_lent(
-    directory: Path, jobs: list[Job], deaths: int
-) -> None:
+@pytest.mark.parametrize(("setup", "deaths"), cases(1, 10, 10), indirect=["setup"])
+def test_who_decides_dies_while_memory_is_lent(setup: Setup, deaths: int, tmp_path: Path) -> None:
     """Its instances end with it, and leave nothing."""
+    shared = set(SHARED_MEMORY.iterdir())
+    chance = random.Random(deaths)
     for _ in range(deaths):
-        with served(directory) as server, Asking(server, jobs, 4) as asking:
+        with served(setup, TMPDIR=str(tmp_path)) as server, Asking(server, setup.jobs, 4) as asking:
             until(lambda: server.lent() > 0)
-            pids = [one["pid"] for one in server.instances()]
+            time.sleep(chance.uniform(0, MOST_DELAY_SECONDS))
+            pids = family(server.process.pid)
+            assert len(pids) > len(server.instances()) > 0
             server.process.kill()
             assert server.process.wait(PATIENCE_SECONDS) == -signal.SIGKILL
             until(lambda: all(map(is_gone, pids)))  # noqa: B023
             asking._is_over.set()
+        logger.info("%d answered, %d turned away", asking.answered, asking.turned_away)
+        assert asking.wrong == []
+    assert list(tmp_path.iterdir()) == []
+    assert set(SHARED_MEMORY.iterdir()) <= shared

@@ -2,6 +2,8 @@
 
 import contextlib
 import gc
+import os
+import shutil
 import socket
 import sys
 from collections.abc import Callable
@@ -96,6 +98,8 @@ def instance(
         take_threads(most_threads)
     secret = b""
     with contextlib.ExitStack() as stack:
+        if pool_dir:
+            stack.callback(_remove_orphaned, Path(pool_dir), os.getppid())
         serve: Callable[[Engine], None]
         if pool_host:
             from kvell.serving.door import FrontListener, read_secret
@@ -136,6 +140,12 @@ def _serve(engine: "OpenEngine", serve: "Callable[[Engine], None]") -> None:
     finally:
         engine.close()
         gc.unfreeze()  # so that reference cycles are freed before the process ends
+
+
+def _remove_orphaned(folder: Path, front_pid: int) -> None:
+    """Remove the pool's folder if the front, which made it, was killed before it could."""
+    if os.getppid() != front_pid:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _pricing(

@@ -31,7 +31,8 @@ class InstanceLoad:
     :ivar uncached_prompt_tokens: of the prompt tokens, those that were not cached when their
         requests were routed, and ``outstanding_pairs`` of query and key that they make.
     :ivar running_requests: number of requests that decode.
-    :ivar placements: placements of its requests that borrow, by its last heartbeat.
+    :ivar placements: placements of its requests that borrow, by its last heartbeat; none once
+        it died.
     :ivar coming: tokens of the requests that are moving to the instance.
     """
 
@@ -315,8 +316,12 @@ class InstanceLoad:
         entry.pending_prompt_tokens = entry.pending_output_tokens = 0
 
     def lost(self) -> list[LogEntry]:
-        """Close the line, and remove and return all its requests, oldest first."""
+        """Close the line, and remove and return all its requests, oldest first.
+
+        What they borrowed is no longer lent.
+        """
         self.close()
+        self.placements = ()
         lost = list(self.in_flight.values())
         for entry in lost:
             self.remove(entry)

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,16 +13,16 @@ from kvell.fleet.followed.manager_link import ManagerAddress
 from kvell.fleet.manager.messages import Roster
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.front.front import Front
-from tests.fleet.faults.load import Load
+from tests.async_engine.handover_faults import is_at_rest
+from tests.fleet.faults.instances import FAKES, Instances
+from tests.fleet.faults.load import Load, unexplained
 from tests.fleet.faults.machines.machines import Machines
 from tests.fleet.faults.managing import LEASE_SECONDS, LONELY_SECONDS, ManagedCluster
 from tests.fleet.faults.wires import Wires
 from tests.fleet.placing.ray_machines import is_gone
 from tests.front.scenarios import until
 
-INSTANCES: Mapping[str, int] = {"mixed": 3}
-NODES, FRONTS, STREAMS = 2, 2, 4
-LIMITS = FrontLimits(startup_seconds=20, drain_seconds=10, silence_seconds=1.5)
+NODES, FRONTS = 2, 2
 
 
 @dataclass
@@ -50,6 +50,7 @@ class JoinedFront:
 class Cluster:
     """All parts of it.
 
+    :ivar instances: what they are.
     :ivar fronts: those of the test's process, which survive.
     """
 
@@ -57,6 +58,7 @@ class Cluster:
     wires: Wires
     machines: Machines
     managed: ManagedCluster
+    instances: Instances = FAKES
     fronts: list[JoinedFront] = field(default_factory=list)
     _files_of_new: tuple[int, int] = (0, 0)
 
@@ -84,7 +86,11 @@ class Cluster:
                 each.instance_id: each.report.facts.incarnation for each in told if each.report
             } != newest:
                 return False
-        return len(self.wires.between("manager-*", "*")) == len(newest) == sum(INSTANCES.values())
+        return (
+            len(self.wires.between("manager-*", "*"))
+            == len(newest)
+            == sum(self.instances.counts.values())
+        )
 
     async def whole(self) -> None:
         await until(self.is_whole)
@@ -106,7 +112,10 @@ class Cluster:
         return sum(one.finished.get("cancelled", 0) for one in (await self.stats()).values())
 
     async def stats(self) -> dict[str, Stats]:
-        return await self.fronts[0].front.stats()
+        """Counters of the instances, none of which contradicts itself."""
+        told = await self.fronts[0].front.stats(with_audit=True)
+        assert {name: one.problems for name, one in told.items() if one.problems} == {}
+        return told
 
     async def rests(self) -> None:
         """Let all requests end, and wait until nobody knows of any."""
@@ -117,7 +126,7 @@ class Cluster:
             for _, line in one.front.instances():
                 assert not line.in_flight
                 assert (line.own_prompt_tokens, line.outstanding_output_tokens) == (0, 0)
-        while any(one.running or one.waiting for one in (await self.stats()).values()):
+        while not await self._holds_nothing():
             await asyncio.sleep(0.01)
         await until(lambda: all(self._knows_of_nothing(one.front) for one in self.fronts))
         await until(lambda: not self.has_leaked() and not self.machines.strays())
@@ -129,13 +138,19 @@ class Cluster:
             load = one.load
             assert not load.wrong, load.wrong[:3]
             assert load.accepted == sum(load.ends.values())
-            assert all("its instance ended" in one for one in load.refusals), load.refusals
-            assert all("no instance serves" in one for one in load.turned_away), load.turned_away
+            assert unexplained(load.refusals, self.instances.refusals) == []
+            assert unexplained(load.turned_away, self.instances.barred) == []
             lines.append(
                 f"{load.accepted} requests, {load.tokens} tokens, {dict(load.ends)}, again"
                 f" {load.again}, refused {dict(load.refusals)}, away {dict(load.turned_away)}"
             )
         return "; ".join(lines)
+
+    async def _holds_nothing(self) -> bool:
+        told = await self.stats()
+        return set(told) == set(self.machines.incarnations()) and all(
+            map(is_at_rest, told.values())
+        )
 
     def _knows_of_nothing(self, front: Front) -> bool:
         return all(
@@ -149,7 +164,10 @@ class Cluster:
 
 @asynccontextmanager
 async def cluster(
-    folder: Path, seed: int, times: tuple[float, float] = (LEASE_SECONDS, LONELY_SECONDS)
+    folder: Path,
+    seed: int,
+    times: tuple[float, float] = (LEASE_SECONDS, LONELY_SECONDS),
+    instances: Instances = FAKES,
 ) -> AsyncIterator[Cluster]:
     """A cluster under load; afterwards nothing of it may be left.
 
@@ -157,19 +175,25 @@ async def cluster(
     """
     before, tasks = open_files(), asyncio.all_tasks()
     secret = secrets.token_bytes(32)
-    async with Wires() as wires, Machines(wires, secret, folder, NODES) as machines:
-        slow = ("--step-seconds", "0.001", "--credits", "16")
-        managed = ManagedCluster(wires, secret, machines.socket, INSTANCES, *slow)
+    limits = FrontLimits(
+        startup_seconds=instances.startup_seconds,
+        drain_seconds=10,
+        silence_seconds=instances.silence_seconds,
+    )
+    program = instances.program
+    async with Wires() as wires, Machines(wires, secret, folder, NODES, program) as machines:
+        managed = ManagedCluster(wires, secret, machines.socket, instances)
         managed.times = times
         one: Cluster | None = None
         await managed.start()
         try:
-            one = Cluster(secret, wires, machines, managed)
+            one = Cluster(secret, wires, machines, managed, instances)
             async with AsyncExitStack() as stack:
                 for number in range(FRONTS):
                     joins = FollowedCluster(one.find, ends_cluster=True)
-                    front = await stack.enter_async_context(Front(joins=joins, limits=LIMITS))
-                    load = await stack.enter_async_context(Load(front, f"{seed} {number}", STREAMS))
+                    front = await stack.enter_async_context(Front(joins=joins, limits=limits))
+                    load = Load(front, f"{seed} {number}", instances.streams, instances.draw)
+                    await stack.enter_async_context(load)
                     one.fronts.append(JoinedFront(front, joins.name, load))
                 await one.whole()
                 one.note_files()

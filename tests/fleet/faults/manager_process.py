@@ -1,8 +1,8 @@
 """A cluster's manager as a process of its own, whose instances are placed by machines.
 
-Arguments: the path of the machines' socket, a port, the instances, seconds of a lease and of a
-lonely cluster, and then the instances' own.  The first bytes of stdin are the secret; when stdin
-ends, so does this process, and nothing else.  Prints where it listens.
+Arguments: the path of the machines' socket, a port, the instances, seconds (of a lease, of a lonely
+cluster, of a start, of silence), and then the instances' own.  The first bytes of stdin are the
+secret; when stdin ends, so does this process, and nothing else.  Prints where it listens.
 """
 
 import asyncio
@@ -21,14 +21,7 @@ from kvell.fleet.started.pool_settings import PoolSettings
 from kvell.serving.door import read_secret
 from tests.fleet.faults.machines.placement import NodePlacement
 
-WORDS = ("--door", "{host}", "--incarnation", "{incarnation}", "--instance-id", "{instance_id}")
-SILENCE_SECONDS = 1.5
-LIMITS = FrontLimits(
-    startup_seconds=20,
-    drain_seconds=10,
-    silence_seconds=SILENCE_SECONDS,
-    restart=RestartPolicy(0.01, 0.05, 10),
-)
+RESTART = RestartPolicy(0.01, 0.05, 10)
 POOL = "kvell-faults"
 STOOD_DOWN = 3
 """Exit status of a manager that has met a newer one."""
@@ -39,12 +32,19 @@ async def serve(
     machines: str,
     port: int,
     counts: dict[str, int],
-    lonely_seconds: float,
-    arguments: list[str],
+    times: tuple[float, float, float],
+    words: list[str],
 ) -> None:
-    site = ClusterSite(NodePlacement(machines), secret, POOL, placing_seconds=20)
+    lonely_seconds, startup_seconds, silence_seconds = times
+    site = ClusterSite(NodePlacement(machines), secret, POOL, placing_seconds=startup_seconds)
+    limits = FrontLimits(
+        startup_seconds=startup_seconds,
+        drain_seconds=10,
+        silence_seconds=silence_seconds,
+        restart=RESTART,
+    )
     manager = Manager(
-        *([*WORDS, *arguments], counts, LIMITS, site, secret),
+        *(words, counts, limits, site, secret),
         pool=PoolSettings(),
         port=port,
         lonely_seconds=lonely_seconds,
@@ -57,16 +57,14 @@ async def serve(
 
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="manager: %(message)s")
-    machines, port, counts, times, *arguments = sys.argv[1:]
-    lease_seconds, lonely_seconds = json.loads(times)
+    machines, port, counts, seconds, *words = sys.argv[1:]
+    lease_seconds, *times = json.loads(seconds)
     manager_module.FRONT_LEASE_SECONDS = lease_seconds  # type: ignore[attr-defined]
     stdin = sys.stdin.fileno()
     secret = read_secret(stdin)
     threading.Thread(target=_end_with, args=(stdin,), daemon=True).start()
     try:
-        asyncio.run(
-            serve(secret, machines, int(port), json.loads(counts), lonely_seconds, arguments)
-        )
+        asyncio.run(serve(secret, machines, int(port), json.loads(counts), times, words))
     except Superseded:
         return STOOD_DOWN
     return 0

@@ -5,9 +5,9 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
+from tests.fleet.faults.instances import Instances
 from tests.fleet.faults.machines.orders import ROOT
 from tests.fleet.faults.wires import Wires
 from tests.front.scenarios import until
@@ -20,18 +20,14 @@ class ManagedCluster:
     """Starts the manager's process, and knows the door in front of the one that lives.
 
     :param machines: path of the machines' socket.
-    :param counts: instances of each role.
-    :param arguments: of instances.
     :ivar times: seconds of a front's lease, and of a cluster without any front.
     :ivar address: of the door; a front that asks for it after a restart finds another.
     :ivar pids: of all processes that were started.
     """
 
-    def __init__(
-        self, wires: Wires, secret: bytes, machines: str, counts: Mapping[str, int], *arguments: str
-    ) -> None:
+    def __init__(self, wires: Wires, secret: bytes, machines: str, instances: Instances) -> None:
         self._wires, self._secret = wires, secret
-        self._words = [machines, json.dumps(dict(counts)), *arguments]
+        self._machines, self._instances = machines, instances
         self._process: asyncio.subprocess.Process | None = None
         self._port = 0
         self.times = LEASE_SECONDS, LONELY_SECONDS
@@ -40,8 +36,8 @@ class ManagedCluster:
 
     def another(self) -> "ManagedCluster":
         """A second manager of the same instances; not started."""
-        one = ManagedCluster(self._wires, self._secret, self._words[0], {}, *self._words[2:])
-        one._words, one.times = self._words, self.times
+        one = ManagedCluster(self._wires, self._secret, self._machines, self._instances)
+        one.times = self.times
         return one
 
     async def start(self, *, elsewhere: bool = False) -> None:
@@ -49,12 +45,14 @@ class ManagedCluster:
 
         :param elsewhere: at another address than the one before.
         """
-        machines, counts, *arguments = self._words
         port = 0 if elsewhere else self._port
+        instances = self._instances
+        times = *self.times, instances.startup_seconds, instances.silence_seconds
+        counts = json.dumps(dict(instances.counts))
         pipe = asyncio.subprocess.PIPE
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tests.fleet.faults.manager_process"),
-            *(machines, str(port), counts, json.dumps(self.times), *arguments),
+            *(self._machines, str(port), counts, json.dumps(times), *instances.words),
             cwd=ROOT,
             stdin=pipe,
             stdout=pipe,

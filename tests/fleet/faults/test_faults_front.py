@@ -1,6 +1,7 @@
 """A front of a cluster is killed under load: its requests go, and those of others stay."""
 
 import asyncio
+import json
 import logging
 import signal
 import sys
@@ -14,11 +15,13 @@ import pytest
 
 from kvell.engine.protocol.messages import FRONT_LEASE_SECONDS
 from tests.fleet.faults.cluster import Cluster, cluster
+from tests.fleet.faults.instances import FAKES, Instances
+from tests.fleet.faults.load import unexplained
 from tests.fleet.faults.machines.orders import ROOT
 from tests.front.scenarios import is_gone, run, until
 
 logger = logging.getLogger(__name__)
-STREAMS = 5
+STREAMS = FAKES.streams
 TIMES = 6.0, 3.0
 """Seconds of a front's lease, and of a cluster without any front: both pass at the end."""
 
@@ -36,6 +39,17 @@ class DoomedFront:
         assert self.process.stdout is not None
         assert await self.process.stdout.read() == b"", "one of its requests got something wrong"
 
+    async def end(self, instances: Instances) -> int:
+        """Let some of its requests end, and then itself; how many got their answers."""
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.stdout is not None
+        told = json.loads(await self.process.stdout.readline())
+        wrong, ends, refusals, turned_away = told
+        assert wrong == unexplained(refusals, instances.refusals) == []
+        assert unexplained(turned_away, instances.barred) == []
+        assert await self.process.wait() == 0
+        return int(ends.get("length", 0))
+
 
 @asynccontextmanager
 async def doomed_front(one: Cluster, seed: int) -> AsyncIterator[DoomedFront]:
@@ -43,7 +57,7 @@ async def doomed_front(one: Cluster, seed: int) -> AsyncIterator[DoomedFront]:
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.fleet.faults.front_process"),
-        *(one.managed.address, str(STREAMS), str(seed)),
+        *(one.managed.address, str(one.instances.streams), str(seed), *one.instances.jobs),
         cwd=ROOT,
         stdin=pipe,
         stdout=pipe,
@@ -52,7 +66,7 @@ async def doomed_front(one: Cluster, seed: int) -> AsyncIterator[DoomedFront]:
     try:
         process.stdin.write(one.secret)
         name, in_flight = (await process.stdout.readline()).decode().split()
-        assert int(in_flight) == STREAMS
+        assert int(in_flight) == one.instances.streams
         yield DoomedFront(process, name)
     finally:
         if process.returncode is None:
@@ -65,7 +79,7 @@ async def front_dies(one: Cluster, seed: int, chance: Random) -> None:
     """Its requests are cancelled where they ran, and nothing of it is left there."""
     cancelled = await one.cancelled()
     async with doomed_front(one, seed) as doomed:
-        wires = one.wires.between(doomed.name, "mixed-*")
+        wires = one.wires.between(doomed.name, "*-[0-9]")
         assert len(wires) == len(one.machines.incarnations())
         assert sum(wire.carried_bytes for wire in wires) > 0
         await one.goes_on(chance.randint(1, 300))

@@ -8,22 +8,25 @@ from random import Random
 
 import pytest
 
-from tests.fleet.faults.cluster import STREAMS, Cluster, cluster
+from tests.fleet.faults.cluster import Cluster, cluster
+from tests.fleet.faults.instances import FAKES
 from tests.fleet.placing.ray_machines import is_gone
 from tests.front.scenarios import run, until
 
 logger = logging.getLogger(__name__)
 
 
-async def manager_dies(one: Cluster, chance: Random) -> None:
-    """Kill it; requests begin and end while it is away; it comes back, here or elsewhere."""
+async def manager_dies(one: Cluster, chance: Random, least_ends: int = FAKES.streams + 1) -> None:
+    """Kill it; requests begin and end while it is away; it comes back, here or elsewhere.
+
+    :param least_ends: of each front; by default more than run at once.
+    """
     started, pid = len(one.machines.started), one.managed.pid
     assert await one.managed.kill() == -signal.SIGKILL
     assert is_gone(pid)
     await until(lambda: not one.wires.between("*", "manager"))
     for front in one.fronts:
-        # More than run at once: some of them began while it was away.
-        await front.load.ends_more(chance.randint(STREAMS + 1, 3 * STREAMS))
+        await front.load.ends_more(chance.randint(least_ends, 3 * least_ends))
     rosters = {front.roster.manager for front in one.fronts}
     await one.managed.start(elsewhere=chance.random() < 0.5)
     await until(lambda: all(front.roster.manager not in rosters for front in one.fronts))
@@ -31,13 +34,18 @@ async def manager_dies(one: Cluster, chance: Random) -> None:
     assert len(one.machines.started) == started, "it started what was there already"
 
 
-async def manager_dies_behind_an_instance(one: Cluster, chance: Random) -> None:
-    """An instance that dies while nobody watches is started again by the next manager."""
+async def manager_dies_behind_an_instance(one: Cluster, chance: Random, tokens: int = 200) -> None:
+    """An instance that dies while nobody watches is started again by the next manager.
+
+    :param tokens: that each front gets meanwhile from the others.
+    """
     name = chance.choice(sorted(one.machines.incarnations()))
     before, started = one.machines.incarnations()[name], len(one.machines.started)
+    pid = one.machines.pid_of(name)
     await one.managed.kill()
-    os.kill(one.machines.pid_of(name), signal.SIGKILL)
-    await one.goes_on(200)
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: is_gone(pid))
+    await one.goes_on(tokens)
     assert len(one.machines.started) == started
     await one.managed.start()
     await until(lambda: len(one.machines.started) > started)

@@ -15,6 +15,7 @@ import contextlib
 import itertools
 import os
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,13 +40,17 @@ class _Place:
 class Machines:
     """``async with Machines(wires, secret, folder, 2) as machines``.
 
+    :param program: what nodes run as an instance.
     :ivar started: name and incarnation of every start, in order.
     :ivar starting: instances that do not listen yet.
     :ivar pids: of every instance that was started, and every node.
     """
 
-    def __init__(self, wires: Wires, secret: bytes, folder: Path, nodes: int = 2) -> None:
+    def __init__(
+        self, wires: Wires, secret: bytes, folder: Path, nodes: int, program: Sequence[str]
+    ) -> None:
         self._wires, self._secret, self._first_nodes = wires, secret, nodes
+        self._program = program
         self.socket = str(folder / "machines")
         self._names = itertools.count()
         self._nodes: list[Node] = []
@@ -103,7 +108,7 @@ class Machines:
         }
 
     async def add_node(self) -> Node:
-        node = await Node.start(f"node-{next(self._names)}", self._secret)
+        node = await Node.start(f"node-{next(self._names)}", self._secret, self._program)
         self._nodes.append(node)
         self.pids.append(node.process.pid)
         return node

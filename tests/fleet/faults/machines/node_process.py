@@ -1,14 +1,14 @@
 """A machine of a test, as a process: keepers of instances, which take orders on stdin.
 
-The first bytes of stdin are the cluster's secret, and replies go to stdout.  When this process is
-killed, nobody holds the pipes of its instances any more, and they end by themselves.
+Arguments: what it runs as an instance.  The first bytes of stdin are the cluster's secret, and
+replies go to stdout.  When this process is killed, nobody holds the pipes of its instances any
+more, and they end by themselves.
 """
 
 import os
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from kvell.fleet.placing.launcher import Launcher
 from kvell.serving.door import read_secret
@@ -16,14 +16,13 @@ from kvell.wire.frames import FrameReader
 from tests.fleet.faults.machines.orders import READ_BYTES, Order, Reply, encoded, order_of
 
 HOST = "127.0.0.1"
-FAKE = (sys.executable, str(Path(__file__).parents[2] / "fake_instance.py"))
 
 
 class _Keeping:
     """A keeper with the one thread that it is called from."""
 
     def __init__(self, secret: bytes) -> None:
-        self.keeper = Launcher(secret, HOST, 1, FAKE)
+        self.keeper = Launcher(secret, HOST, 1, sys.argv[1:])
         self.thread = ThreadPoolExecutor(1)
 
     def carry_out(self, order: Order) -> Reply:

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import sys
+from collections.abc import Sequence
 
 from kvell.fleet.placing.placement import PlacingError
 from kvell.wire.frames import FrameReader
@@ -19,10 +20,10 @@ class Node:
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
-    async def start(cls, name: str, secret: bytes) -> "Node":
+    async def start(cls, name: str, secret: bytes, program: Sequence[str]) -> "Node":
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.fleet.faults.machines.node_process"),
+            *(sys.executable, "-m", "tests.fleet.faults.machines.node_process", *program),
             cwd=ROOT,
             stdin=pipe,
             stdout=pipe,
