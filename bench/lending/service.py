@@ -22,10 +22,10 @@ from kvell.attention.native import NativeKernels
 from kvell.cli.terminal.environment import process_cache_dir
 from kvell.models.forward.forward_batch import ForwardBatch
 from kvell.models.forward.kv_memory import layer_pages
-from kvell.models.fused import _forward
-from kvell.models.fused.partials.remote_sections import RemoteSections, SectionRun
-from kvell.models.fused.partials.service import AttentionService
 from kvell.models.loading.loading import load_paged_model
+from kvell.models.partials import _partials
+from kvell.models.partials.remote_sections import RemoteSections, SectionRun
+from kvell.models.partials.service import AttentionService
 from kvell.models.sources.packaged import packaged_model
 from kvell.pages.layout import GroupKind, GroupSpec, Layout
 from kvell.vocabulary import SECTION_TOKENS
@@ -108,7 +108,7 @@ class Halves:
             self.service.lend(section + 1, DEBTOR, [range(first, first + SECTION_PAGES)])
         self._runs = [SectionRun(0, "creditor", 0, tuple(range(1, away + 1)))]
         self._elsewhere = RemoteSections(
-            {"creditor": _forward.CalledCreditor(ROOM_BYTES, self.line.post, self.line.take)}
+            {"creditor": _partials.CalledCreditor(ROOM_BYTES, self.line.post, self.line.take)}
         )
         self._batches = [_decode(pages, first) for first in (0, away * SECTION_PAGES)]
 

@@ -12,11 +12,11 @@ import torch
 from kvell.attention.interface import GroupBatch
 from kvell.models.forward.forward_batch import ForwardBatch
 from kvell.models.forward.kv_memory import layer_pages
-from kvell.models.fused import _forward
-from kvell.models.fused.partials.remote_sections import RemoteSections, SectionRun
-from kvell.models.fused.partials.served_layers import ServedLayers
-from kvell.models.fused.partials.service import AttentionService
 from kvell.models.paged_model import PagedModel
+from kvell.models.partials import _partials
+from kvell.models.partials.remote_sections import RemoteSections, SectionRun
+from kvell.models.partials.served_layers import ServedLayers
+from kvell.models.partials.service import AttentionService
 from kvell.vocabulary import SECTION_TOKENS
 from tests.models.fused_models import bf16_module, fused_model
 from tests.models.harness import PAGE_TOKENS, PagedRunner, prompt_ids, runner_over, tiny_module
@@ -129,7 +129,7 @@ class Lender:
         self.words = np.zeros(WORDS, np.uint64)
         self.service = AttentionService(self.layers, self.words)
         self.line = CalledLine(partial(self.service.answer, DEBTOR), most, starts)
-        self.creditor = _forward.CalledCreditor(room_bytes, self.line.post, self.line.take)
+        self.creditor = _partials.CalledCreditor(room_bytes, self.line.post, self.line.take)
         self._right = 0
         self._free = [
             torch.randperm(

@@ -25,7 +25,7 @@ from kvell.mempool.transfers.messages import Offer, Transfer, Written
 from kvell.mempool.transports.neighbours import MappedPeers
 from kvell.mempool.transports.page_copies import Bytes
 from kvell.mempool.transports.tcp.partials import PartialsLine
-from kvell.models.fused.partials.served_layers import ServedLayers
+from kvell.models.partials.served_layers import ServedLayers
 
 
 class PoolLink(EngineLink):

@@ -14,8 +14,6 @@ from kvell.models.forward.segments import LayerCallbacks
 from kvell.models.fused.forms import WeightForms
 from kvell.models.fused.grouped import GroupedWeight
 from kvell.models.fused.need import StepParts, align
-from kvell.models.fused.partials.remote_sections import RemoteSections
-from kvell.models.fused.partials.served_layers import ServedLayer, ServedLayers
 from kvell.models.fused.parts import NormRecipe
 from kvell.models.fused.recipe import DecoderRecipe, LayerRecipe, recipe_of, weights_of
 from kvell.models.fused.room import Room
@@ -24,6 +22,8 @@ from kvell.models.fused.states import state_args
 from kvell.models.fused.step_args import group_args, host_rows, states_args
 from kvell.models.fused.team import PassRecord, TeamRule
 from kvell.models.fused.weights import LayerMatrices, PackedWeights, in_memory
+from kvell.models.partials.remote_sections import RemoteSections
+from kvell.models.partials.served_layers import ServedLayer, ServedLayers
 from kvell.models.states.state_memory import StateMemory
 
 if TYPE_CHECKING:

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from kvell.mempool.transports.lent_attention import RightsWords
-from kvell.models.fused.partials.remote_sections import model_of
-from kvell.models.fused.partials.served_layers import ServedLayers
-from kvell.models.fused.partials.service import AttentionService
+from kvell.models.partials.remote_sections import model_of
+from kvell.models.partials.served_layers import ServedLayers
+from kvell.models.partials.service import AttentionService
 
 END_SECONDS = 30.0
 """Pages that are read for longer are not reused; reading a section takes milliseconds."""

@@ -1,5 +1,6 @@
-#include "bindings.h"
-
+// The Python face of what asks others for sections, and of what answers. A pass in Python calls `Away`
+// itself, layer by layer; the compiled one (csrc/forward) is given it.
+#include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -115,8 +116,10 @@ class Answering {
 };
 
 }  // namespace
+}  // namespace kvell
 
-void bind_partials(nb::module_& m) {
+NB_MODULE(_partials, m) {
+  using namespace kvell;
   using release = nb::call_guard<nb::gil_scoped_release>;
   nb::class_<Creditor>(m, "Creditor");
   nb::class_<CalledCreditor, Creditor>(m, "CalledCreditor")
@@ -142,5 +145,3 @@ void bind_partials(nb::module_& m) {
       .def("wrong", &Answering::wrong)
       .def("answer", &Answering::answer, "debtor"_a, "query"_a);
 }
-
-}  // namespace kvell

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kvell.models.fused import _forward
+    from kvell.models.partials import _partials
 
 
 MODEL_SHIFT = 56
@@ -49,25 +49,25 @@ class SectionRun:
 class RemoteSections:
     """The creditors of a model's passes, and the queries of the next pass.
 
-    :param creditors: by name, of :mod:`kvell.models.fused._forward`.
+    :param creditors: by name, of :mod:`kvell.models.partials._partials`.
         The set may change between passes.
     :param number: of the model among those of its instance, whose queries use the same connections.
     """
 
-    def __init__(self, creditors: Mapping[str, "_forward.Creditor"], number: int = 0) -> None:
+    def __init__(self, creditors: Mapping[str, "_partials.Creditor"], number: int = 0) -> None:
         self._number = number
         self._meetings = 0
         self.meet(creditors)
         self._patience_seconds = 0.0
 
-    def meet(self, creditors: Mapping[str, "_forward.Creditor"]) -> None:
+    def meet(self, creditors: Mapping[str, "_partials.Creditor"]) -> None:
         """Use these creditors from the next pass on, and no others."""
-        from kvell.models.fused import _forward
+        from kvell.models.partials import _partials
 
         self._names = list(creditors)
         self._meetings += 1  # a late answer to a query before this meeting must fit no new query
         first = self._number << MODEL_SHIFT | self._meetings << MEETING_SHIFT
-        self._compiled = _forward.Away(list(creditors.values()), first)
+        self._compiled = _partials.Away(list(creditors.values()), first)
         self._runs: Sequence[SectionRun] = ()
         self._asked = False
 
@@ -83,7 +83,7 @@ class RemoteSections:
                 raise ValueError(f"runs: {run.creditor} is not a creditor of this pass")
         self._runs, self._patience_seconds = runs, patience_seconds
 
-    def to_compiled(self, groups: Sequence[int]) -> "_forward.Away | None":
+    def to_compiled(self, groups: Sequence[int]) -> "_partials.Away | None":
         """Return the queries in the compiled pass's form; None if all sections are local.
 
         :param groups: with full attention, as the pass counts them.

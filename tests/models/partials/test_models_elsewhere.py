@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvell.attention.interface import GroupBatch
 from kvell.models.forward.forward_batch import ForwardBatch
-from kvell.models.fused.partials.remote_sections import RemoteSections, SectionRun
+from kvell.models.partials.remote_sections import RemoteSections, SectionRun
 from kvell.vocabulary import SECTION_TOKENS
 from tests.depth import few
 from tests.models.cases import covering
@@ -28,7 +28,7 @@ from tests.models.lent_pass import (
 )
 
 if TYPE_CHECKING:
-    from kvell.models.fused import _forward
+    from kvell.models.partials import _partials
 
 pytest.importorskip("kvell.models.fused._forward")
 DTYPES = (torch.float32, torch.bfloat16)
@@ -96,15 +96,15 @@ def test_rows_go_in_as_many_queries_as_a_creditor_has_room_for(dtype: torch.dtyp
 
 def called(
     post: Callable[[bytes], bool], take: Callable[[float], bytes | None]
-) -> "_forward.Creditor":
-    from kvell.models.fused import _forward
+) -> "_partials.Creditor":
+    from kvell.models.partials import _partials
 
-    return _forward.CalledCreditor(1 << 20, post, take)
+    return _partials.CalledCreditor(1 << 20, post, take)
 
 
 def by_call(
     lender: Lender, before: Callable[[int], None] = lambda number: None, late: Sequence[int] = ()
-) -> "_forward.Creditor":
+) -> "_partials.Creditor":
     """A creditor whose service is called; ``before`` is told how many queries there were.
 
     :param late: queries whose answers do not come.

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvell.models.fused.partials.served_layers import ServedLayers
+from kvell.models.partials.served_layers import ServedLayers
 
 _ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
 
@@ -35,11 +35,11 @@ class AttentionService:
 
     def __init__(self, model: ServedLayers, words: npt.NDArray[np.uint64]) -> None:
         from kvell.attention.native import layer_args
-        from kvell.models.fused import _forward
+        from kvell.models.partials import _partials
 
         self._kept = (model, words)
         table: tuple[int, int] = (words.__array_interface__["data"][0], len(words))
-        self._compiled = _forward.Service(
+        self._compiled = _partials.Service(
             model.instruction_set,
             _ELEMENTS[model.dtype],
             model.heads,
