@@ -34,8 +34,8 @@ class PoolLink(EngineLink):
     :param memory: the pool and the CPU buffer after it, uint8 [bytes]; ``descriptor`` is their
         memfd.
     :param neighbours: mapping slots after the pool for pools of instances on this host.
-    :param models: layers of each model's compiled pass over the pool, by the model's number; models
-        without such a pass answer no queries.
+    :param models: layers of each model over the pool, by the model's number; models without
+        compiled kernels answer no queries.
     """
 
     def __init__(

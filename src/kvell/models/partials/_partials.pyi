@@ -2,9 +2,14 @@
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 Layer = tuple[int, int, int, int, int, int, int, int, int]
-ServedRule = tuple[float, float, int]
+Batch = tuple[int, int, int, int, int, int, int, int]
 AwayRun = tuple[int, int, int, int, Sequence[int]]
+RowShape = tuple[int, int, int, int]
+AwayLayer = tuple[int, int, RowShape, float, float, int]
 
 class Creditor: ...
 
@@ -20,14 +25,19 @@ class Away:
     def __init__(self, creditors: Sequence[Creditor], number: int) -> None: ...
     def expect(self, runs: Sequence[AwayRun], patience_seconds: float) -> None: ...
     def missed(self) -> list[int]: ...
+    def begin(self, groups: Sequence[tuple[Batch, int]]) -> None: ...
+    def reads(self, group: int) -> bool: ...
+    def post(self, layer: AwayLayer) -> None: ...
+    def wait(self, layer: AwayLayer) -> None: ...
+    def records(
+        self, layer: AwayLayer
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]: ...
 
 class Service:
     def __init__(
         self,
         instruction_set: str,
-        element: int,
-        heads: int,
-        layers: Sequence[tuple[Layer, ServedRule, int]],
+        layers: Sequence[tuple[Layer, int]],
         words: tuple[int, int],
     ) -> None: ...
     def lend(self, right: int, debtor: int, pages: Sequence[Sequence[int]]) -> None: ...

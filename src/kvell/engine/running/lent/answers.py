@@ -14,7 +14,7 @@ END_SECONDS = 30.0
 class SectionAnswers:
     """A :class:`.LentAttention` over the pool of several models' layers.
 
-    :param models: the layers of each model that has a compiled pass, by the model's number.
+    :param models: the layers of each model whose kernels are compiled, by the model's number.
     :param words: the table of rights.
     """
 
