@@ -21,11 +21,10 @@ from kvell.attention.interface import GroupBatch
 from kvell.attention.native import NativeKernels
 from kvell.cli.terminal.environment import process_cache_dir
 from kvell.models.forward.forward_batch import ForwardBatch
-from kvell.models.forward.kv_memory import layer_pages
-from kvell.models.fused import _forward
-from kvell.models.fused.partials.remote_sections import RemoteSections, SectionRun
-from kvell.models.fused.partials.service import AttentionService
 from kvell.models.loading.loading import load_paged_model
+from kvell.models.partials import _partials
+from kvell.models.partials.remote_sections import RemoteSections, SectionRun
+from kvell.models.partials.service import AttentionService
 from kvell.models.sources.packaged import packaged_model
 from kvell.pages.layout import GroupKind, GroupSpec, Layout
 from kvell.vocabulary import SECTION_TOKENS
@@ -79,12 +78,9 @@ class ThreadLine:
 class Halves:
     """One model, whose request's keys and values lie in its pool, and half of them in another's."""
 
-    def __init__(self, dtype: torch.dtype, sections: int, threads: int) -> None:
+    def __init__(self, dtype: torch.dtype, sections: int, threads: int, by_modules: bool) -> None:
         path = packaged_model(process_cache_dir())
-        self.model = load_paged_model(path, NativeKernels(threads), dtype)
-        fused = self.model.fused
-        assert fused is not None
-        self._fused, self._sections = fused, sections
+        self.model = load_paged_model(path, NativeKernels(threads), dtype, fused=not by_modules)
         layers = self.model.description.layers
         token_bytes = layers[0].token_bytes
         stride = PAGE_TOKENS * token_bytes * len(layers)
@@ -95,11 +91,10 @@ class Halves:
         drawn = torch.randn(layout.pool_bytes // dtype.itemsize, dtype=dtype)
         pool = drawn.view(torch.uint8)
         self.model.attach(layout, pool)
-        held = layer_pages(layout, self.model.description, pool.clone(), dtype)
-        served = replace(
-            fused.served,
-            layers=tuple(replace(one, pages=held[i]) for i, one in enumerate(fused.served.layers)),
-        )
+        own, copied = self.model.served_layers, pool.clone()
+        assert own is not None
+        lent = (replace(layer, pages=replace(layer.pages, pool=copied)) for layer in own.layers)
+        served = replace(own, layers=tuple(lent))
         away = sections // 2
         self.service = AttentionService(served, np.arange(away + 1, dtype=np.uint64))
         self.line = ThreadLine(self.service)
@@ -108,13 +103,13 @@ class Halves:
             self.service.lend(section + 1, DEBTOR, [range(first, first + SECTION_PAGES)])
         self._runs = [SectionRun(0, "creditor", 0, tuple(range(1, away + 1)))]
         self._elsewhere = RemoteSections(
-            {"creditor": _forward.CalledCreditor(ROOM_BYTES, self.line.post, self.line.take)}
+            {"creditor": _partials.CalledCreditor(ROOM_BYTES, self.line.post, self.line.take)}
         )
         self._batches = [_decode(pages, first) for first in (0, away * SECTION_PAGES)]
 
     def logits(self, lent: bool) -> torch.Tensor:
         """Compute one decode step."""
-        self._fused.elsewhere = self._elsewhere if lent else None
+        self.model.elsewhere = self._elsewhere if lent else None
         if lent:
             self._elsewhere.expect(self._runs, PATIENCE_SECONDS)
         found = self.model.forward(self._batches[lent])
@@ -169,8 +164,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--modules", action="store_true", help="by transformers' modules")
     options = parser.parse_args(arguments)
-    halves = Halves(torch.bfloat16, options.sections, options.threads)
+    torch.set_num_threads(options.threads)
+    halves = Halves(torch.bfloat16, options.sections, options.threads, options.modules)
     try:
         found = measured(halves, options.rounds, options.steps)
     finally:

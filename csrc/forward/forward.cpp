@@ -178,8 +178,18 @@ class Pass {
       group.page_tokens = layer.pages.page_tokens;
       group.is_full &= layer.rule.window_tokens == 0 && layer.rule.chunk_tokens == 0;
     }
+    step_.away->begin(groups);
+    step_.away->fit(row_shape());
+  }
+
+  RowShape row_shape() const {
     const int32_t size = int32_t(decoder_.head_size);
-    step_.away->begin({int32_t(decoder_.heads), size, size, int32_t(decoder_.element_size())}, groups);
+    return {int32_t(decoder_.heads), size, size, decoder_.kernels->element};
+  }
+
+  AwayLayer away_layer(int index) const {
+    const DecoderLayer& layer = decoder_.layers[index];
+    return {index, layer.group, row_shape(), layer.rule.scale, layer.rule.softcap, work_.query};
   }
 
   Plan plan_for(const DecoderLayer& layer, int threads) {
@@ -207,7 +217,7 @@ class Pass {
     // The queries leave first, and the caller's own thread waits for what comes back: share 0 is its own.
     const int64_t ask = asks(layer) ? 1 : 0;
     team.each(self, ask + tasks + convolutions(layer), [&](int64_t share) {
-      if (share < ask) return step_.away->post(index, layer.group, work_.query);
+      if (share < ask) return step_.away->post(away_layer(index));
       share -= ask;
       if (share >= tasks) return convolve(layer, share - tasks);
       decoder_.attention->run(call, plan.tasks[share], scratch_.of(self));
@@ -215,7 +225,7 @@ class Pass {
     const int64_t heads = scans(layer);
     if (ask + heads + folds == 0) return;
     team.each(self, ask + heads + folds, [&](int64_t share) {
-      if (share < ask) return step_.away->wait(index, layer.group, work_.query);
+      if (share < ask) return step_.away->wait(away_layer(index));
       share -= ask;
       if (share < heads) return scan(layer, share, scratch_.of(self));
       decoder_.attention->fold(call, plan.folds[share - heads], scratch_.of(self));

@@ -15,7 +15,6 @@
 
 #include "attention/arguments.h"
 #include "model.h"
-#include "partials/bindings.h"
 #include "state_arguments.h"
 
 namespace nb = nanobind;
@@ -265,5 +264,4 @@ NB_MODULE(_forward, m) {
       .def("attention_offsets", &Forward::attention_offsets, "tokens"_a, "rows"_a)
       .def("run", &Forward::run, "tokens"_a, "rows"_a, "groups"_a, "states"_a, "workspace"_a,
            "scratch"_a, "logits"_a, "wants_largest"_a, "way"_a, "hook"_a.none(), "away"_a.none() = nb::none());
-  kvell::bind_partials(m);
 }

@@ -35,16 +35,24 @@ void Away::expect(std::vector<AwayRun> runs, std::chrono::nanoseconds patience) 
   missed_.clear();
 }
 
-void Away::begin(const RowShape& shape, const std::vector<AwayGroup>& groups) {
+void Away::begin(const std::vector<AwayGroup>& groups) {
   deadline_ = std::chrono::steady_clock::now() + patience_;
-  shape_ = shape;
+  shape_ = {};
   missed_.clear();
   silent_.assign(creditors_.size(), false);
   check(groups);
   place(groups);
-  cut(groups);
   if (!runs_.empty()) local_.resize(kLocalFloats);
   space_ = {local_.data(), int64_t(local_.size())};
+}
+
+void Away::fit(const RowShape& shape) {
+  if (shape == shape_) return;
+  shape_ = shape;
+  for (auto& values : values_)
+    if (int64_t(values.size()) < most_rows_ * shape_.record_floats())
+      values.resize(size_t(most_rows_ * shape_.record_floats()));
+  cut();
 }
 
 void Away::check(const std::vector<AwayGroup>& groups) const {
@@ -74,7 +82,7 @@ void Away::place(const std::vector<AwayGroup>& groups) {
   rows_.clear();
   records_rows_.clear();
   size_t next = 0;
-  int64_t most = 0;
+  most_rows_ = 0;
   for (size_t g = 0; g < groups.size(); ++g) {
     if (next == runs_.size() || runs_[next].group != int32_t(g)) continue;
     const Batch& batch = groups[g].batch;
@@ -90,10 +98,8 @@ void Away::place(const std::vector<AwayGroup>& groups) {
       if (rows > INT32_MAX) refuse("runs: more records than can be counted");
       starts_[g].push_back(int32_t(rows));
     }
-    most = std::max(most, rows);
+    most_rows_ = std::max(most_rows_, rows);
   }
-  for (auto& values : values_)
-    if (int64_t(values.size()) < most * shape_.record_floats()) values.resize(most * shape_.record_floats());
 }
 
 bool Away::fits(const Message& message, const Creditor& creditor) const {
@@ -103,8 +109,8 @@ bool Away::fits(const Message& message, const Creditor& creditor) const {
 }
 
 // Runs into messages that a creditor has room for: whole ones, or some of their rows.
-void Away::cut(const std::vector<AwayGroup>& groups) {
-  asked_.assign(groups.size(), std::vector<Asked>(creditors_.size()));
+void Away::cut() {
+  asked_.assign(starts_.size(), std::vector<Asked>(creditors_.size()));
   for (size_t r = 0; r < runs_.size(); ++r) {
     const AwayRun& run = runs_[r];
     const Creditor& creditor = *creditors_[run.creditor];
@@ -135,13 +141,15 @@ float* Away::record(int layer, const Piece& piece, int64_t index) {
   return values_[layer % 2].data() + row * shape_.record_floats();
 }
 
-bool Away::post_next(Creditor& creditor, Asked& asked, int layer, const void* query) {
+bool Away::post_next(Creditor& creditor, Asked& asked, const AwayLayer& layer) {
   Message& message = asked.messages[asked.posted];
   const int64_t runs = int64_t(message.pieces.size());
   if (!fits(message, creditor)) return false;
   uint8_t* const at = creditor.begin(query_bytes(shape_, runs, message.sections, message.rows));
   message.number = ++number_;
-  const QueryHead head{message.number, layer, int32_t(runs), int32_t(message.sections), int32_t(message.rows)};
+  const QueryHead head{message.number,        layer.number,  int32_t(runs),  int32_t(message.sections),
+                       int32_t(message.rows), shape_.heads, shape_.element, layer.scale,
+                       layer.softcap};
   uint8_t* to = put(at, &head, 1);
   for (const Piece& piece : message.pieces) {
     const QueryRun run = query_run(runs_[piece.run], piece.rows);
@@ -151,43 +159,44 @@ bool Away::post_next(Creditor& creditor, Asked& asked, int layer, const void* qu
   to = at + rows_at(runs, message.sections);
   const int64_t row_bytes = shape_.query_bytes();
   for (const Piece& piece : message.pieces)
-    to = put(to, static_cast<const uint8_t*>(query) + (first_rows_[piece.run] + piece.first_row) * row_bytes,
+    to = put(to, static_cast<const uint8_t*>(layer.query) + (first_rows_[piece.run] + piece.first_row) * row_bytes,
              size_t(piece.rows * row_bytes));
   if (!creditor.post()) return false;
   ++asked.posted;
   return true;
 }
 
-void Away::post(int layer, int group, const void* query) {
+void Away::post(const AwayLayer& layer) {
+  fit(layer.shape);
   for (size_t c = 0; c < creditors_.size(); ++c) {
-    Asked& asked = asked_[group][c];
+    Asked& asked = asked_[layer.group][c];
     asked.posted = 0;
     while (!silent_[c] && asked.posted < asked.messages.size())
-      if (!post_next(*creditors_[c], asked, layer, query)) break;
+      if (!post_next(*creditors_[c], asked, layer)) break;
   }
 }
 
-void Away::wait(int layer, int group, const void* query) {
-  for (size_t c = 0; c < creditors_.size(); ++c) wait_for(c, layer, group, query);
+void Away::wait(const AwayLayer& layer) {
+  for (size_t c = 0; c < creditors_.size(); ++c) wait_for(c, layer);
 }
 
 // As answers come, what was refused for want of room is sent. Whoever refuses with nothing of this
 // layer under way, or answers too late, is left alone for the rest of the pass.
-void Away::wait_for(size_t c, int layer, int group, const void* query) {
+void Away::wait_for(size_t c, const AwayLayer& layer) {
   Creditor& creditor = *creditors_[c];
-  Asked& asked = asked_[group][c];
+  Asked& asked = asked_[layer.group][c];
   for (size_t taken = 0; taken < asked.messages.size(); ++taken) {
     while (!silent_[c] && asked.posted < asked.messages.size())
-      if (!post_next(creditor, asked, layer, query)) {
+      if (!post_next(creditor, asked, layer)) {
         silent_[c] = asked.posted == taken;
         break;
       }
     const Deadline begun = std::chrono::steady_clock::now();
-    if (!silent_[c] && !take(creditor, asked.messages[taken], layer)) {
+    if (!silent_[c] && !take(creditor, asked.messages[taken], layer.number)) {
       silent_[c] = true;
       deadline_ += std::chrono::steady_clock::now() - begun;  // the others' answers are not late for it
     }
-    if (silent_[c]) lose(asked.messages[taken], layer);
+    if (silent_[c]) lose(asked.messages[taken], layer.number);
   }
 }
 

@@ -26,6 +26,14 @@ struct AwayGroup {
   bool is_full;  // all of its layers read everything before a token
 };
 
+// A layer's part of a pass: which it is, how it attends, and its query rows [tokens, heads, head_size].
+struct AwayLayer {
+  int number, group;
+  RowShape shape;
+  float scale, softcap;
+  const void* query;
+};
+
 // Kept from step to step, with its memory. Records of a layer are in one of two buffers, so that
 // one of an earlier layer never meets those at hand.
 class Away {
@@ -42,20 +50,26 @@ class Away {
 
   // By a pass, before it writes anything; its deadline is the patience from now on. Throws
   // std::invalid_argument if the runs do not fit the groups.
-  void begin(const RowShape& shape, const std::vector<AwayGroup>& groups);
+  void begin(const std::vector<AwayGroup>& groups);
 
   bool reads(int group) const { return !starts_[group].empty(); }
 
-  // Sends the group's query rows [tokens, heads, head_size], as far as creditors take them at once.
-  void post(int layer, int group, const void* query);
+  // The rows of the layers that follow have this shape; those of all layers of most models have one.
+  void fit(const RowShape& shape);
+
+  // Sends the layer's query rows, as far as creditors take them at once.
+  void post(const AwayLayer& layer);
 
   // Returns when the layer's records are in, or known not to come.
-  void wait(int layer, int group, const void* query);
+  void wait(const AwayLayer& layer);
 
-  // Where the layer's are.
+  // Where the layer's are, until two layers later, or until rows of another shape follow.
   Records records(int layer, int group) {
     return {values_[layer % 2].data(), starts_[group].data()};
   }
+
+  // Where those of each request begin, in rows of all heads; the last is their number.
+  std::vector<int32_t>& starts(int group) { return starts_[group]; }
 
   // For records of what is here of the same requests.
   RecordSpace& space() { return space_; }
@@ -79,10 +93,10 @@ class Away {
 
   void check(const std::vector<AwayGroup>& groups) const;
   void place(const std::vector<AwayGroup>& groups);
-  void cut(const std::vector<AwayGroup>& groups);
+  void cut();
   bool fits(const Message& message, const Creditor& creditor) const;
-  bool post_next(Creditor& creditor, Asked& asked, int layer, const void* query);
-  void wait_for(size_t creditor, int layer, int group, const void* query);
+  bool post_next(Creditor& creditor, Asked& asked, const AwayLayer& layer);
+  void wait_for(size_t creditor, const AwayLayer& layer);
   bool take(Creditor& creditor, const Message& message, int layer);
   void lose(const Message& message, int layer);
   void lose(const Piece& piece, int layer);
@@ -93,6 +107,7 @@ class Away {
   std::chrono::nanoseconds patience_{0};
   Deadline deadline_;
   RowShape shape_{};
+  int64_t most_rows_ = 0;                     // of the records of any group
   std::set<int32_t> missed_;
   std::vector<bool> silent_;                  // by creditor: not asked any more in this pass
   std::vector<std::vector<int32_t>> starts_;  // by group, of records; empty: it reads nothing elsewhere

@@ -1,5 +1,6 @@
 #include "message.h"
 
+#include <cmath>
 #include <cstring>
 
 #include "attention/arguments.h"
@@ -10,15 +11,30 @@ namespace {
 
 constexpr int64_t kMostSections = INT32_MAX / kSection / 2;  // positions, and rows behind them, fit in 32 bits
 constexpr int64_t kMostRows = 1 << 24;
+constexpr int32_t kMostHeads = 1 << 16;
 
 }  // namespace
 
-QueryMessage read_query(const RowShape& shape, int64_t layers, const uint8_t* at, int64_t bytes) {
-  QueryMessage query{};
+QueryHead read_head(const uint8_t* at, int64_t bytes) {
+  QueryHead head{};
   if (bytes < int64_t(sizeof(QueryHead))) refuse("query: shorter than its head");
-  std::memcpy(&query.head, at, sizeof(QueryHead));
-  const QueryHead& head = query.head;
-  if (head.layer < 0 || head.layer >= layers) refuse("query: no such layer");
+  std::memcpy(&head, at, sizeof(QueryHead));
+  return head;
+}
+
+RowShape shape_of(const QueryHead& head, const Layer& pages) {
+  if (head.heads < 1 || head.heads > kMostHeads || head.heads % pages.kv_heads)
+    refuse("query: its heads are no multiple of those of the pages");
+  if (head.element != Element::float32 && head.element != Element::bfloat16)
+    refuse("query: rows of no known element");
+  if (!std::isfinite(head.scale) || !std::isfinite(head.softcap) || head.softcap < 0)
+    refuse("query: no such rule");
+  return {head.heads, pages.head_size, pages.value_size(), head.element};
+}
+
+QueryMessage read_query(const QueryHead& head, const RowShape& shape, const uint8_t* at, int64_t bytes) {
+  QueryMessage query{};
+  query.head = head;
   if (head.runs < 0 || head.sections < 0 || head.rows < 0 || head.rows > kMostRows)
     refuse("query: a negative or too large number");
   if (query_bytes(shape, head.runs, head.sections, head.rows) != bytes)

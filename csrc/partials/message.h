@@ -3,25 +3,36 @@
 //   query:   QueryHead │ QueryRun × runs │ uint64 right × sections │ … │ rows [heads, head_size]
 //   answer:  AnswerHead │ int32 state × runs │ … │ records of each run [records, rows, heads, 2 + value_size]
 //
-// Numbers are little-endian; rows are of the model's element, records float32; both begin at a
+// Numbers are little-endian; rows are of the query's element, records float32; both begin at a
 // multiple of 64 bytes. Rights and rows are in the order of runs.
 #pragma once
 #include <cstdint>
 #include <vector>
 
+#include "attention/views.h"
+
 namespace kvell {
 
-// Sizes of a query's rows, which both sides know of the model.
+// Sizes of a query's rows, and of records of them.
 struct RowShape {
-  int32_t heads, head_size, value_size, element_bytes;
+  int32_t heads, head_size, value_size;
+  Element element;
 
-  int64_t query_bytes() const { return int64_t(heads) * head_size * element_bytes; }
+  int64_t query_bytes() const { return int64_t(heads) * head_size * element_bytes(element); }
   int64_t record_floats() const { return int64_t(heads) * (2 + value_size); }
+  bool operator==(const RowShape& other) const {
+    return heads == other.heads && head_size == other.head_size && value_size == other.value_size &&
+           element == other.element;
+  }
 };
 
+// The debtor says how its layer attends, so that a creditor needs to know no more of it than its pages.
 struct QueryHead {
   uint64_t number;  // which its answer repeats; its highest byte is the number of the model
   int32_t layer, runs, sections, rows;
+  int32_t heads;
+  Element element;
+  float scale, softcap;  // of scores, as in Rule
 };
 
 // Rows of one request for consecutive sections of its context, each by a right to read it.
@@ -68,8 +79,14 @@ struct QueryMessage {
   int64_t record_rows;
 };
 
+// Reads the head of a query, for a creditor to find the layer. Throws std::invalid_argument.
+QueryHead read_head(const uint8_t* at, int64_t bytes);
+
+// The shape of a query's rows over a layer's pages. Throws std::invalid_argument.
+RowShape shape_of(const QueryHead& head, const Layer& pages);
+
 // Reads a query of `bytes`, of which any may be wrong, or change while they are read.
 // Throws std::invalid_argument.
-QueryMessage read_query(const RowShape& shape, int64_t layers, const uint8_t* at, int64_t bytes);
+QueryMessage read_query(const QueryHead& head, const RowShape& shape, const uint8_t* at, int64_t bytes);
 
 }  // namespace kvell

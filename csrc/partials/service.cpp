@@ -7,13 +7,6 @@
 namespace kvell {
 namespace {
 
-RowShape shape_of(Element element, int32_t heads, const std::vector<ServedLayer>& layers) {
-  if (layers.empty() || heads < 1) refuse("layers: there are none");
-  const Layer& pages = layers.front().pages;
-  if (pages.kv_heads < 1 || heads % pages.kv_heads) refuse("heads: no multiple of those of the pages");
-  return {heads, pages.head_size, pages.value_size(), int32_t(element_bytes(element))};
-}
-
 int64_t wrong_answer(uint64_t number, uint8_t* to, int64_t room_bytes) {
   const AnswerHead head{number, int32_t(Answered::wrong), 0};
   if (room_bytes < int64_t(sizeof(head))) return 0;
@@ -23,19 +16,10 @@ int64_t wrong_answer(uint64_t number, uint8_t* to, int64_t room_bytes) {
 
 }  // namespace
 
-Service::Service(const Backend& backend, Element element, int32_t heads, std::vector<ServedLayer> layers,
-                 Loans& loans)
-    : backend_(backend),
-      element_(element),
-      shape_(shape_of(element, heads, layers)),
-      layers_(std::move(layers)),
-      loans_(loans) {
+Service::Service(const Backend& backend, std::vector<ServedLayer> layers, Loans& loans)
+    : backend_(backend), layers_(std::move(layers)), loans_(loans) {
   for (const ServedLayer& layer : layers_) {
     if (layer.group < 0) continue;
-    if (layer.rule.window_tokens || layer.rule.chunk_tokens) refuse("layers: only full attention is lent");
-    if (layer.pages.kv_heads != layers_.front().pages.kv_heads || layer.pages.head_size != shape_.head_size ||
-        layer.pages.value_size() != shape_.value_size)
-      refuse("layers: pages of another shape");
     if (layer.pages.page_tokens < 1 || kSection % layer.pages.page_tokens)
       refuse("layers: pages do not divide a section");
   }
@@ -51,20 +35,31 @@ void Service::check_pages(const std::vector<std::vector<int32_t>>& pages) const 
   }
 }
 
+int64_t Service::Read::answer_bytes() const {
+  return kvell::answer_bytes(shape, query.head.runs, query.record_rows);
+}
+
+Service::Read Service::read(const uint8_t* query, int64_t bytes) const {
+  const QueryHead head = read_head(query, bytes);
+  if (head.layer < 0 || head.layer >= int64_t(layers_.size())) refuse("query: no such layer");
+  const ServedLayer& layer = layers_[head.layer];
+  if (layer.group < 0) refuse("query: nothing is lent of this layer");
+  const RowShape shape = shape_of(head, layer.pages);
+  return {layer, shape, read_query(head, shape, query, bytes)};
+}
+
 int64_t Service::answer_bytes(const uint8_t* query, int64_t bytes) const {
-  const QueryMessage read = read_query(shape_, int64_t(layers_.size()), query, bytes);
-  return kvell::answer_bytes(shape_, read.head.runs, read.record_rows);
+  return read(query, bytes).answer_bytes();
 }
 
 int64_t Service::answer(int debtor, const uint8_t* query, int64_t bytes, uint8_t* to, int64_t room_bytes) {
   uint64_t number = 0;
   if (bytes >= int64_t(sizeof(number))) std::memcpy(&number, query, sizeof(number));
   try {
-    const QueryMessage read = read_query(shape_, int64_t(layers_.size()), query, bytes);
-    const int64_t need = kvell::answer_bytes(shape_, read.head.runs, read.record_rows);
-    if (layers_[read.head.layer].group < 0) refuse("query: nothing is lent of this layer");
+    const Read checked = read(query, bytes);
+    const int64_t need = checked.answer_bytes();
     if (need > room_bytes) refuse("query: no room for its answer");
-    compute(read, debtor, to);
+    compute(checked, debtor, to);
     return need;
   } catch (const std::exception&) {  // wrong numbers, or more of them than there is memory for
     ++wrong_;
@@ -72,9 +67,9 @@ int64_t Service::answer(int debtor, const uint8_t* query, int64_t bytes, uint8_t
   }
 }
 
-void Service::compute(const QueryMessage& query, int debtor, uint8_t* to) {
-  const ServedLayer& layer = layers_[query.head.layer];
-  const int64_t runs = query.head.runs, row_floats = shape_.record_floats();
+void Service::compute(const Read& read, int debtor, uint8_t* to) {
+  const auto& [layer, shape, query] = read;
+  const int64_t runs = query.head.runs, row_floats = shape.record_floats();
   const AnswerHead head{query.head.number, int32_t(Answered::fine), int32_t(runs)};
   std::memcpy(to, &head, sizeof(head));
   auto* const states = reinterpret_cast<int32_t*>(to + sizeof(head));
@@ -92,8 +87,8 @@ void Service::compute(const QueryMessage& query, int debtor, uint8_t* to) {
       const int32_t record_starts[] = {0, int32_t(run.records() * run.rows)};
       Call call{layer.pages,
                 {query_starts, &context, table_starts, pages.data(), &first, 1},
-                {rows, element_, int64_t(shape_.heads) * shape_.head_size, shape_.head_size, shape_.heads},
-                layer.rule,
+                {rows, shape.element, int64_t(shape.heads) * shape.head_size, shape.head_size, shape.heads},
+                {query.head.scale, query.head.softcap, 0, 0, nullptr},
                 {records, Element::float32, nullptr, nullptr},
                 {},
                 {records, record_starts}};
@@ -103,7 +98,7 @@ void Service::compute(const QueryMessage& query, int debtor, uint8_t* to) {
     states[i] = int32_t(stood ? RunState::came : RunState::gone);
     // What others' pages gave must not leave.
     if (!stood) std::memset(records, 0, size_t(run.records() * run.rows * row_floats) * 4);
-    rows += run.rows * shape_.query_bytes();
+    rows += run.rows * shape.query_bytes();
     records += run.records() * run.rows * row_floats;
     rights += run.sections;
   }

@@ -12,7 +12,6 @@ namespace kvell {
 // A layer of the creditor's model; `group`: whose pages of a loan are its own; -1: it lends none.
 struct ServedLayer {
   Layer pages;
-  Rule rule;
   int group;
 };
 
@@ -20,9 +19,8 @@ struct ServedLayer {
 // and stands before and after; nothing else. Any thread may call it.
 class Service {
  public:
-  // Throws std::invalid_argument if layers differ in their heads, or do not read whole contexts.
-  Service(const Backend& backend, Element element, int32_t heads, std::vector<ServedLayer> layers,
-          Loans& loans);
+  // Throws std::invalid_argument if pages do not divide a section.
+  Service(const Backend& backend, std::vector<ServedLayer> layers, Loans& loans);
   Service(const Service&) = delete;
   Service& operator=(const Service&) = delete;
 
@@ -39,11 +37,19 @@ class Service {
   void check_pages(const std::vector<std::vector<int32_t>>& pages) const;
 
  private:
-  void compute(const QueryMessage& query, int debtor, uint8_t* to);
+  // A query that was checked, and its rows.
+  struct Read {
+    const ServedLayer& layer;
+    RowShape shape;
+    QueryMessage query;
+
+    int64_t answer_bytes() const;
+  };
+
+  Read read(const uint8_t* query, int64_t bytes) const;
+  void compute(const Read& read, int debtor, uint8_t* to);
 
   const Backend& backend_;
-  const Element element_;
-  const RowShape shape_;
   const std::vector<ServedLayer> layers_;
   Loans& loans_;
   std::atomic<int64_t> wrong_{0};

@@ -40,12 +40,16 @@ def fused_model(
 
 
 def generic_model(
-    module: Any, instruction_set: str | None = None, kv_dtype: torch.dtype | None = None
+    module: Any,
+    instruction_set: str | None = None,
+    kv_dtype: torch.dtype | None = None,
+    num_threads: int = 1,
 ) -> PagedModel:
     """The same by transformers' own code."""
     mine = copy.deepcopy(module)
     description = describe_as(mine.config, mine.dtype, kv_dtype or mine.dtype)
-    return PagedModel(mine, description, native.NativeKernels(1, instruction_set), kv_dtype)
+    kernels = native.NativeKernels(num_threads, instruction_set)
+    return PagedModel(mine, description, kernels, kv_dtype)
 
 
 def bf16_module(architecture: str) -> Any:

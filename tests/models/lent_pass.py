@@ -11,20 +11,20 @@ import torch
 
 from kvell.attention.interface import GroupBatch
 from kvell.models.forward.forward_batch import ForwardBatch
-from kvell.models.forward.kv_memory import layer_pages
-from kvell.models.fused import _forward
-from kvell.models.fused.partials.remote_sections import RemoteSections, SectionRun
-from kvell.models.fused.partials.served_layers import ServedLayers
-from kvell.models.fused.partials.service import AttentionService
 from kvell.models.paged_model import PagedModel
+from kvell.models.partials import _partials
+from kvell.models.partials.remote_sections import RemoteSections, SectionRun
+from kvell.models.partials.served_layers import ServedLayers
+from kvell.models.partials.service import AttentionService
 from kvell.vocabulary import SECTION_TOKENS
-from tests.models.fused_models import bf16_module, fused_model
+from tests.models.fused_models import bf16_module, fused_model, generic_model
 from tests.models.harness import PAGE_TOKENS, PagedRunner, prompt_ids, runner_over, tiny_module
 
 SECTION_PAGES = SECTION_TOKENS // PAGE_TOKENS
 NAMES = ("a", "b", "c")
 CONTEXT = 1700
 """Tokens whose keys and values every request of a prefix has."""
+AFTER = 4
 WORDS, DEBTOR = 64, 7
 PATIENCE_SECONDS = 60.0
 """Of passes whose creditors answer: never waited for."""
@@ -43,14 +43,19 @@ class Prefix:
 
 
 @cache
-def prefix_of(architecture: str, dtype: torch.dtype, threads: int) -> Prefix:
+def prefix_of(architecture: str, dtype: torch.dtype, threads: int, is_fused: bool = True) -> Prefix:
     """Three requests of ``CONTEXT`` tokens; what follows a shorter part of them may be computed."""
     made = tiny_module if dtype is torch.float32 else bf16_module
-    model = fused_model(made(architecture), num_threads=threads)
-    runner = runner_over(model, large_pages=330)
-    ids = {name: prompt_ids(CONTEXT, seed) for seed, name in enumerate(NAMES)}
-    for name in NAMES:
-        runner.step([(name, ids[name])])
+    over = fused_model if is_fused else generic_model
+    return filled_prefix(over(made(architecture), num_threads=threads), NAMES, CONTEXT)
+
+
+def filled_prefix(model: PagedModel, names: Sequence[str], context: int) -> Prefix:
+    """Requests of so many tokens, whose pages are filled, and a few ids after them."""
+    runner = runner_over(model, large_pages=110 * len(names))
+    ids = {name: prompt_ids(context + AFTER, seed) for seed, name in enumerate(names)}
+    for name in names:
+        runner.step([(name, ids[name][:context])])
     return Prefix(model, runner, runner.pool.clone(), ids)
 
 
@@ -119,17 +124,16 @@ class Lender:
         self.prefix = prefix
         layout, model = prefix.runner.layout, prefix.model
         self.pool = torch.full((layout.pool_bytes,), 0xFF, dtype=torch.uint8)
-        assert model.fused is not None
-        served = model.fused.served
-        pages = layer_pages(layout, model.description, self.pool, model.kv_dtype)
+        served = model.served_layers
+        assert served is not None
         layers = tuple(
-            replace(layer, pages=pages[index]) for index, layer in enumerate(served.layers)
+            replace(layer, pages=replace(layer.pages, pool=self.pool)) for layer in served.layers
         )
         self.layers: ServedLayers = replace(served, layers=layers)
         self.words = np.zeros(WORDS, np.uint64)
         self.service = AttentionService(self.layers, self.words)
         self.line = CalledLine(partial(self.service.answer, DEBTOR), most, starts)
-        self.creditor = _forward.CalledCreditor(room_bytes, self.line.post, self.line.take)
+        self.creditor = _partials.CalledCreditor(room_bytes, self.line.post, self.line.take)
         self._right = 0
         self._free = [
             torch.randperm(
@@ -198,11 +202,11 @@ def lent_logits(
 ) -> torch.Tensor:
     """The same of a step whose tables leave out what is elsewhere; pages of that hold NaN."""
     batch, runner = _batch(prefix, works), prefix.runner
-    fused = prefix.model.fused
-    assert fused is not None
-    fused.elsewhere = elsewhere
+    model = prefix.model
+    assert model.served_layers is not None
+    model.elsewhere = elsewhere
     groups = list(batch.groups)
-    for index in fused.served.full_groups:
+    for index in model.served_layers.full_groups:
         group = groups[index]
         assert isinstance(group, GroupBatch)
         groups[index] = without_sections(group, [len(work.owners) for work in works])
@@ -212,8 +216,8 @@ def lent_logits(
                 runner.page_bytes(index, page).fill_(0xFF)
     elsewhere.expect(runs, patience_seconds)
     lent = change(replace(batch, groups=tuple(groups)))
-    logits = prefix.model.forward(lent).clone()
-    fused.elsewhere = None
+    logits = model.forward(lent).clone()
+    model.elsewhere = None
     return logits
 
 

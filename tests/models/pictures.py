@@ -138,9 +138,14 @@ def _grid_vision(architecture: str) -> dict[str, Any]:
 
 
 @cache
-def picture_module(architecture: str) -> Any:
-    """Random weights whose outputs vary; transformers' own eager attention."""
-    module = random_module(picture_config(architecture), seed=3)
+def picture_module(architecture: str, longest: int = SMALL["max_position_embeddings"]) -> Any:
+    """Random weights whose outputs vary; transformers' own eager attention.
+
+    :param longest: tokens of the longest text.
+    """
+    config = picture_config(architecture)
+    config.get_text_config().max_position_embeddings = longest
+    module = random_module(config, seed=3)
     module.set_attn_implementation("eager")
     return module
 

@@ -37,6 +37,7 @@ OFFLOADED = "tests/together/test_together_offloaded.py"
 HANDED_OVER = "tests/models/serving/test_models_handed_over.py"
 LENT = "tests/models/serving/test_models_lent.py"
 IMAGES = "tests/models/serving/test_models_images_handed_over.py"
+PICTURES = "tests/together/test_together_images.py"
 WITH = {
     "handover": f"{MOVING}::test_a_prompt_is_computed_at_one_and_answered_by_the_other",
     "migration": f"{MOVING}::test_a_request_migrates_in_the_middle_of_its_answer",
@@ -57,8 +58,9 @@ OWN = {
     ),
     ("images", "handover"): f"{IMAGES}::test_in_every_mode_over_every_transport",
     ("images", "migration"): f"{IMAGES}::test_a_request_leaves_in_the_middle_of_its_answer",
-    ("images", "in place"): (
-        "tests/together/test_together_images.py::test_sections_with_an_image_are_read_at_creditors"
+    ("images", "in place"): f"{PICTURES}::test_sections_with_an_image_are_read_at_creditors",
+    ("images", "queries"): (
+        f"{PICTURES}::test_creditors_compute_attention_over_sections_with_an_image"
     ),
     ("handover", "handover"): f"{HANDED_OVER}::test_a_second_turn_in_every_mode",
     (
@@ -82,10 +84,6 @@ OWN = {
 }
 """Tests of one pair."""
 WHY_NOT = {
-    ("images", "queries"): (
-        "Not built: only compiled passes ask creditors, and no model of images has one. "
-        "Its sections are lent in place."
-    ),
     ("in place", "queries"): (
         "A pool has one transport, so all creditors of a request are read in one way."
     ),

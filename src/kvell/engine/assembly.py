@@ -18,6 +18,7 @@ from kvell.engine.core.journal import Journal
 from kvell.engine.core.miss_watch import MissWatch
 from kvell.engine.core.page_map import PageMap
 from kvell.engine.engine import Engine
+from kvell.engine.lending.sections import full_groups
 from kvell.engine.planning.overlap import with_depth
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.model_rules import ModelRules
@@ -304,8 +305,8 @@ def _make_link(parts: _Parts, agent: Agent | None) -> PoolLink | None:
         return None
     groups = parts.sizes.layout.groups
     pool = parts.memory.offered.numpy()
-    fused = {number: model.fused for number, model in enumerate(parts.every)}
-    layers = {number: decoder.served for number, decoder in fused.items() if decoder is not None}
+    served = {number: model.served_layers for number, model in enumerate(parts.every)}
+    layers = {number: each for number, each in served.items() if each is not None}
     return PoolLink(place, agent, groups, pool, descriptor, parts.memory.neighbours, layers)
 
 
@@ -316,14 +317,15 @@ def _let_ask(parts: _Parts, runner: ModelRunner, link: PoolLink) -> None:
     every = parts.every
     runner.queries = Queries(link.partials, len(every))
     for model, remote in zip(every, runner.queries.remote, strict=True):
-        if model.fused is not None:
-            model.fused.elsewhere = remote
-    drafts_ask = parts.draft is None or parts.draft.fused is not None
-    link.agent.asked_models = {
-        served.name
-        for served in parts.served
-        if served.model.fused is not None and (drafts_ask or served is not parts.served[0])
+        model.elsewhere = remote
+    answered = {
+        group for model in every if model.served_layers for group in model.served_layers.full_groups
     }
+    remote_groups = {
+        served.name: {index for index, _ in full_groups(served.name, parts.sizes.layout.groups)}
+        for served in parts.served
+    }
+    link.agent.asked_models = {name for name, groups in remote_groups.items() if groups <= answered}
 
 
 def _with_draft(served: Sequence[ServedModel], draft: PagedModel | None) -> list[PagedModel]:

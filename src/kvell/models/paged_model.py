@@ -16,6 +16,8 @@ from kvell.models.forward.segments import LayerCallbacks
 from kvell.models.fused.decoder import FusedDecoder
 from kvell.models.fused.team import PassRecord
 from kvell.models.images.image_store import ImageStore
+from kvell.models.partials.remote_sections import RemoteSections
+from kvell.models.partials.served_layers import ServedLayers
 from kvell.models.states.state_memory import state_memory
 from kvell.pages.layout import GroupKind, Layout
 
@@ -90,6 +92,23 @@ class PagedModel:
         """Images of requests in flight; None if the model takes text only."""
         return self._modules.images if self._modules else None
 
+    @property
+    def served_layers(self) -> ServedLayers | None:
+        """The layers with which a creditor answers queries for this model, once memory is attached.
+
+        None: its kernels are not those of the service, so it neither answers nor asks.
+        """
+        return self._pass.served_layers
+
+    @property
+    def elsewhere(self) -> RemoteSections | None:
+        """The creditors of remote sections, which the passes ask; None: there are none."""
+        return self._pass.elsewhere
+
+    @elsewhere.setter
+    def elsewhere(self, remote: RemoteSections | None) -> None:
+        self._pass.elsewhere = remote
+
     def attach(self, layout: Layout, pool: torch.Tensor) -> None:
         """Set the memory of K and V; call before the first step, and again to move them.
 
@@ -144,6 +163,10 @@ class PagedModel:
         if not batch.wants_hidden:
             raise ValueError("the step was not asked to keep what its head reads")
         return self._modules.hidden() if self._modules else self._fused.hidden().float()
+
+    @property
+    def _pass(self) -> "FusedDecoder | ModulePass":
+        return self._modules or self._fused
 
     @property
     def _fused(self) -> FusedDecoder:

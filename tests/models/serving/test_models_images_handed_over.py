@@ -71,13 +71,14 @@ def some_prompts(architecture: str) -> dict[str, Prompt]:
 
 
 def engine_of(architecture: str, kv_bytes: int = 8 * MIB, **more: Any) -> Engine:
-    module = copy.deepcopy(picture_module(architecture))
+    longest = more.get("max_model_len", 256)
+    module = copy.deepcopy(picture_module(architecture, max(256, longest)))
     description = describe_as(module.config, torch.float32, torch.float32)
     model = PagedModel(module, description, choose_kernels(torch.device("cpu")), torch.float32)
     options = EngineOptions(
         kv_memory_bytes=kv_bytes,
         max_model_len=more.pop("max_model_len", 256),
-        max_num_batched_tokens=256,
+        max_num_batched_tokens=more.pop("max_num_batched_tokens", 256),
         **more,
     )
     return build_engine(model, architecture, options)

@@ -11,7 +11,7 @@ Sections leave in order, from the first of a text on, so the local sections are 
 last section never leaves, since the request writes there.  On one host, steps read remote sections
 in place: a creditor's pool continues the page numbers of the own pool
 (:mod:`kvell.mempool.transports.neighbours`).  Across hosts, the creditor computes attention over
-them (:mod:`kvell.models.fused.partials`), and recalled sections are recomputed, not copied.
+them (:mod:`kvell.models.partials`), and recalled sections are recomputed, not copied.
 
 A request that is longer than the local memory has a placement.  Its recalled sections without room
 here move to another creditor, which pulls them from the creditor that recalls them.

@@ -91,9 +91,12 @@ def local_reason(model: str, groups: Sequence[GroupSpec]) -> str:
 
 
 def resumes(model: str, groups: Sequence[GroupSpec]) -> bool:
-    """Return whether a request can continue after remote sections, without pages here."""
+    """Return whether a request can continue after remote sections, without pages here.
+
+    Pages that hold embeddings may be needed for the rest of an image that begins before it.
+    """
     seen = [group for group in groups if group.model == model]
-    return all(group.kind is GroupKind.FULL for group in seen)
+    return all(group.kind is GroupKind.FULL and not group.holds_embeddings for group in seen)
 
 
 def repeats(model: str, groups: Sequence[GroupSpec]) -> bool:

@@ -25,7 +25,7 @@ from kvell.mempool.transfers.messages import Offer, Transfer, Written
 from kvell.mempool.transports.neighbours import MappedPeers
 from kvell.mempool.transports.page_copies import Bytes
 from kvell.mempool.transports.tcp.partials import PartialsLine
-from kvell.models.fused.partials.served_layers import ServedLayers
+from kvell.models.partials.served_layers import ServedLayers
 
 
 class PoolLink(EngineLink):
@@ -34,8 +34,8 @@ class PoolLink(EngineLink):
     :param memory: the pool and the CPU buffer after it, uint8 [bytes]; ``descriptor`` is their
         memfd.
     :param neighbours: mapping slots after the pool for pools of instances on this host.
-    :param models: layers of each model's compiled pass over the pool, by the model's number; models
-        without such a pass answer no queries.
+    :param models: layers of each model over the pool, by the model's number; models without
+        compiled kernels answer no queries.
     """
 
     def __init__(

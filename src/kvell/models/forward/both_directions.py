@@ -5,10 +5,12 @@ a context attends to all of it, and the window is switched off.
 """
 
 from dataclasses import replace
+from typing import cast
 
 import torch
 
 from kvell.attention.interface import AttendParams, AttentionKernels, GroupBatch, LayerPages
+from kvell.attention.sections import SectionKernels, SectionRecords
 
 
 class BothDirections:
@@ -29,9 +31,17 @@ class BothDirections:
         batch: GroupBatch,
         query: torch.Tensor,
         params: AttendParams,
+        elsewhere: SectionRecords | None = None,
     ) -> torch.Tensor:
-        """Attend as the kernels do, [T, heads, size], but in both directions in such prompts."""
-        output = kernels.attend(pages, batch, query, params)
+        """Attend as the kernels do, [T, heads, size], but in both directions in such prompts.
+
+        :param elsewhere: records of remote sections, which no such prompt has yet.
+        """
+        if elsewhere is None:
+            output = kernels.attend(pages, batch, query, params)
+        else:
+            of_sections = cast(SectionKernels, kernels)
+            output = of_sections.attend(pages, batch, query, params, elsewhere)
         if self._prefixes:
             rows = self._rows(batch)
             if id(batch) not in self._batches:

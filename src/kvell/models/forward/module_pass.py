@@ -25,6 +25,8 @@ from kvell.models.forward.segments import LayerCallbacks
 from kvell.models.forward.true_positions import RopeTables, TruePositions, asks_a_cache
 from kvell.models.images.image_batch import SeenImages
 from kvell.models.images.image_store import ImageStore
+from kvell.models.partials.remote_sections import LayerQueries, RemoteSections
+from kvell.models.partials.served_layers import ServedLayer, ServedLayers
 from kvell.models.states.mixer_slots import during, place_mixers
 from kvell.models.states.state_step import StatePass
 from kvell.pages.layout import IMAGE_KINDS, GroupKind, LayerSpec, Layout
@@ -39,6 +41,9 @@ class ModulePass:
     :ivar state_shapes: shapes of the state of each layer that has one, in order.
     :ivar latent_sizes: by layer that stores latents: the size of a key's part that is its value.
     :ivar activations: estimate, from the config, of a step's memory besides weights and pages.
+    :ivar elsewhere: the creditors of remote sections; None: there are none.
+    :ivar served_layers: the pages of layers that use the attention hook, once they are attached;
+        None: no service reads them as the kernels do.
     """
 
     def __init__(
@@ -58,6 +63,8 @@ class ModulePass:
         self.latent_sizes = place_latents(module, description)
         self.state_shapes = {slot.layer: slot.mixer.shapes for slot in self._mixers}
         self.activations = activation_model(module.config)
+        self.served_layers: ServedLayers | None = None
+        self.elsewhere: RemoteSections | None = None
 
     @property
     def images(self) -> ImageStore | None:
@@ -67,6 +74,11 @@ class ModulePass:
     def attach(self, layout: Layout, pool: torch.Tensor, memory: ModelMemory) -> None:
         """Set the memory for keys, values, states and image embeddings."""
         self._memory = memory
+        layers = [
+            ServedLayer(memory.pages[x.index], memory.groups[x.index], x.kind is GroupKind.FULL)
+            for x in hook_layers(self._description)
+        ]
+        self.served_layers = ServedLayers.of(self._kernels, layers)
         if self._image_side:
             self._image_side.attach(layout, pool, memory.pages)
 
@@ -75,6 +87,11 @@ class ModulePass:
         """Compute a step, as :meth:`PagedModel.forward`."""
         assert self._memory is not None, "attach memory first"
         step = _PagedStep(self._memory, self._description, self._kernels, batch, callbacks)
+        if self.elsewhere is not None and self.served_layers is not None:
+            num_tokens = len(batch.token_ids)
+            step.queries = self.elsewhere.layer_queries(
+                self.served_layers, batch.groups, num_tokens
+            )
         states = StatePass(self._memory.states, batch.groups)
         with (
             during(self._mixers, states),
@@ -108,8 +125,16 @@ class ModulePass:
         return logits
 
 
+def hook_layers(description: ModelDescription) -> list[LayerSpec]:
+    """Return the layers that use the attention hook, in order."""
+    return [layer for layer in description.layers if layer.kind not in _ELSEWHERE]
+
+
 class _PagedStep:
-    """One forward pass, with each layer's pages and its group's metadata."""
+    """One forward pass, with each layer's pages and its group's metadata.
+
+    :ivar queries: for sections that creditors compute; None: all are local.
+    """
 
     def __init__(
         self,
@@ -120,7 +145,7 @@ class _PagedStep:
         callbacks: LayerCallbacks | None,
     ) -> None:
         self._memory = memory
-        self._specs = [x for x in description.layers if x.kind not in _ELSEWHERE]
+        self._specs = hook_layers(description)
         self._across = [x.index for x in description.layers if x.kind is GroupKind.CROSS]
         self._kernels = kernels
         self._groups = batch.groups
@@ -129,6 +154,7 @@ class _PagedStep:
         self._callbacks = callbacks
         self._attended = 0
         self.dropping = TokenDropping(batch.prompt_ends)
+        self.queries: LayerQueries | None = None
 
     def attend(self, call: hook.LayerCall) -> torch.Tensor:
         """Write the new keys and values, then attend (hook.Step)."""
@@ -140,17 +166,20 @@ class _PagedStep:
         params = call.params
         if spec.kind is GroupKind.CHUNKED:
             params = replace(params, chunk_tokens=spec.window_tokens)
+        if self.queries is not None:
+            self.queries.send_rows(self._attended - 1, call.query, params)
         if spec.kv_of is None:
             value = None if call.value is None else _stored(call.value, pages)
             self._kernels.write_kv(pages, group, _stored(call.key, pages), value)
         if spec.kind is GroupKind.DROPPING:
             self.dropping.choose(spec.window_tokens, pages, group, call.query, params)
-        if callbacks is None:
-            return self._both.attend(self._kernels, pages, group, call.query, params)
-        callbacks.after_kv_write(spec.index)
-        callbacks.before_attend(spec.index, call.query)
-        output = self._both.attend(self._kernels, pages, group, call.query, params)
-        callbacks.after_attend(spec.index, output)
+        if callbacks is not None:
+            callbacks.after_kv_write(spec.index)
+            callbacks.before_attend(spec.index, call.query)
+        records = None if self.queries is None else self.queries.take_records()
+        output = self._both.attend(self._kernels, pages, group, call.query, params, records)
+        if callbacks is not None:
+            callbacks.after_attend(spec.index, output)
         return output
 
     def seen_by(self, layer: int) -> Sequence[SeenImages]:

@@ -14,8 +14,6 @@ from kvell.models.forward.segments import LayerCallbacks
 from kvell.models.fused.forms import WeightForms
 from kvell.models.fused.grouped import GroupedWeight
 from kvell.models.fused.need import StepParts, align
-from kvell.models.fused.partials.remote_sections import RemoteSections
-from kvell.models.fused.partials.served_layers import ServedLayer, ServedLayers
 from kvell.models.fused.parts import NormRecipe
 from kvell.models.fused.recipe import DecoderRecipe, LayerRecipe, recipe_of, weights_of
 from kvell.models.fused.room import Room
@@ -24,6 +22,8 @@ from kvell.models.fused.states import state_args
 from kvell.models.fused.step_args import group_args, host_rows, states_args
 from kvell.models.fused.team import PassRecord, TeamRule
 from kvell.models.fused.weights import LayerMatrices, PackedWeights, in_memory
+from kvell.models.partials.remote_sections import RemoteSections
+from kvell.models.partials.served_layers import ServedLayer, ServedLayers
 from kvell.models.states.state_memory import StateMemory
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class FusedDecoder:
     :ivar team: the rule for threads that share their processors with other programs.
     :ivar passed: the record of the last pass; None: there was none.
     :ivar elsewhere: the creditors of remote sections; None: there are none.
-    :ivar served: parameters of its attention, once pages are attached.
+    :ivar served_layers: its layers' pages, once they are attached.
     :ivar largest: index of each row's largest logit (the first of equals) in the last step, if the
         step requested it.
     """
@@ -85,9 +85,10 @@ class FusedDecoder:
         self._table = None if tied else table.detach()
         self._shape = recipe.shape
         self.state_shapes = recipe.state_shapes
-        self._instruction_set = kernels.instruction_set
-        self._rules = [(layer.scale, layer.softcap, layer.window_tokens) for layer in recipe.layers]
+        self._kernels = kernels
+        self._full = [layer.window_tokens == 0 for layer in recipe.layers]
         self._full_groups: list[int] = []
+        self.served_layers: ServedLayers | None = None
         self.elsewhere: RemoteSections | None = None
         self._forward = self._build(recipe, kernels.instruction_set)
         self._attention_bytes = align(self._forward.attention_bytes(self._threads, longest_tokens))
@@ -134,16 +135,13 @@ class FusedDecoder:
         self._kept_pages = [*pages.values(), *held.values()]
         self._groups = sorted(set(groups.values()))
         self._state_groups = sorted(set(of_states.values()))
-        self.served = ServedLayers(
-            self._instruction_set,
-            self._dtype,
-            self._heads,
-            tuple(
-                ServedLayer(pages[index], rule, groups[index])
-                for index, rule in zip(sorted(pages), self._rules, strict=True)
-            ),
-        )
-        self._full_groups = [self._groups.index(group) for group in self.served.full_groups]
+        layers = [
+            ServedLayer(pages[index], groups[index], is_full)
+            for index, is_full in zip(sorted(pages), self._full, strict=True)
+        ]
+        self.served_layers = ServedLayers.of(self._kernels, layers)
+        full = self.served_layers.full_groups if self.served_layers else ()
+        self._full_groups = [self._groups.index(group) for group in full]
         self._forward.attach(
             [layer_args(pages[index]) for index in sorted(pages)],
             [self._groups.index(groups[index]) for index in sorted(pages)],

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from kvell.mempool.transports.lent_attention import RightsWords
-from kvell.models.fused.partials.remote_sections import model_of
-from kvell.models.fused.partials.served_layers import ServedLayers
-from kvell.models.fused.partials.service import AttentionService
+from kvell.models.partials.remote_sections import model_of
+from kvell.models.partials.served_layers import ServedLayers
+from kvell.models.partials.service import AttentionService
 
 END_SECONDS = 30.0
 """Pages that are read for longer are not reused; reading a section takes milliseconds."""
@@ -14,7 +14,7 @@ END_SECONDS = 30.0
 class SectionAnswers:
     """A :class:`.LentAttention` over the pool of several models' layers.
 
-    :param models: the layers of each model that has a compiled pass, by the model's number.
+    :param models: the layers of each model whose kernels are compiled, by the model's number.
     :param words: the table of rights.
     """
 

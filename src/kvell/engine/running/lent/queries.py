@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 
 from kvell.engine.requests.plan import BorrowedPages, StepPlan, TokenWork
 from kvell.mempool.transports.tcp.partials import ROOM_BYTES, PartialsLine
-from kvell.models.fused.partials.remote_sections import RemoteSections, SectionRun
+from kvell.models.partials.remote_sections import RemoteSections, SectionRun
 
 if TYPE_CHECKING:
-    from kvell.models.fused import _forward
+    from kvell.models.partials import _partials
 
 PATIENCE_SECONDS = 5.0
 """The time limit for all answers of a step together; the next step queries the others again."""
@@ -83,13 +83,13 @@ def _runs(queried: Sequence[BorrowedPages], numbers: dict[int, int]) -> list[Sec
     return runs
 
 
-def _creditor(line: PartialsLine | None) -> "_forward.Creditor":
+def _creditor(line: PartialsLine | None) -> "_partials.Creditor":
     """Return the creditor that a pass calls; a closed one refuses all queries."""
-    from kvell.models.fused import _forward
+    from kvell.models.partials import _partials
 
     if line is None:
-        return _forward.CalledCreditor(0, lambda _query: False, lambda _seconds: None)
-    return _forward.CalledCreditor(ROOM_BYTES, line.post, line.take)
+        return _partials.CalledCreditor(0, lambda _query: False, lambda _seconds: None)
+    return _partials.CalledCreditor(ROOM_BYTES, line.post, line.take)
 
 
 def _name(instance: str, incarnation: int) -> str:

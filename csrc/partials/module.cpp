@@ -1,5 +1,7 @@
-#include "bindings.h"
-
+// The Python face of what asks others for sections, and of what answers. A pass in Python calls `Away`
+// itself, layer by layer; the compiled one (csrc/forward) is given it.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -18,13 +20,35 @@ using namespace nb::literals;
 namespace kvell {
 namespace {
 
-using ServedRule = std::tuple<float, float, int32_t>;      // scale, softcap, window
-using ServedArgs = std::tuple<LayerArgs, ServedRule, int>;  // and its group
+using ServedArgs = std::tuple<LayerArgs, int>;  // pages, and their group
 using AwayArgs = std::tuple<int32_t, int32_t, int32_t, int32_t, std::vector<uint64_t>>;
+using AwayGroupArgs = std::tuple<BatchArgs, int32_t>;  // and the tokens of its pages
+using ShapeArgs = std::tuple<int32_t, int32_t, int32_t, int>;  // heads, sizes of key and value, element
+using AwayLayerArgs = std::tuple<int, int, ShapeArgs, float, float, uintptr_t>;  // as AwayLayer
 
 std::chrono::nanoseconds span_of(double seconds) {
   if (!(seconds >= 0) || seconds > 1e6) refuse("seconds: from 0 to a million");
   return std::chrono::nanoseconds(int64_t(seconds * 1e9));
+}
+
+AwayLayer away_layer(const AwayLayerArgs& args) {
+  const auto& [number, group, shape, scale, softcap, query] = args;
+  const auto& [heads, head_size, value_size, element] = shape;
+  return {number, group, {heads, head_size, value_size, static_cast<Element>(element)}, scale, softcap,
+          at<const void>(query)};
+}
+
+// A layer's records as they lie in `away`: [rows, heads, 2 + value_size], and where each request's begin.
+nb::tuple layer_records(nb::handle_t<Away> self, const AwayLayerArgs& args) {
+  Away& away = nb::cast<Away&>(self);
+  const AwayLayer layer = away_layer(args);
+  const Records records = away.records(layer.number, layer.group);
+  std::vector<int32_t>& starts = away.starts(layer.group);
+  const size_t rows = size_t(starts.back()), heads = size_t(layer.shape.heads);
+  const size_t numbers = size_t(2 + layer.shape.value_size);
+  return nb::make_tuple(
+      nb::ndarray<nb::numpy, float, nb::ndim<3>>(records.values, {rows, heads, numbers}, self),
+      nb::ndarray<nb::numpy, int32_t, nb::ndim<1>>(starts.data(), {starts.size()}, self));
 }
 
 // A creditor in Python: bytes out by one function, bytes in by another.
@@ -64,10 +88,10 @@ class CalledCreditor : public Creditor {
 // Loans and the service that reads them, as one thing.
 class Answering {
  public:
-  Answering(const std::string& instruction_set, int element, int32_t heads, const std::vector<ServedArgs>& layers,
+  Answering(const std::string& instruction_set, const std::vector<ServedArgs>& layers,
             const std::tuple<uintptr_t, int64_t>& words)
       : loans_(at<const uint64_t>(std::get<0>(words)), std::get<1>(words)),
-        service_(backend_of(instruction_set), static_cast<Element>(element), heads, layers_of(layers), loans_) {}
+        service_(backend_of(instruction_set), layers_of(layers), loans_) {}
 
   void lend(uint64_t right, int debtor, std::vector<std::vector<int32_t>> pages) {
     service_.check_pages(pages);
@@ -103,10 +127,7 @@ class Answering {
 
   static std::vector<ServedLayer> layers_of(const std::vector<ServedArgs>& layers) {
     std::vector<ServedLayer> served;
-    for (const auto& [pages, rule, group] : layers) {
-      const auto& [scale, softcap, window_tokens] = rule;
-      served.push_back({layer_of(pages), {scale, softcap, window_tokens, 0, nullptr}, group});
-    }
+    for (const auto& [pages, group] : layers) served.push_back({layer_of(pages), group});
     return served;
   }
 
@@ -115,8 +136,10 @@ class Answering {
 };
 
 }  // namespace
+}  // namespace kvell
 
-void bind_partials(nb::module_& m) {
+NB_MODULE(_partials, m) {
+  using namespace kvell;
   using release = nb::call_guard<nb::gil_scoped_release>;
   nb::class_<Creditor>(m, "Creditor");
   nb::class_<CalledCreditor, Creditor>(m, "CalledCreditor")
@@ -131,16 +154,25 @@ void bind_partials(nb::module_& m) {
              self.expect(std::move(made), span_of(patience_seconds));
            },
            "runs"_a, "patience_seconds"_a)
-      .def("missed", &Away::missed);
+      .def("missed", &Away::missed)
+      .def("begin",
+           [](Away& self, const std::vector<AwayGroupArgs>& groups) {
+             std::vector<AwayGroup> made;
+             for (const auto& [batch, page_tokens] : groups) made.push_back({batch_of(batch), page_tokens, true});
+             self.begin(made);
+           },
+           "groups"_a)
+      .def("reads", &Away::reads, "group"_a)
+      .def("post", [](Away& self, const AwayLayerArgs& layer) { self.post(away_layer(layer)); }, "layer"_a)
+      .def("wait", [](Away& self, const AwayLayerArgs& layer) { self.wait(away_layer(layer)); }, "layer"_a)
+      .def("records", &layer_records, "layer"_a);
   nb::class_<Answering>(m, "Service")
-      .def(nb::init<const std::string&, int, int32_t, const std::vector<ServedArgs>&,
+      .def(nb::init<const std::string&, const std::vector<ServedArgs>&,
                     const std::tuple<uintptr_t, int64_t>&>(),
-           "instruction_set"_a, "element"_a, "heads"_a, "layers"_a, "words"_a)
+           "instruction_set"_a, "layers"_a, "words"_a)
       .def("lend", &Answering::lend, "right"_a, "debtor"_a, "pages"_a)
       .def("end", &Answering::end, "right"_a, "seconds"_a, release())
       .def("reading", &Answering::reading)
       .def("wrong", &Answering::wrong)
       .def("answer", &Answering::answer, "debtor"_a, "query"_a);
 }
-
-}  // namespace kvell

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvell.attention.interface import GroupBatch
 from kvell.models.forward.forward_batch import ForwardBatch
-from kvell.models.fused.partials.remote_sections import RemoteSections, SectionRun
+from kvell.models.partials.remote_sections import RemoteSections, SectionRun
 from kvell.vocabulary import SECTION_TOKENS
 from tests.depth import few
 from tests.models.cases import covering
@@ -28,13 +28,14 @@ from tests.models.lent_pass import (
 )
 
 if TYPE_CHECKING:
-    from kvell.models.fused import _forward
+    from kvell.models.partials import _partials
 
 pytest.importorskip("kvell.models.fused._forward")
 DTYPES = (torch.float32, torch.bfloat16)
 FULL, MIXED = "LlamaForCausalLM", "Gemma2ForCausalLM"
 CREDITORS = ("x", "y")
 LATE_SECONDS = 0.05
+both_passes = pytest.mark.parametrize("is_fused", [True, False], ids=["compiled", "modules"])
 BOTH = [Work(1600, 1, ("x", "x", "y")), Work(1100, 1, ("y", "y")), Work(900, 1)]
 """Decodes: of two creditors, of one, and of none."""
 
@@ -58,16 +59,18 @@ def works(draw: st.DrawFn) -> list[Work]:
     return found
 
 
-@covering({"architecture": [FULL, MIXED], "dtype": DTYPES, "threads": [1, 2]})
+@covering(
+    {"architecture": [FULL, MIXED], "dtype": DTYPES, "threads": [1, 2], "is_fused": [True, False]}
+)
 @given(drawn=works())
 @example(drawn=BOTH)
 @example(drawn=[Work(1536, 1, ("x", "y", "x"))])  # nothing is local but the row itself
 @example(drawn=[Work(1100, 500, ("x", "y")), Work(1200, 1, ("y",))])  # a chunk beside a decode
 @few()
 def test_what_others_compute_changes_no_bit(
-    architecture: str, dtype: torch.dtype, threads: int, drawn: list[Work]
+    architecture: str, dtype: torch.dtype, threads: int, is_fused: bool, drawn: list[Work]
 ) -> None:
-    prefix = prefix_of(architecture, dtype, threads)
+    prefix = prefix_of(architecture, dtype, threads, is_fused)
     local = local_logits(prefix, drawn)
     assert not local.isnan().any()
     lenders = {name: Lender(prefix, seed) for seed, name in enumerate(CREDITORS)}
@@ -78,10 +81,13 @@ def test_what_others_compute_changes_no_bit(
     assert [one.service.wrong + one.service.reading for one in lenders.values()] == [0, 0]
 
 
+@both_passes
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_go_in_as_many_queries_as_a_creditor_has_room_for(dtype: torch.dtype) -> None:
+def test_rows_go_in_as_many_queries_as_a_creditor_has_room_for(
+    dtype: torch.dtype, is_fused: bool
+) -> None:
     drawn = [Work(1100, 300, ("x", "y")), Work(1200, 1, ("y", "y"))]
-    prefix = prefix_of(FULL, dtype, 1)
+    prefix = prefix_of(FULL, dtype, 1, is_fused)
     local = local_logits(prefix, drawn)
     lenders = {
         name: Lender(prefix, seed, most=1, room_bytes=8 << 10)
@@ -96,15 +102,15 @@ def test_rows_go_in_as_many_queries_as_a_creditor_has_room_for(dtype: torch.dtyp
 
 def called(
     post: Callable[[bytes], bool], take: Callable[[float], bytes | None]
-) -> "_forward.Creditor":
-    from kvell.models.fused import _forward
+) -> "_partials.Creditor":
+    from kvell.models.partials import _partials
 
-    return _forward.CalledCreditor(1 << 20, post, take)
+    return _partials.CalledCreditor(1 << 20, post, take)
 
 
 def by_call(
     lender: Lender, before: Callable[[int], None] = lambda number: None, late: Sequence[int] = ()
-) -> "_forward.Creditor":
+) -> "_partials.Creditor":
     """A creditor whose service is called; ``before`` is told how many queries there were.
 
     :param late: queries whose answers do not come.
@@ -126,11 +132,13 @@ def by_call(
     return called(post, take)
 
 
-@covering({"late": [0, 1, 2], "threads": [1, 2]}, together=1)
-def test_a_late_answer_makes_its_row_missed_and_changes_no_other(late: int, threads: int) -> None:
+@covering({"late": [0, 1, 2], "threads": [1, 2], "is_fused": [True, False]}, together=1)
+def test_a_late_answer_makes_its_row_missed_and_changes_no_other(
+    late: int, threads: int, is_fused: bool
+) -> None:
     """In any layer; the creditor is not asked again in the pass."""
     drawn = [Work(1600, 1, ("x", "x")), Work(1100, 1, ("y", "y")), Work(900, 1)]
-    prefix = prefix_of(FULL, torch.float32, threads)
+    prefix = prefix_of(FULL, torch.float32, threads, is_fused)
     local = local_logits(prefix, drawn)
     lenders = {name: Lender(prefix, seed) for seed, name in enumerate(CREDITORS)}
     asked: list[int] = []
@@ -149,9 +157,10 @@ def test_a_late_answer_makes_its_row_missed_and_changes_no_other(late: int, thre
     assert elsewhere.lacking == []
 
 
-def test_a_creditor_that_is_silent_takes_no_time_from_others() -> None:
+@both_passes
+def test_a_creditor_that_is_silent_takes_no_time_from_others(is_fused: bool) -> None:
     """It does not answer until the pass's time is up: its row is missed, and no other."""
-    prefix = prefix_of(FULL, torch.float32, 1)
+    prefix = prefix_of(FULL, torch.float32, 1, is_fused)
     local = local_logits(prefix, BOTH)
     lenders = {"x": Lender(prefix, 0, starts=False), "y": Lender(prefix, 1)}
     elsewhere = RemoteSections({name: one.creditor for name, one in lenders.items()})
@@ -165,9 +174,10 @@ def test_a_creditor_that_is_silent_takes_no_time_from_others() -> None:
     assert torch.equal(lent, local)
 
 
-def test_a_creditor_with_too_many_queries_refuses() -> None:
+@both_passes
+def test_a_creditor_with_too_many_queries_refuses(is_fused: bool) -> None:
     drawn = [Work(1100, 1, ("x", "x")), Work(900, 1)]
-    prefix = prefix_of(FULL, torch.float32, 1)
+    prefix = prefix_of(FULL, torch.float32, 1, is_fused)
     local = local_logits(prefix, drawn)
     lender = Lender(prefix, 0, most=2, starts=False)
     elsewhere = RemoteSections({"x": lender.creditor})
@@ -183,11 +193,12 @@ def test_a_creditor_with_too_many_queries_refuses() -> None:
     assert elsewhere.lacking == []
 
 
+@both_passes
 @pytest.mark.parametrize("layer", [0, 1, 2])
-def test_a_right_that_is_gone_makes_its_row_missed(layer: int) -> None:
+def test_a_right_that_is_gone_makes_its_row_missed(layer: int, is_fused: bool) -> None:
     """Revoked before a layer's query arrives; the creditor's other request is not missed."""
     drawn = [Work(1600, 1, ("x", "x")), Work(1100, 1, ("x", "x")), Work(900, 1)]
-    prefix = prefix_of(FULL, torch.float32, 1)
+    prefix = prefix_of(FULL, torch.float32, 1, is_fused)
     local = local_logits(prefix, drawn)
     lender = Lender(prefix, 0)
     runs = lent_runs({"x": lender}, drawn)
@@ -203,9 +214,10 @@ def test_a_right_that_is_gone_makes_its_row_missed(layer: int) -> None:
     assert not torch.equal(lent[0], local[0])
 
 
-def test_an_answer_that_is_no_answer_makes_its_rows_missed() -> None:
+@both_passes
+def test_an_answer_that_is_no_answer_makes_its_rows_missed(is_fused: bool) -> None:
     drawn = [Work(1100, 1, ("x", "x")), Work(900, 1)]
-    prefix = prefix_of(FULL, torch.float32, 1)
+    prefix = prefix_of(FULL, torch.float32, 1, is_fused)
     local = local_logits(prefix, drawn)
     lender = Lender(prefix, 0)
     runs = lent_runs({"x": lender}, drawn)
@@ -222,8 +234,9 @@ def test_an_answer_that_is_no_answer_makes_its_rows_missed() -> None:
         assert elsewhere.lacking == [0]
 
 
-def test_a_creditor_that_raises_ends_the_step() -> None:
-    prefix = prefix_of(FULL, torch.float32, 2)
+@both_passes
+def test_a_creditor_that_raises_ends_the_step(is_fused: bool) -> None:
+    prefix = prefix_of(FULL, torch.float32, 2, is_fused)
     lender = Lender(prefix, 0)
 
     def post(query: bytes) -> bool:
@@ -242,6 +255,7 @@ def changed_first(batch: ForwardBatch) -> ForwardBatch:
     return replace(batch, groups=(replace(group, first_positions=group.first_positions + 1),))
 
 
+@both_passes
 @pytest.mark.parametrize(
     ("runs", "change", "message"),
     [
@@ -259,8 +273,9 @@ def test_runs_that_do_not_fit_are_refused(
     runs: list[SectionRun],
     change: Callable[[ForwardBatch], ForwardBatch] | None,
     message: str,
+    is_fused: bool,
 ) -> None:
-    prefix = prefix_of(FULL, torch.float32, 1)
+    prefix = prefix_of(FULL, torch.float32, 1, is_fused)
     elsewhere = RemoteSections({"x": Lender(prefix, 0).creditor})
     drawn = [Work(1100, 1, ("x", "x"))]
     with pytest.raises(ValueError, match=message):

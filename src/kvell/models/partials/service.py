@@ -18,11 +18,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from kvell.models.fused.partials.served_layers import ServedLayers
-
-_ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
+from kvell.models.partials.served_layers import ServedLayers
 
 
 class AttentionService:
@@ -35,16 +32,15 @@ class AttentionService:
 
     def __init__(self, model: ServedLayers, words: npt.NDArray[np.uint64]) -> None:
         from kvell.attention.native import layer_args
-        from kvell.models.fused import _forward
+        from kvell.models.partials import _partials
 
         self._kept = (model, words)
+        full = model.full_groups
         table: tuple[int, int] = (words.__array_interface__["data"][0], len(words))
-        self._compiled = _forward.Service(
+        self._compiled = _partials.Service(
             model.instruction_set,
-            _ELEMENTS[model.dtype],
-            model.heads,
             [
-                (layer_args(layer.pages), layer.rule, layer.group if layer.is_full else -1)
+                (layer_args(layer.pages), layer.group if layer.group in full else -1)
                 for layer in model.layers
             ],
             table,

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from tests.models.lent_pass import DEBTOR, NAMES, SECTION_PAGES, WORDS, Lender, 
 FULL, MIXED = "LlamaForCausalLM", "Gemma2ForCausalLM"
 FINE, WRONG = 0, 1
 OTHER = DEBTOR + 1
+HEADS, SCALE = 4, 0.25
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -45,11 +47,20 @@ def lines(data: bytes) -> bytes:
     return data + bytes(-len(data) % 64)
 
 
-def query_of(number: int, layer: int, runs: list[Run]) -> bytes:
+def query_of(
+    number: int,
+    layer: int,
+    runs: list[Run],
+    scale: float = SCALE,
+    softcap: float = 0.0,
+    heads: int = HEADS,
+    element: int = 0,
+) -> bytes:
     """As csrc/partials/message.h describes it, written a second time."""
     sections = sum(len(run.rights) for run in runs)
     rows = sum(len(run.rows) for run in runs)
-    head = struct.pack("<Qiiii", number, layer, len(runs), sections, rows)
+    rule = (heads, element, scale, softcap)
+    head = struct.pack("<Qiiiiiiff", number, layer, len(runs), sections, rows, *rule)
     for run in runs:
         head += struct.pack("<iiii", run.first, len(run.rights), len(run.rows), 0)
     head += b"".join(struct.pack("<Q", right) for run in runs for right in run.rights)
@@ -66,7 +77,7 @@ def answer_of(answer: bytes) -> tuple[int, int, list[int], torch.Tensor]:
 
 
 def rows(count: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(count, 4, 16, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(count, HEADS, 16, generator=torch.Generator().manual_seed(seed))
 
 
 def lender(architecture: str = FULL) -> Lender:
@@ -74,11 +85,15 @@ def lender(architecture: str = FULL) -> Lender:
 
 
 def partials(
-    lent: Lender, layer: int, pages: list[int], first: int, query: torch.Tensor
+    lent: Lender,
+    layer: int,
+    pages: list[int],
+    first: int,
+    query: torch.Tensor,
+    params: AttendParams,
 ) -> torch.Tensor:
     """Records by the attention room's own call."""
     served = lent.layers.layers[layer]
-    scale, softcap, _ = served.rule
     end = first * 512 + len(pages) * served.pages.page_tokens
 
     def ints(*numbers: int) -> torch.Tensor:
@@ -94,12 +109,11 @@ def partials(
         ints(),
     )
     kernels = NativeKernels(1, SETS[0])
-    params = AttendParams(scale, softcap=softcap)
     return kernels.partials(served.pages, batch, query, params).values.flatten()
 
 
-@pytest.mark.parametrize("layer", [0, 1, 2])
-def test_records_are_those_of_the_attention_room(layer: int) -> None:
+@pytest.mark.parametrize(("layer", "softcap"), [(0, 0.0), (1, 0.0), (2, 5.0)])
+def test_records_are_those_of_the_attention_room(layer: int, softcap: float) -> None:
     lent = lender()
     given_pages = []
     take = lent.pages
@@ -108,13 +122,35 @@ def test_records_are_those_of_the_attention_room(layer: int) -> None:
     whole, later = rows(2), rows(3, seed=1)
     runs = [Run(0, tuple(rights[:2]), whole), Run(2, (rights[2],), later)]
     number, answered, states, records = answer_of(
-        lent.service.answer(DEBTOR, query_of(9, layer, runs))
+        lent.service.answer(DEBTOR, query_of(9, layer, runs, softcap=softcap))
     )
     assert (number, answered, states) == (9, FINE, [0, 0])
-    first = partials(lent, layer, given_pages[0][0] + given_pages[1][0], 0, whole)
-    second = partials(lent, layer, given_pages[2][0], 2, later)
+    params = AttendParams(SCALE, softcap=softcap)
+    first = partials(lent, layer, given_pages[0][0] + given_pages[1][0], 0, whole, params)
+    second = partials(lent, layer, given_pages[2][0], 2, later, params)
     assert torch.equal(records, torch.cat([first, second]))
     assert (lent.service.reading, lent.service.wrong) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"heads": 3},
+        {"heads": 0},
+        {"heads": -2},
+        {"heads": 1 << 30},
+        {"element": 2},
+        {"element": -1},
+        {"scale": float("nan")},
+        {"softcap": float("inf")},
+        {"softcap": -1.0},
+    ],
+)
+def test_a_rule_that_no_layer_has_is_answered_as_wrong(rule: dict[str, Any]) -> None:
+    lent = lender()
+    runs = [Run(0, (lent.lend(NAMES[0], 0),), rows(1))]
+    assert answer_of(lent.service.answer(DEBTOR, query_of(1, 0, runs)))[1] == FINE
+    assert answer_of(lent.service.answer(DEBTOR, query_of(1, 0, runs, **rule)))[1] == WRONG
 
 
 def test_layers_with_windows_lend_nothing() -> None:
@@ -167,7 +203,7 @@ def test_bad_bytes_are_answered_and_crash_nothing(data: st.DataObject) -> None:
     lent = with_three()
     query = bytearray(query_of(5, 1, GOOD))
     for _ in range(data.draw(st.integers(1, 3))):
-        at = data.draw(st.integers(0, 12)) * 4
+        at = data.draw(st.integers(0, 16)) * 4
         value = data.draw(st.sampled_from([-1, 0, 1, 3, 7, 1 << 20, (1 << 31) - 1, -(1 << 31)]))
         struct.pack_into("<i", query, min(at, len(query) - 4), value)
     cut = data.draw(st.sampled_from([len(query), len(query), 0, 5, 20, 64, len(query) - 1]))
