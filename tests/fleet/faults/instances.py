@@ -22,6 +22,7 @@ class Instances:
     :param program: what the nodes run, and ``words``: its arguments, with what is filled in.
     :param streams: requests of a front at once.
     :param draw: what fronts of the test's process ask.
+    :param links: descriptors for each other instance that one may open once it has work.
     :param jobs: files of what fronts in other processes ask; without, endless fake requests.
     :param refusals: parts of the reasons why a request that was let in may get no answer.
     :param barred: parts of the reasons why one may not be let in.
@@ -34,6 +35,7 @@ class Instances:
     words: tuple[str, ...] = FAKE_WORDS
     streams: int = 4
     draw: Draw = FAKE_REQUESTS
+    links: int = 0
     jobs: tuple[str, ...] = ()
     refusals: tuple[str, ...] = ("its instance ended",)
     barred: tuple[str, ...] = ("no instance serves",)

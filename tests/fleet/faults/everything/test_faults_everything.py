@@ -179,6 +179,7 @@ def test_forty_faults_of_any_process(
         program=PROGRAM,
         words=tuple(placed_command(settings)),
         streams=STREAMS,
+        links=8,
         draw=known_requests(jobs),
         jobs=(str(tmp_path / "jobs"),),
         refusals=LENDING_REFUSALS,
