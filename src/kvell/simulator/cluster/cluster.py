@@ -48,7 +48,7 @@ from kvell.simulator.cluster.instance import Record, VirtualInstance
 from kvell.simulator.cluster.loop import Loop
 from kvell.simulator.cluster.meter import InstanceMeter, Metering, moment_of
 from kvell.simulator.cluster.network import Links, Network
-from kvell.simulator.cluster.reads import IN_ONE_MEMORY, NeighbourReads
+from kvell.simulator.cluster.reads import IN_ONE_MEMORY, NeighbourReads, Queries
 from kvell.simulator.replay.runner import Acceptance, StepTimer, TraceRunner
 from kvell.simulator.replay.schedule import Arrivals, Schedule
 from kvell.simulator.report.timeline import Moment
@@ -81,7 +81,9 @@ class ClusterSpec:
     :param streams: cost of pulls that begin before a step has ended; None: no pull does.
     :param hosts: hosts of instances that are not on the common host, by name: instances of one host
         lend each other memory. None: no instance lends, as if no pool were in host memory.
-    :param reads: cost of pages that are read at other instances.
+    :param reads: cost of pages that are read in place at other instances.
+    :param asks: whether instances of other hosts are asked for attention over what they lend, at
+        the prices of ``costs``.
     :param steers: whether the front decides on roles, moves and loans.
     """
 
@@ -104,6 +106,7 @@ class ClusterSpec:
     streams: StreamCosts | None = None
     hosts: Mapping[str, str] | None = field(default_factory=dict)
     reads: NeighbourReads = IN_ONE_MEMORY
+    asks: bool = False
     steers: bool = True
 
 
@@ -168,6 +171,8 @@ class VirtualCluster:
         self.transport = VirtualTransport(self._links.messages, spec.seed)
         page_bytes = [group.page_stride_bytes for group in spec.layout.groups]
         self.network = Network(self.loop, self.transport, self._links, page_bytes, spec.hosts)
+        asks = spec.asks and spec.hosts is not None
+        self._queries = Queries(spec.machine, spec.costs, self.network) if asks else None
         self._parts, self._metering = parts, metering
         self._wall = wall
         self.wall_seconds = 0.0
@@ -299,6 +304,7 @@ class VirtualCluster:
             meter,
             Record() if self._records else None,
             reads=self.spec.reads,
+            queries=self._queries,
             beats=not self._is_alone,
         )
         self.instances[name] = instance
@@ -383,6 +389,7 @@ class VirtualCluster:
             reach_tokens=limits.reach_tokens,
             section_bytes=section_bytes(layout.groups, limits.section_tokens),
             host=hosts.get(name, ""),
+            is_asked=self.spec.asks,
         )
 
     def _front_seconds(self, name: str) -> float:

@@ -38,7 +38,7 @@ from kvell.engine.protocol.messages import (
 from kvell.engine.protocol.notices import WatchIndex
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.mempool.agent import Agent
-from kvell.mempool.entries import NOT_IN_PLACE, PeerEntry, PeerLost, PeerMapped
+from kvell.mempool.entries import BY_QUERIES, NOT_IN_PLACE, PeerEntry, PeerLost, PeerMapped
 from kvell.mempool.loans.messages import Filled, Loan, Recall
 from kvell.mempool.owners import Tick
 from kvell.mempool.transfers.actions import (
@@ -57,7 +57,7 @@ from kvell.simulator.cluster.device import Device
 from kvell.simulator.cluster.loop import Loop
 from kvell.simulator.cluster.meter import InstanceMeter
 from kvell.simulator.cluster.network import Endpoint, Network
-from kvell.simulator.cluster.reads import IN_ONE_MEMORY, NeighbourReads
+from kvell.simulator.cluster.reads import IN_ONE_MEMORY, AskingStep, NeighbourReads, Queries
 from kvell.simulator.replay.runner import StepTimer
 
 LATEST_TICK: Tick = 1 << 50
@@ -113,7 +113,9 @@ class VirtualInstance(PoolIO):
     :param core: with ``agent``; without it, no other instance reaches this one.
     :param says: sends its events to the front.
     :param record: is filled, if given.
-    :param reads: cost of pages at other instances.
+    :param reads: cost of pages that are read in place at other instances.
+    :param queries: to instances of other hosts, for attention over what they lend; None: such
+        instances lend each other nothing.
     :param beats: whether it sends heartbeats.
     :ivar watch: called after each input and each step, unless the instance is alone.
     :ivar is_alone: whether no other instance reaches it.
@@ -131,6 +133,7 @@ class VirtualInstance(PoolIO):
         meter: InstanceMeter,
         record: Record | None = None,
         reads: NeighbourReads = IN_ONE_MEMORY,
+        queries: Queries | None = None,
         *,
         beats: bool = True,
     ) -> None:
@@ -147,7 +150,10 @@ class VirtualInstance(PoolIO):
         self.is_alone = not isinstance(core.pool, Handovers)
         pages = PoolIO() if self.is_alone else self
         self._engine = EngineLoop(core, pages, record.journal if record else None)
-        self._reads = reads
+        self._reads, self._queries = reads, queries
+        self._answers_until_seconds = -math.inf
+        self._answering_seconds = 0.0
+        """Time of answers during a step, by which the next one takes longer."""
         self._machine, self._loop, self._network, self._says = machine, loop, network, says
         self._inbox: deque[Input] = deque()
         self._streaming: dict[int, tuple[str, Offer]] = {}
@@ -170,8 +176,18 @@ class VirtualInstance(PoolIO):
 
     def meet(self, other: Endpoint, *, is_near: bool) -> None:
         """Connect to another instance, before any message from it is handled."""
-        first = self.behind.put(other) if is_near else NOT_IN_PLACE
+        far = NOT_IN_PLACE if self._queries is None else BY_QUERIES
+        first = self.behind.put(other) if is_near else far
         self._inbox.append(PeerMapped(other.name, other.incarnation, first))
+
+    def answer(self, seconds: float) -> float | None:
+        """Compute attention for another instance after earlier queries; see :class:`Endpoint`."""
+        if self._is_paused:
+            return None
+        now_seconds = self._loop.now_seconds
+        self._answers_until_seconds = max(now_seconds, self._answers_until_seconds) + seconds
+        self._answering_seconds += seconds if self._is_busy else 0.0
+        return self._answers_until_seconds - now_seconds
 
     def tell(self, command: Command) -> None:
         """Handle a command of the front."""
@@ -250,8 +266,10 @@ class VirtualInstance(PoolIO):
         if self.is_alone and plan.is_idle:
             raise RuntimeError(f"step {plan.step} computes nothing, and requests wait")
         self.meter.on_planned(plan)
-        seconds = self._machine.step_seconds(plan)
-        seconds += self._reads.seconds(plan, self.agent.loans.lending)
+        step = self._asking(plan)
+        seconds = step.seconds + self._reads.seconds(plan, self.agent.loans.lending)
+        seconds += self._answering_seconds
+        self._answering_seconds = 0.0
         if plan.streams:
             self._tell_written(plan, seconds)
         self.counts.steps += 1
@@ -259,17 +277,25 @@ class VirtualInstance(PoolIO):
         self.counts.computed_tokens += plan.num_tokens
         if self.record is not None:
             self.record.plans.append(plan)
-        self._loop.after(seconds, partial(self._end, plan, self.device.run(plan)))
+        result = self.device.run(plan)
+        self._loop.after(seconds, partial(self._end, plan, result, step.missed))
 
-    def _end(self, plan: StepPlan, result: StepResult) -> None:
+    def _asking(self, plan: StepPlan) -> AskingStep:
+        """Return a step's own time, with its waits for creditors."""
+        if self._queries is None:
+            return AskingStep(self._machine.step_seconds(plan))
+        return self._queries.begin(self, plan)
+
+    def _end(self, plan: StepPlan, result: StepResult, lacking: frozenset[int]) -> None:
         """Commit a step; rows count if their rights to read others' pages are still valid."""
         if self.is_dead:
             return
         if self._is_paused:
-            self._loop.at(self._stands_until_seconds, partial(self._end, plan, result))
+            self._loop.at(self._stands_until_seconds, partial(self._end, plan, result, lacking))
             return
         if plan.borrowed:
-            result = structs.replace(result, missed=plan.find_missed(self.behind.stands))
+            missed = {*plan.find_missed(self.behind.stands), *lacking}
+            result = structs.replace(result, missed=tuple(sorted(missed)))
             self.counts.missed += len(result.missed)
             self.counts.borrowed |= {row[1:4] for row in plan.borrowed if row.right}
         self.device.finish(plan, result.missed)
