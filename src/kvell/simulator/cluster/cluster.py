@@ -20,6 +20,7 @@ from msgspec import structs
 from kvell.clock import Clock, MonotonicClock
 from kvell.cluster.prefix_directory import BY_LOCALITY, PrefixDirectory
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, router_named
+from kvell.cluster.steering.relief import DEFAULT_RELIEF, Relief
 from kvell.cluster.steering.roles import RoleChanger, RoleRules
 from kvell.cost.prices import USUAL_PRICES, ExecCosts
 from kvell.engine.core.core import EngineCore
@@ -48,7 +49,7 @@ from kvell.simulator.cluster.instance import Record, VirtualInstance
 from kvell.simulator.cluster.loop import Loop
 from kvell.simulator.cluster.meter import InstanceMeter, Metering, moment_of
 from kvell.simulator.cluster.network import Links, Network
-from kvell.simulator.cluster.reads import IN_ONE_MEMORY, NeighbourReads, Queries
+from kvell.simulator.cluster.reads import IN_ONE_MEMORY, NeighbourReads, PricedQueries
 from kvell.simulator.replay.runner import Acceptance, StepTimer, TraceRunner
 from kvell.simulator.replay.schedule import Arrivals, Schedule
 from kvell.simulator.report.timeline import Moment
@@ -85,6 +86,7 @@ class ClusterSpec:
     :param asks: whether instances of other hosts are asked for attention over what they lend, at
         the prices of ``costs``.
     :param steers: whether the front decides on roles, moves and loans.
+    :param moves: the moves that it decides on while memory is short.
     """
 
     counts: Mapping[str, int]
@@ -108,6 +110,7 @@ class ClusterSpec:
     reads: NeighbourReads = IN_ONE_MEMORY
     asks: bool = False
     steers: bool = True
+    moves: Relief = DEFAULT_RELIEF
 
 
 @dataclass(frozen=True)
@@ -172,7 +175,7 @@ class VirtualCluster:
         page_bytes = [group.page_stride_bytes for group in spec.layout.groups]
         self.network = Network(self.loop, self.transport, self._links, page_bytes, spec.hosts)
         asks = spec.asks and spec.hosts is not None
-        self._queries = Queries(spec.machine, spec.costs, self.network) if asks else None
+        self._queries = PricedQueries(spec.machine, spec.costs, self.network) if asks else None
         self._parts, self._metering = parts, metering
         self._wall = wall
         self.wall_seconds = 0.0
@@ -195,6 +198,7 @@ class VirtualCluster:
             locality=locality or (PrefixDirectory() if spec.routing in BY_LOCALITY else None),
             roles=None if spec.role_rules is None else RoleChanger(spec.role_rules),
             steers=spec.steers,
+            moves=spec.moves,
         )
         schedule = Schedule(rows, arrivals, partial(self._is_served, rows), sessions=sessions)
         self.names = [f"{role}-{i}" for role, count in spec.counts.items() for i in range(count)]

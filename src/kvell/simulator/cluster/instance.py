@@ -57,7 +57,7 @@ from kvell.simulator.cluster.device import Device
 from kvell.simulator.cluster.loop import Loop
 from kvell.simulator.cluster.meter import InstanceMeter
 from kvell.simulator.cluster.network import Endpoint, Network
-from kvell.simulator.cluster.reads import IN_ONE_MEMORY, AskingStep, NeighbourReads, Queries
+from kvell.simulator.cluster.reads import IN_ONE_MEMORY, AskingStep, NeighbourReads, PricedQueries
 from kvell.simulator.replay.runner import StepTimer
 
 LATEST_TICK: Tick = 1 << 50
@@ -133,7 +133,7 @@ class VirtualInstance(PoolIO):
         meter: InstanceMeter,
         record: Record | None = None,
         reads: NeighbourReads = IN_ONE_MEMORY,
-        queries: Queries | None = None,
+        queries: PricedQueries | None = None,
         *,
         beats: bool = True,
     ) -> None:

@@ -57,7 +57,7 @@ class AskingStep:
 
 
 @dataclass(frozen=True)
-class Queries:
+class PricedQueries:
     """The queries of one instance's steps to creditors.
 
     :param machine: times the steps.
@@ -112,5 +112,5 @@ class Queries:
         return wait, frozenset(missed)
 
     def _attention(self, tokens: float, rows: int) -> float:
-        """Return the time of attention of one request's rows over so many tokens."""
+        """Return the time of attention of one request's rows over ``tokens`` tokens."""
         return tokens * max(self.costs.held_token_seconds, rows * self.costs.pair_seconds)

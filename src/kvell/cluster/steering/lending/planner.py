@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
-from kvell.cluster.steering.lending.algorithm import SectionMove, plan_moves
+from kvell.cluster.steering.lending.algorithm import SectionMove, plan_moves, reactive_moves
 from kvell.cluster.steering.lending.inputs import (
     Away,
     PlacementMap,
@@ -91,9 +91,14 @@ class LoanPlanner:
 
     :param period_seconds: time between two plans.
     :param settling_rounds: further rounds until heartbeats show a move.
+    :param is_reactive: whether sections leave only an instance that has hardly any memory left,
+        without regard to throughput (:func:`.reactive_moves`).
     """
 
-    def __init__(self, period_seconds: float, settling_rounds: int = 0) -> None:
+    def __init__(
+        self, period_seconds: float, settling_rounds: int = 0, *, is_reactive: bool = False
+    ) -> None:
+        self._is_reactive = is_reactive
         self._model = lru_cache(MOST_MODELS)(PerformanceModel)
         self._moving_seconds = period_seconds / MOVING_PART
         self._rounds_reserved = RESERVED_ROUNDS + settling_rounds
@@ -141,7 +146,7 @@ class LoanPlanner:
                 creditor = self._creditor(party, load, lent[name], coming[name])
                 if creditor.spared > 0:
                     creditors.append(creditor)
-        moves = plan_moves(debtors, creditors)
+        moves = (reactive_moves if self._is_reactive else plan_moves)(debtors, creditors)
         for move in moves:
             blocks = placed.away[move.req_id, move.target] + move.num_blocks
             until = self._round + self._rounds_reserved
@@ -173,8 +178,9 @@ class LoanPlanner:
 
     def _debtor(self, party: LoanParty, load: LoadStats, placed: PlacementMap) -> Debtor:
         facts, name = party.report.facts, party.instance_id
+        kept = party.pool_bytes // SHORT_PART if self._is_reactive else kept_bytes(party, load)
         inputs = throughput_inputs(
-            *(party, facts, load, party.free_bytes - kept_bytes(party, load)),
+            *(party, facts, load, party.free_bytes - kept),
             borrowed=placed.borrowed.get(name, NO_LOANS),
             asking=placed.asking[name],
         )
