@@ -86,12 +86,12 @@ class PricedQueries:
     ) -> tuple[float, frozenset[int]]:
         """Return the time until all have answered or none is waited for, and the missed handles."""
         rows = {work.handle: work.count for work in plan.work}
-        asked = [pages for pages in plan.borrowed if pages.by_queries]
-        sections = Counter(pages.handle for pages in asked)
+        remote = [pages for pages in plan.borrowed if pages.by_queries]
+        sections = Counter(pages.handle for pages in remote)
         seconds: dict[Endpoint, float] = defaultdict(float)
         handles: dict[Endpoint, set[int]] = defaultdict(set)
         missed = set[int]()
-        for pages in asked:
+        for pages in remote:
             creditor = self.network.find(pages.instance, pages.incarnation)
             if creditor is None or pages.right not in creditor.rights:
                 missed.add(pages.handle)
