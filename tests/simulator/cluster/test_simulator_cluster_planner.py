@@ -201,3 +201,16 @@ def test_reactive_loans_move_what_running_requests_lack_and_nothing_for_those_th
     assert lent["sections"]["lent"] > 0 and not lent["roles"]["mixed"]["preemptions"]
     assert cluster_figures(alone)["roles"]["mixed"]["preemptions"] > 0
     assert growing.front.outputs == alone.front.outputs
+
+
+@pytest.mark.parametrize("added_seconds", [0.0, 0.03])
+def test_both_sides_of_a_loan_measure_what_copies_add_to_their_steps(added_seconds: float) -> None:
+    reads = NeighbourReads(copied_seconds=added_seconds)
+    cluster = VirtualCluster(spec_of(reads=reads), [row(6000, 600), row(400, 600, at=0.1)])
+    cluster.start()
+    cluster.loop.at(3.0, lambda: order(cluster, "0", "mixed-1", 8))
+    while cluster.front.num_done < 2 and cluster.go_on():
+        pass
+    for instance in cluster.instances.values():
+        seconds = instance.core.counters.load_stats(instance.core.step).copy_seconds
+        assert seconds == pytest.approx(added_seconds, abs=1e-6)

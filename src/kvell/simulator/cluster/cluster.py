@@ -49,7 +49,7 @@ from kvell.simulator.cluster.instance import Record, VirtualInstance
 from kvell.simulator.cluster.loop import Loop
 from kvell.simulator.cluster.meter import InstanceMeter, Metering, moment_of
 from kvell.simulator.cluster.network import Links, Network
-from kvell.simulator.cluster.reads import IN_ONE_MEMORY, NeighbourReads, PricedQueries
+from kvell.simulator.cluster.reads import IN_ONE_MEMORY, NeighbourReads, PricedSteps
 from kvell.simulator.replay.runner import Acceptance, StepTimer, TraceRunner
 from kvell.simulator.replay.schedule import Arrivals, Schedule
 from kvell.simulator.report.timeline import Moment
@@ -175,7 +175,7 @@ class VirtualCluster:
         page_bytes = [group.page_stride_bytes for group in spec.layout.groups]
         self.network = Network(self.loop, self.transport, self._links, page_bytes, spec.hosts)
         asks = spec.asks and spec.hosts is not None
-        self._queries = PricedQueries(spec.machine, spec.costs, self.network) if asks else None
+        self._steps = PricedSteps(spec.machine, spec.costs, self.network, asks)
         self._parts, self._metering = parts, metering
         self._wall = wall
         self.wall_seconds = 0.0
@@ -303,12 +303,11 @@ class VirtualCluster:
         incarnation = next(self._incarnations)
         core, agent, meter = self._fresh(name, incarnation)
         instance = VirtualInstance(
-            *(core, agent, self._device(core), self.spec.machine, self.loop, self.network),
+            *(core, agent, self._device(core), self._steps, self.loop, self.network),
             partial(self._say, name),
             meter,
             Record() if self._records else None,
             reads=self.spec.reads,
-            queries=self._queries,
             beats=not self._is_alone,
         )
         self.instances[name] = instance

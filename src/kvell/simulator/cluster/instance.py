@@ -36,7 +36,7 @@ from kvell.engine.protocol.messages import (
     Submit,
 )
 from kvell.engine.protocol.notices import WatchIndex
-from kvell.engine.requests.plan import StepPlan, StepResult
+from kvell.engine.requests.plan import StepPlan, StepResult, TeamTime
 from kvell.mempool.agent import Agent
 from kvell.mempool.entries import BY_QUERIES, NOT_IN_PLACE, PeerEntry, PeerLost, PeerMapped
 from kvell.mempool.loans.messages import Filled, Loan, Recall
@@ -57,8 +57,7 @@ from kvell.simulator.cluster.device import Device
 from kvell.simulator.cluster.loop import Loop
 from kvell.simulator.cluster.meter import InstanceMeter
 from kvell.simulator.cluster.network import Endpoint, Network
-from kvell.simulator.cluster.reads import IN_ONE_MEMORY, AskingStep, NeighbourReads, PricedQueries
-from kvell.simulator.replay.runner import StepTimer
+from kvell.simulator.cluster.reads import IN_ONE_MEMORY, NeighbourReads, PricedSteps
 
 LATEST_TICK: Tick = 1 << 50
 """Later deadlines do not exist."""
@@ -114,8 +113,6 @@ class VirtualInstance(PoolIO):
     :param says: sends its events to the front.
     :param record: is filled, if given.
     :param reads: cost of pages that are read in place at other instances.
-    :param queries: to instances of other hosts, for attention over what they lend; None: such
-        instances lend each other nothing.
     :param beats: whether it sends heartbeats.
     :ivar watch: called after each input and each step, unless the instance is alone.
     :ivar is_alone: whether no other instance reaches it.
@@ -126,14 +123,13 @@ class VirtualInstance(PoolIO):
         core: EngineCore,
         agent: Agent,
         device: Device,
-        machine: StepTimer,
+        steps: PricedSteps,
         loop: Loop,
         network: Network,
         says: Say,
         meter: InstanceMeter,
         record: Record | None = None,
         reads: NeighbourReads = IN_ONE_MEMORY,
-        queries: PricedQueries | None = None,
         *,
         beats: bool = True,
     ) -> None:
@@ -150,11 +146,12 @@ class VirtualInstance(PoolIO):
         self.is_alone = not isinstance(core.pool, Handovers)
         pages = PoolIO() if self.is_alone else self
         self._engine = EngineLoop(core, pages, record.journal if record else None)
-        self._reads, self._queries = reads, queries
+        self._reads = reads
         self._answers_until_seconds = -math.inf
         self._answering_seconds = 0.0
         """Time of answers during a step, by which the next one takes longer."""
-        self._machine, self._loop, self._network, self._says = machine, loop, network, says
+        self._copied_sections = 0
+        self._steps, self._loop, self._network, self._says = steps, loop, network, says
         self._inbox: deque[Input] = deque()
         self._streaming: dict[int, tuple[str, Offer]] = {}
         """Offers of streamed pages, and their receivers, by number of the transfer."""
@@ -176,7 +173,7 @@ class VirtualInstance(PoolIO):
 
     def meet(self, other: Endpoint, *, is_near: bool) -> None:
         """Connect to another instance, before any message from it is handled."""
-        far = NOT_IN_PLACE if self._queries is None else BY_QUERIES
+        far = BY_QUERIES if self._steps.asks else NOT_IN_PLACE
         first = self.behind.put(other) if is_near else far
         self._inbox.append(PeerMapped(other.name, other.incarnation, first))
 
@@ -266,9 +263,12 @@ class VirtualInstance(PoolIO):
         if self.is_alone and plan.is_idle:
             raise RuntimeError(f"step {plan.step} computes nothing, and requests wait")
         self.meter.on_planned(plan)
-        step = self._asking(plan)
+        step = self._steps.begin(self, plan)
+        copied = self.agent.loans.num_filled
         seconds = step.seconds + self._reads.seconds(plan, self.agent.loans.lending)
         seconds += self._answering_seconds
+        seconds += (copied - self._copied_sections) * self._reads.copied_seconds
+        self._copied_sections = copied
         self._answering_seconds = 0.0
         if plan.streams:
             self._tell_written(plan, seconds)
@@ -277,24 +277,22 @@ class VirtualInstance(PoolIO):
         self.counts.computed_tokens += plan.num_tokens
         if self.record is not None:
             self.record.plans.append(plan)
-        result = self.device.run(plan)
-        self._loop.after(seconds, partial(self._end, plan, result, step.missed))
+        result = structs.replace(
+            self.device.run(plan),
+            missed=tuple(step.missed),
+            team=TeamTime(threads=1, is_shared=False, thread_seconds=seconds, lost_seconds=0.0),
+        )
+        self._loop.after(seconds, partial(self._end, plan, result))
 
-    def _asking(self, plan: StepPlan) -> AskingStep:
-        """Return a step's own time, with its waits for creditors."""
-        if self._queries is None:
-            return AskingStep(self._machine.step_seconds(plan))
-        return self._queries.begin(self, plan)
-
-    def _end(self, plan: StepPlan, result: StepResult, lacking: frozenset[int]) -> None:
+    def _end(self, plan: StepPlan, result: StepResult) -> None:
         """Commit a step; rows count if their rights to read others' pages are still valid."""
         if self.is_dead:
             return
         if self._is_paused:
-            self._loop.at(self._stands_until_seconds, partial(self._end, plan, result, lacking))
+            self._loop.at(self._stands_until_seconds, partial(self._end, plan, result))
             return
         if plan.borrowed:
-            missed = {*plan.find_missed(self.behind.stands), *lacking}
+            missed = {*plan.find_missed(self.behind.stands), *result.missed}
             result = structs.replace(result, missed=tuple(sorted(missed)))
             self.counts.missed += len(result.missed)
             self.counts.borrowed |= {row[1:4] for row in plan.borrowed if row.right}

@@ -24,10 +24,13 @@ class NeighbourReads:
 
     :param section_seconds: added to a step for each section that it reads at another instance.
     :param lent_seconds: the same for each section that the instance lends.
+    :param copied_seconds: added to a step for each section whose copy to or from the instance has
+        ended since the last one, as far as the computation does not hide copies (figure 12).
     """
 
     section_seconds: float = 0.0
     lent_seconds: float = 0.0
+    copied_seconds: float = 0.0
 
     def seconds(self, plan: StepPlan, lending: CreditorLedger) -> float:
         """Return the seconds of one step.
@@ -57,16 +60,18 @@ class AskingStep:
 
 
 @dataclass(frozen=True)
-class PricedQueries:
-    """The queries of one instance's steps to creditors.
+class PricedSteps:
+    """The duration of steps, with their queries to creditors.
 
-    :param machine: times the steps.
+    :param machine: times steps whose pages are all local.
     :param costs: prices of the model, as the instances report them.
+    :param asks: whether instances of other hosts are asked for attention over what they lend.
     """
 
     machine: StepTimer
     costs: ExecCosts
     network: Network
+    asks: bool
 
     def begin(self, debtor: Endpoint, plan: StepPlan) -> AskingStep:
         """Ask the creditors of a step, which compute meanwhile."""
