@@ -24,6 +24,7 @@ from kvell.cluster.instances import (
     parse_instances,
 )
 from kvell.cluster.routing.policies import DEFAULT_ROUTING
+from kvell.cluster.steering.relief import DEFAULT_RELIEF, Relief
 from kvell.engine.protocol.given import given_prompt
 from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.pooling import POOLED, EmbeddingOutput, Pooling
@@ -99,6 +100,7 @@ class AsyncEngine:
     :param limits: bounds of the queue, and of the times of starts, drains and missing heartbeats.
     :param adaptive_roles: whether prefill and decode instances change their roles by load
         (``--adaptive-roles``).
+    :param relief: moves between instances while memory is short (``--relief``).
     :param pd_caching: caching policy of prefill and decode instances, 0 to 3
         (:data:`kvell.mempool.rendezvous.PdCaching`).
     :param page_transport: transport of pages between instances.
@@ -129,6 +131,7 @@ class AsyncEngine:
         pd_caching: PdCaching | None = None,
         adaptive_roles: bool = False,
         page_transport: PageTransport = "memory",
+        relief: Relief = DEFAULT_RELIEF,
         cache_dir: Path | None = None,
         progress: Progress = quiet,
         generation_config: GenerationConfig = "auto",
@@ -138,7 +141,7 @@ class AsyncEngine:
         **settings: Any,
     ) -> None:
         counts = _counts(instances)
-        pool = PoolSettings(pd_caching, page_transport, adaptive_roles).resolve(counts)
+        pool = PoolSettings(pd_caching, page_transport, adaptive_roles, relief).resolve(counts)
         chosen = settings_from(AsyncEngine, model, {"beside": beside, **settings})
         self._texts = texts_of(
             (chosen.model, *chosen.beside),

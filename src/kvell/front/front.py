@@ -11,6 +11,7 @@ from kvell.clock import Clock, MonotonicClock
 from kvell.cluster.instances import ONE_MIXED
 from kvell.cluster.prefix_directory import BY_LOCALITY, PrefixDirectory
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, router_named
+from kvell.cluster.steering.relief import DEFAULT_RELIEF
 from kvell.cluster.steering.roles import RoleChanger
 from kvell.engine.protocol.messages import Event, Finished, Heartbeat, Submit
 from kvell.engine.protocol.notices import IndexNotice, WatchIndex
@@ -89,6 +90,7 @@ class Front:
             locality=PrefixDirectory() if routing in BY_LOCALITY else None,
             roles=RoleChanger() if adapts else None,
             steers=joins is None,
+            moves=DEFAULT_RELIEF if pool is None else pool.relief,
         )
         self.reach_tokens = self._request_queue.placements.reach_tokens
         callbacks = MemberCallbacks(

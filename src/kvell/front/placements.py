@@ -31,10 +31,13 @@ MOST_MODELS = 64
 
 
 class Placements:
-    """Decisions about long requests: where one is computed, and who holds its other sections."""
+    """Decisions about long requests: where one is computed, and who holds its other sections.
 
-    def __init__(self, lines: Mapping[str, InstanceLoad]) -> None:
-        self._lines = lines
+    :param lends_early: whether requests that would wait for memory get placements too.
+    """
+
+    def __init__(self, lines: Mapping[str, InstanceLoad], *, lends_early: bool = True) -> None:
+        self._lines, self._lends_early = lines, lends_early
         self._placed: dict[RequestId, LogEntry] = {}
         self._model = lru_cache(MOST_MODELS)(PerformanceModel)
 
@@ -127,7 +130,7 @@ class Placements:
 
         None if it has room at one of the lines, or waiting for room is better.
         """
-        if not self._may_leave(entry):
+        if not (self._lends_early and self._may_leave(entry)):
             return None
         if not lines or any(line.role != MIXED for line in self._lines.values()):
             return None

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from kvell.cluster.prefix_directory import PrefixDirectory
 from kvell.cluster.routing.policies import Router
+from kvell.cluster.steering.relief import DEFAULT_RELIEF, Relief
 from kvell.cluster.steering.roles import RoleChanger
 from kvell.cluster.steering.steering import Steering
 from kvell.engine.protocol.logprobs import PromptLogprobs
@@ -50,6 +51,7 @@ class RequestQueue:
     :param locality: prefixes that instances cache, for a router that reads them.
     :param roles: changes the roles of instances by load; None: all keep theirs.
     :param steers: whether roles and moves are decided here; else the cluster's manager does.
+    :param moves: the moves between instances while memory is short.
     :ivar role_changes: number of role changes so far.
     """
 
@@ -63,15 +65,15 @@ class RequestQueue:
         locality: PrefixDirectory | None = None,
         roles: RoleChanger | None = None,
         steers: bool = True,
+        moves: Relief = DEFAULT_RELIEF,
     ) -> None:
-        self._max_waiting, self._observer = max_waiting, observer
+        self._max_waiting, self._observer, self._locality = max_waiting, observer, locality
         self.lines: dict[str, InstanceLoad] = {}
         self._in_flight = InFlight(self.lines)
-        self._locality = locality
-        self._steering = Steering(roles) if steers else None
+        self._steering = Steering(roles, moves=moves) if steers else None
         self._short: set[str] = set()
         self.role_changes = 0
-        self._routes = Routes(self.lines, router, pulls=pulls, locality=locality)
+        self._routes = Routes(self.lines, router, pulls=pulls, locality=locality, moves=moves)
         self._waiting = WaitingLine(self._routes, observer)
         self.placements = self._routes.placements
 

@@ -16,6 +16,7 @@ from kvell.cluster.routing.decoding import EarliestEnd
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, Router, router_named
 from kvell.cluster.routing.views import NO_HITS, RequestView
 from kvell.cluster.steering.placements import Placement
+from kvell.cluster.steering.relief import DEFAULT_RELIEF, Relief
 from kvell.cluster.trees.chains import PromptChain
 from kvell.engine.requests.cache_roots import cache_root
 from kvell.front.histories import Histories
@@ -47,6 +48,7 @@ class Routes:
     :param pulls: whether a request fetches its history from an instance that has more of it: one
         that ``locality`` names, or else the one that had its session.
     :param locality: prefixes that instances cache, for a router that reads them.
+    :param moves: the moves between instances while memory is short.
     :ivar placements: of requests that are longer than one instance's memory.
     :ivar transfers: numbers of moved requests and of requested pulls so far.
     """
@@ -58,10 +60,11 @@ class Routes:
         *,
         pulls: bool = True,
         locality: PrefixDirectory | None = None,
+        moves: Relief = DEFAULT_RELIEF,
     ) -> None:
         self._lines = lines
         self.transfers: Counter[RequestTransfer] = Counter()
-        self.placements = Placements(lines)
+        self.placements = Placements(lines, lends_early=moves in ("all", "loans"))
         self._router = router or router_named(DEFAULT_ROUTING)
         self._decode_router: Router = EarliestEnd()
         self._histories = Histories() if pulls and locality is None else None

@@ -70,19 +70,24 @@ class LendingScenario(Scenario):
     """A scenario of instances that lend.
 
     :param apart: whether the last instance is on a host of its own.
+    :param asks: whether all are, and ask each other for attention over what they lend.
     :param planners: seconds between two looks of each, and from a look until its orders are given.
     """
 
     apart: bool = False
+    asks: bool = False
     planners: list[tuple[float, float]] = field(default_factory=list)
 
     def spec(self) -> ClusterSpec:
         made = super().spec()
         last = list(made.counts)[-1]
         hosts = {f"{last}-{made.counts[last] - 1}": "another"} if self.apart else {}
+        if self.asks:
+            names = [f"{role}-{i}" for role, count in made.counts.items() for i in range(count)]
+            hosts = {name: name for name in names}
         longest = max(2, longest_request(made.layout, LONGEST_TOKENS, 4))
         limits = replace(made.limits, max_model_len=longest, section_tokens=SECTION_TOKENS)
-        return replace(made, limits=limits, hosts=hosts)
+        return replace(made, limits=limits, hosts=hosts, asks=self.asks)
 
 
 class LendingRun(Run):

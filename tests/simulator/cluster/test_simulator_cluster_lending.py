@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -242,13 +242,13 @@ HAPPENS = ("Borrow", "Filled", "read", "GiveBack", "LoanOver", "recalled", "revo
 """What must have been seen over some schedules, beside sections ``returned`` and ``lost``."""
 
 
-def seen_over(numbers: Iterable[int]) -> Counter[str]:
+def seen_over(numbers: Iterable[int], **changes: Any) -> Counter[str]:
     """What happened to loans, over a drawn scenario and one under pressure for each number."""
     seen: Counter[str] = Counter()
     makes: tuple[Callable[[int], LendingScenario], ...] = (drawn, pressed)
     for number in numbers:
         for make in makes:
-            seen.update(LendingRun(make(number)).go().seen())
+            seen.update(LendingRun(replace(make(number), **changes)).go().seen())
     return seen
 
 
@@ -263,3 +263,15 @@ def test_the_same_over_many_schedules() -> None:
     seen = seen_over(range(scaled(500)))
     missing = [what for what in (*HAPPENS, "returned", "lost") if not seen[what]]
     assert not missing, seen
+
+
+def test_whoever_is_asked_and_whatever_happens_every_request_is_answered_rightly() -> None:
+    seen = seen_over([4, 24, 44], asks=True)
+    assert not [what for what in (*HAPPENS[:-1], "lost") if not seen[what]], seen
+    assert not seen["returned"], "what is recalled is computed again"
+
+
+@pytest.mark.long
+def test_the_same_over_many_schedules_of_queries() -> None:
+    seen = seen_over(range(scaled(300)), asks=True)
+    assert not [what for what in (*HAPPENS, "lost") if not seen[what]], seen

@@ -67,6 +67,9 @@ class Ear:
     def meet(self, other: "Ear", *, is_near: bool) -> None:
         self.hear(PeerMapped(other.name, other.incarnation, 64 if is_near else NOT_IN_PLACE))
 
+    def answer(self, seconds: float) -> float | None:
+        return seconds
+
 
 class Place:
     """A network of three endpoints."""

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from kvell.cluster.steering.relief import Relief
 from kvell.cost.amounts import shape_of
 from kvell.cost.analytic import AnalyticModel
 from kvell.cost.prices import prices_of
@@ -175,3 +176,41 @@ def test_a_section_is_what_the_heartbeat_counts() -> None:
     assert ("0", 5) in seen and ("0", 6) in seen and ("0", 7) not in seen
     size_bytes = section_bytes(LAYOUT.groups)
     assert size_bytes * (POOL_TOKENS // SECTION_TOKENS) == LAYOUT.pool_bytes
+
+
+@pytest.mark.parametrize(
+    ("moves", "lends", "is_quick"),
+    [("none", 0, False), ("requests", 0, False), ("loans", 1, True), ("all", 1, True)],
+)
+def test_only_what_the_setting_names_moves(moves: Relief, lends: int, is_quick: bool) -> None:
+    run = run_of(moves=moves)
+    assert min(1, cluster_figures(run)["sections"]["lent"]) == lends
+    assert (waits(run) < waits(run_of(hosts=None)) / 2) == is_quick
+    assert run.front.outputs == run_of().front.outputs
+
+
+GROWING = [row(4000, 4000, at=0.0), row(100, 100, at=0.1), row(2000, 2000, at=0.2)]
+"""Two requests of one instance outgrow it together, the other instance is idle."""
+
+
+def test_reactive_loans_move_what_running_requests_lack_and_nothing_for_those_that_wait() -> None:
+    waiting, growing = run_of(moves="reactive"), run_of(GROWING, moves="reactive")
+    alone = run_of(GROWING, moves="none")
+    assert waits(waiting) > waits(run_of(moves="loans"))
+    lent = cluster_figures(growing)
+    assert lent["sections"]["lent"] > 0 and not lent["roles"]["mixed"]["preemptions"]
+    assert cluster_figures(alone)["roles"]["mixed"]["preemptions"] > 0
+    assert growing.front.outputs == alone.front.outputs
+
+
+@pytest.mark.parametrize("added_seconds", [0.0, 0.03])
+def test_both_sides_of_a_loan_measure_what_copies_add_to_their_steps(added_seconds: float) -> None:
+    reads = NeighbourReads(copied_seconds=added_seconds)
+    cluster = VirtualCluster(spec_of(reads=reads), [row(6000, 600), row(400, 600, at=0.1)])
+    cluster.start()
+    cluster.loop.at(3.0, lambda: order(cluster, "0", "mixed-1", 8))
+    while cluster.front.num_done < 2 and cluster.go_on():
+        pass
+    for instance in cluster.instances.values():
+        seconds = instance.core.counters.load_stats(instance.core.step).copy_seconds
+        assert seconds == pytest.approx(added_seconds, abs=1e-6)

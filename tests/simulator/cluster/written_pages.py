@@ -116,6 +116,7 @@ class WrittenPages:
         for handle, group, position, page in plan.new_pages.tolist():
             self._places.setdefault(handle, {})[group, position] = page
         borrows = {one.handle for one in plan.borrowed}
+        self._away = dict(plan.away)
         self._wrong_at_first = {
             work.handle: wrong for work in plan.work if (wrong := self._wrong(work))
         }
@@ -154,7 +155,10 @@ class WrittenPages:
                     if found != digests[work.start]:
                         return f"group {group} has another state"
                 continue
-            for position in range(readable_from(spec, work.start), work.start):
+            first = readable_from(spec, work.start)
+            if spec.kind is GroupKind.FULL:  # creditors that are asked have the tokens before it
+                first = max(first, self._away.get(work.handle, 0))
+            for position in range(first, work.start):
                 page = places[group, position // spec.page_tokens]
                 if elsewhere and page < self._pages(group):
                     continue

@@ -82,9 +82,7 @@ def replay(session: Session, flags: ReplaySettings, as_json: bool) -> None:
     if not flags.enable_chunked_prefill:
         limits = without_chunks(limits, layout)
     swapping = None
-    links = None
-    if counts is not None:
-        links = together.links(flags.hardware, machine, counts)
+    links = None if counts is None else together.links(flags.hardware, machine, counts)
     prices = hardware_prices(machine, links, models.layers, flags.max_num_batched_tokens)
     if flags.cpu_buffer_bytes is not None:
         weights = models.cost.weight_bytes // chosen.number_bytes
@@ -98,6 +96,7 @@ def replay(session: Session, flags: ReplaySettings, as_json: bool) -> None:
             eviction=flags.eviction,
             hosts=together.hosts(machine),
             costs=prices,
+            moves=together.relief,
         ),
         rows,
         arrivals,

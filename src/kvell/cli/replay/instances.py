@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvell.cluster.instances import check_start, chosen_pd_caching, parse_instances
+from kvell.cluster.steering.relief import Relief
 from kvell.errors import ChangeSomething
 from kvell.flags import setting, setting_of
 from kvell.fleet.started.pool_settings import PoolSettings
@@ -43,6 +44,7 @@ class Together:
     )
     routing: str = setting_of(ServeOptions, "routing")
     pd_caching: PdCaching | None = setting_of(PoolSettings, "pd_caching")
+    relief: Relief = setting_of(PoolSettings, "relief")
     link: str | None = setting(
         None,
         "--link",

@@ -46,6 +46,7 @@ _FLAGS = {"kv_memory_bytes": "--kv-memory"} | {
         *(
             "pd_caching",
             "adaptive_roles",
+            "relief",
             "root_path",
             "allowed_origins",
             "allowed_methods",

@@ -36,7 +36,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             *("--acceptance", "--hardware", "--any-machine"),
         ),
         "Instances and cluster": (
-            *("--instances", "--routing", "--pd-caching", "--adaptive-roles"),
+            *("--instances", "--routing", "--pd-caching", "--adaptive-roles", "--relief"),
             *("--calibration", "--no-calibration"),
             *("--page-transport", "--cluster", "--cluster-name", "--link", "--link-bandwidth"),
         ),

@@ -7,8 +7,13 @@ no instance has room for a whole request, parts of requests move
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
+Relief = Literal["all", "loans", "reactive", "requests", "none"]
+"""The moves between instances while memory is short: whole requests and loans of memory; only
+loans; only loans to an instance whose running requests have hardly any memory left
+(Infinite-LLM's figure 5b); only whole requests; none, so that requests are preempted."""
+DEFAULT_RELIEF: Relief = "all"
 SHORT_PART = 8
 """An instance is short of memory if requests wait there, or less than one byte in 8 is free."""
 ROOM_PART = 4

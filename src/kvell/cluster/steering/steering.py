@@ -15,7 +15,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvell.cluster.steering.lending.planner import LoanParty, LoanPlanner, should_give
-from kvell.cluster.steering.relief import MemoryPressure, MovableView, relief
+from kvell.cluster.steering.relief import (
+    DEFAULT_RELIEF,
+    MemoryPressure,
+    MovableView,
+    Relief,
+    relief,
+)
 from kvell.cluster.steering.roles import OTHER, Role, RoleChanger, RoleWork
 
 LOOK_SECONDS = 1.0
@@ -61,11 +67,19 @@ class Steering:
     :param roles: changes roles by load; None: all keep theirs.
     :param settling_looks: further looks until fronts report a move; until then neither of its
         instances is in another move.
+    :param moves: the moves to decide on.
     """
 
-    def __init__(self, roles: RoleChanger | None = None, settling_looks: int = 0) -> None:
+    def __init__(
+        self,
+        roles: RoleChanger | None = None,
+        settling_looks: int = 0,
+        moves: Relief = DEFAULT_RELIEF,
+    ) -> None:
         self._roles, self._settling_looks = roles, settling_looks
-        self._loans = LoanPlanner(LOOK_SECONDS, settling_looks)
+        self._moves_requests = moves in ("all", "requests")
+        self._lends = moves in ("all", "loans", "reactive")
+        self._loans = LoanPlanner(LOOK_SECONDS, settling_looks, is_reactive=moves == "reactive")
         self._next_seconds = -math.inf
         self._look = 0
         self._settles_at: dict[str, int] = {}
@@ -104,11 +118,12 @@ class Steering:
     ) -> list[Move]:
         """Return moves of whole requests and, if none has room elsewhere, of sections."""
         self._settles_at = {k: at for k, at in self._settles_at.items() if at > self._look}
-        moves = self._whole(instances, movable)
+        moves = self._whole(instances, movable) if self._moves_requests else []
         moving = {name for move in moves for name in (move.source, move.target)}
         settled = self._look + 1 + self._settling_looks
         self._settles_at |= dict.fromkeys(moving, settled)
-        for loan in self._loans.plan(instances, self._settles_at.keys()):
+        loans = self._loans.plan(instances, self._settles_at.keys()) if self._lends else []
+        for loan in loans:
             moves.append(Move(loan.req_id, loan.source, loan.target, loan.num_blocks))
         return moves
 

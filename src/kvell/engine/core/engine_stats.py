@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 
 from kvell.engine.core.miss_watch import MissWatch
+from kvell.engine.lending.copy_cost import CopyCost
 from kvell.engine.lending.memory_demand import memory_demand
 from kvell.engine.moving.pool_part import PoolPart
 from kvell.engine.planning.scheduler import Scheduler
 from kvell.engine.protocol.statistics import GroupStats, LoadStats, Stats
 from kvell.engine.requests.counting import DraftTokens, StepSizes, TeamCounts
-from kvell.engine.requests.plan import StepPlan
+from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.requests.request import Request
 from kvell.memory import Layout, MemoryCore, PoolTotals
 from kvell.vocabulary import FinishReason, RequestId, StepNumber
@@ -35,6 +36,7 @@ class EngineStats:
         self.output_tokens = 0
         self.draft_tokens = DraftTokens()
         self.team = TeamCounts()
+        self._copy_cost = CopyCost()
         self._step_sizes = StepSizes()
         self._prompt_tokens = self._hit_tokens = self._preemptions = 0
         self._finished = dict.fromkeys(("stop", "length", "cancelled", "refused"), 0)
@@ -54,6 +56,17 @@ class EngineStats:
             self._hit_tokens += request.cached_tokens or 0
             if self._misses is not None and self._scheduler.looks_up(request):
                 self._misses.on_admitted(request, plan.step, self._scheduler.running)
+
+    def count_result(self, plan: StepPlan, result: StepResult) -> None:
+        """Count the threads of a step, and what copies added to it."""
+        self.team.add(result.team)
+        if result.team is not None:
+            seconds = result.team.thread_seconds / max(1, result.team.threads)
+            is_decode = all(work.known == 1 and work.output_index for work in plan.work)
+            copied, is_copying = self._pool.copies
+            self._copy_cost.on_step(
+                seconds, is_decode=is_decode, copied=copied, is_copying=is_copying
+            )
 
     def count_end(self, reason: FinishReason) -> None:
         """Count the end of a request."""
@@ -90,6 +103,7 @@ class EngineStats:
             held_tokens=sum(request.computed for request in running),
             waiting_tokens=sum(request.num_tokens for request in self._scheduler.waiting),
             longest=self._pool.longest(running),
+            copy_seconds=self._copy_cost.section_seconds,
             cached_bytes=_bytes(totals.cached_pages, layout),
             **memory_demand(self._scheduler, layout)._asdict(),
         )

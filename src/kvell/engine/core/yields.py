@@ -101,7 +101,7 @@ class StepCommitter:
 
         :param tokens: the tokens of each work (:func:`yields_of`).
         """
-        self._counters.team.add(result.team)
+        self._counters.count_result(step.plan, result)
         if result.missed:
             step = self._without_missed(step, result.missed, tokens)
         events = _take_scores(step, result) if result.scored else []

@@ -256,10 +256,14 @@ class Handovers(PoolPart):
     def longest(self, running: Sequence[Request]) -> tuple[RequestPlacementEntry, ...]:
         return longest(self.borrowed, running, self._core.layout)
 
+    @property
+    @override
+    def copies(self) -> tuple[int, bool]:
+        return self.agent.loans.num_filled, self.agent.loans.is_filling
+
     @override
     def lent_pages(self) -> Ints:
-        lending = self.agent.loans.lending
-        return lending.page_rows() if lending.lends else NO_PAGES
+        return self.agent.loans.lending.page_rows() if self.agent.loans.lending.lends else NO_PAGES
 
     @override
     def before_plan(self, step: StepNumber) -> NewPages:

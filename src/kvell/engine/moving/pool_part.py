@@ -157,6 +157,11 @@ class PoolPart:
         """Return the running requests with most sections that could move (:func:`.longest`)."""
         return ()
 
+    @property
+    def copies(self) -> tuple[int, bool]:
+        """The number of sections copied to or from other instances, and whether more are now."""
+        return 0, False
+
     def lent_pages(self) -> Ints:
         """Return the lent pages, int32 ``[pages, 2]``: group, page."""
         return NO_PAGES

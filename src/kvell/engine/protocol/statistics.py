@@ -90,6 +90,8 @@ class LoadStats(Struct, frozen=True, forbid_unknown_fields=True):
     :param answer_tokens: tokens that its answer will have, if it is of the usual length.
     :param growth_bytes: the most by which the running requests will grow before enough of them have
         ended, with answers of the usual length.
+    :param copy_seconds: what the copy of a section to or from the instance adds to its steps; None:
+        it has not measured that yet.
     """
 
     step: int
@@ -109,6 +111,7 @@ class LoadStats(Struct, frozen=True, forbid_unknown_fields=True):
     head_bytes: int = 0
     answer_tokens: int = 0
     growth_bytes: int = 0
+    copy_seconds: float | None = None
 
 
 class InstanceReport(Struct, frozen=True):

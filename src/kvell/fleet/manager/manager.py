@@ -120,7 +120,7 @@ class Manager:
         self._endings: dict[str, Ended] = {}
         self._used: dict[str, KeyUsesByName] = {}
         roles = RoleChanger() if adaptive_roles else None
-        self._steering = Steering(roles, SETTLING_LOOKS)
+        self._steering = Steering(roles, SETTLING_LOOKS, pool.relief)
         self._steered = FleetSteering(self._steering)
         self._failure: KvellError | None = None
         self._has_started = False

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from kvell.cluster.instances import check_adaptive_roles, chosen_pd_caching
+from kvell.cluster.steering.relief import DEFAULT_RELIEF, Relief
 from kvell.flags import setting
 from kvell.mempool.rendezvous import (
     DEFAULT_PD_CACHING,
@@ -45,6 +46,13 @@ class PoolSettings:
         "--adaptive-roles",
         "Let prefill and decode instances change their roles by load.",
         "mark",
+    )
+    relief: Relief = setting(
+        DEFAULT_RELIEF,
+        "--relief",
+        "What moves between instances while memory is short: requests and loans of memory, only"
+        " loans, loans only to an instance that has hardly any left, only requests, or nothing.",
+        choices=get_args(Relief),
     )
 
     @property

@@ -90,6 +90,8 @@ class CreditorLedger:
         """Whether the instance lends no more."""
         self._lent: Exchanges[Loan, LentPages] = Exchanges()
         self._pulls: dict[Transfer, Loan] = {}
+        self.num_filled = 0
+        """Number of loans that were filled so far."""
 
     def __len__(self) -> int:
         return len(self._lent)
@@ -102,6 +104,11 @@ class CreditorLedger:
     def lends(self) -> bool:
         """Whether any pages are lent."""
         return any(entry.has_pages for entry in self._lent.values())
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether pages of any loan are being pulled."""
+        return bool(self._pulls)
 
     @property
     def next_deadline(self) -> Tick | None:
@@ -192,6 +199,7 @@ class CreditorLedger:
             self._let_go(entry)
             del self._lent[loan]
             return list(over)
+        self.num_filled += 1
         return self._read(loan, entry)
 
     def given_back(self, debtor: str, message: GiveBack) -> list[Action]:

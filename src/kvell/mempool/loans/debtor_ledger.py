@@ -88,6 +88,8 @@ class DebtorLedger:
         self.is_closed = False
         """Whether the instance borrows no more."""
         self._borrowed: Exchanges[Loan, _Debt] = Exchanges()
+        self.num_filled = 0
+        """Number of loans that creditors have filled so far."""
         self._readable: dict[Loan, ReadableLoan] = {}
         self._number = 0
         self._now: Tick = 0
@@ -102,6 +104,11 @@ class DebtorLedger:
     def next_deadline(self) -> Tick | None:
         """The next time at which :meth:`tick` has an effect; None if there is none."""
         return self._borrowed.next_deadline
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether creditors are pulling pages of any loan."""
+        return any(debt.state == "filling" for debt in self._borrowed.values())
 
     @property
     def readable(self) -> Mapping[Loan, ReadableLoan]:
@@ -222,6 +229,7 @@ class DebtorLedger:
         if debt.state != "filling":
             return []
         debt.state, debt.deadline, debt.unanswered = "lent", None, None
+        self.num_filled += 1
         self._readable[message.loan] = ReadableLoan(
             creditor, debt.incarnation, debt.right, debt.pages, None
         )

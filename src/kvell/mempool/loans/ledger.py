@@ -75,6 +75,16 @@ class Ledger:
         self.lending.borrows = lambda: len(self.borrowing) > 0
 
     @property
+    def num_filled(self) -> int:
+        """Number of sections that were copied to or from this instance so far."""
+        return self.borrowing.num_filled + self.lending.num_filled
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether sections are being copied to or from this instance."""
+        return self.lending.is_filling or self.borrowing.is_filling
+
+    @property
     def next_deadline(self) -> Tick | None:
         """The next time at which :meth:`tick` has an effect; None if there is none."""
         deadlines = (self.borrowing.next_deadline, self.lending.next_deadline)

@@ -20,6 +20,7 @@ from msgspec import structs
 from kvell.clock import Clock, MonotonicClock
 from kvell.cluster.prefix_directory import BY_LOCALITY, PrefixDirectory
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, router_named
+from kvell.cluster.steering.relief import DEFAULT_RELIEF, Relief
 from kvell.cluster.steering.roles import RoleChanger, RoleRules
 from kvell.cost.prices import USUAL_PRICES, ExecCosts
 from kvell.engine.core.core import EngineCore
@@ -48,7 +49,7 @@ from kvell.simulator.cluster.instance import Record, VirtualInstance
 from kvell.simulator.cluster.loop import Loop
 from kvell.simulator.cluster.meter import InstanceMeter, Metering, moment_of
 from kvell.simulator.cluster.network import Links, Network
-from kvell.simulator.cluster.reads import IN_ONE_MEMORY, NeighbourReads
+from kvell.simulator.cluster.reads import IN_ONE_MEMORY, NeighbourReads, PricedSteps
 from kvell.simulator.replay.runner import Acceptance, StepTimer, TraceRunner
 from kvell.simulator.replay.schedule import Arrivals, Schedule
 from kvell.simulator.report.timeline import Moment
@@ -81,8 +82,11 @@ class ClusterSpec:
     :param streams: cost of pulls that begin before a step has ended; None: no pull does.
     :param hosts: hosts of instances that are not on the common host, by name: instances of one host
         lend each other memory. None: no instance lends, as if no pool were in host memory.
-    :param reads: cost of pages that are read at other instances.
+    :param reads: cost of pages that are read in place at other instances.
+    :param asks: whether instances of other hosts are asked for attention over what they lend, at
+        the prices of ``costs``.
     :param steers: whether the front decides on roles, moves and loans.
+    :param moves: the moves that it decides on while memory is short.
     """
 
     counts: Mapping[str, int]
@@ -104,7 +108,9 @@ class ClusterSpec:
     streams: StreamCosts | None = None
     hosts: Mapping[str, str] | None = field(default_factory=dict)
     reads: NeighbourReads = IN_ONE_MEMORY
+    asks: bool = False
     steers: bool = True
+    moves: Relief = DEFAULT_RELIEF
 
 
 @dataclass(frozen=True)
@@ -171,6 +177,8 @@ class VirtualCluster:
         self.transport = VirtualTransport(self._links.messages, spec.seed)
         page_bytes = [group.page_stride_bytes for group in spec.layout.groups]
         self.network = Network(self.loop, self.transport, self._links, page_bytes, spec.hosts)
+        asks = spec.asks and spec.hosts is not None
+        self._steps = PricedSteps(spec.machine, spec.costs, self.network, asks)
         self._parts, self._metering = parts, metering
         self._wall = wall
         self.wall_seconds = 0.0
@@ -193,6 +201,7 @@ class VirtualCluster:
             locality=locality or (PrefixDirectory() if spec.routing in BY_LOCALITY else None),
             roles=None if spec.role_rules is None else RoleChanger(spec.role_rules),
             steers=spec.steers,
+            moves=spec.moves,
         )
         schedule = Schedule(rows, arrivals, partial(self._is_served, rows), sessions=sessions)
         self.names = [f"{role}-{i}" for role, count in spec.counts.items() for i in range(count)]
@@ -298,7 +307,7 @@ class VirtualCluster:
         incarnation = next(self._incarnations)
         core, agent, meter = self._fresh(name, incarnation)
         instance = VirtualInstance(
-            *(core, agent, self._device(core), self.spec.machine, self.loop, self.network),
+            *(core, agent, self._device(core), self._steps, self.loop, self.network),
             partial(self._say, name),
             meter,
             Record() if self._records else None,
@@ -387,6 +396,7 @@ class VirtualCluster:
             reach_tokens=limits.reach_tokens,
             section_bytes=section_bytes(layout.groups, limits.section_tokens),
             host=hosts.get(name, ""),
+            is_asked=self.spec.asks,
         )
 
     def _front_seconds(self, name: str) -> float:

@@ -36,9 +36,9 @@ from kvell.engine.protocol.messages import (
     Submit,
 )
 from kvell.engine.protocol.notices import WatchIndex
-from kvell.engine.requests.plan import StepPlan, StepResult
+from kvell.engine.requests.plan import StepPlan, StepResult, TeamTime
 from kvell.mempool.agent import Agent
-from kvell.mempool.entries import NOT_IN_PLACE, PeerEntry, PeerLost, PeerMapped
+from kvell.mempool.entries import BY_QUERIES, NOT_IN_PLACE, PeerEntry, PeerLost, PeerMapped
 from kvell.mempool.loans.messages import Filled, Loan, Recall
 from kvell.mempool.owners import Tick
 from kvell.mempool.transfers.actions import (
@@ -57,8 +57,7 @@ from kvell.simulator.cluster.device import Device
 from kvell.simulator.cluster.loop import Loop
 from kvell.simulator.cluster.meter import InstanceMeter
 from kvell.simulator.cluster.network import Endpoint, Network
-from kvell.simulator.cluster.reads import IN_ONE_MEMORY, NeighbourReads
-from kvell.simulator.replay.runner import StepTimer
+from kvell.simulator.cluster.reads import IN_ONE_MEMORY, NeighbourReads, PricedSteps
 
 LATEST_TICK: Tick = 1 << 50
 """Later deadlines do not exist."""
@@ -113,7 +112,7 @@ class VirtualInstance(PoolIO):
     :param core: with ``agent``; without it, no other instance reaches this one.
     :param says: sends its events to the front.
     :param record: is filled, if given.
-    :param reads: cost of pages at other instances.
+    :param reads: cost of pages that are read in place at other instances.
     :param beats: whether it sends heartbeats.
     :ivar watch: called after each input and each step, unless the instance is alone.
     :ivar is_alone: whether no other instance reaches it.
@@ -124,7 +123,7 @@ class VirtualInstance(PoolIO):
         core: EngineCore,
         agent: Agent,
         device: Device,
-        machine: StepTimer,
+        steps: PricedSteps,
         loop: Loop,
         network: Network,
         says: Say,
@@ -148,7 +147,11 @@ class VirtualInstance(PoolIO):
         pages = PoolIO() if self.is_alone else self
         self._engine = EngineLoop(core, pages, record.journal if record else None)
         self._reads = reads
-        self._machine, self._loop, self._network, self._says = machine, loop, network, says
+        self._answers_until_seconds = -math.inf
+        self._answering_seconds = 0.0
+        """Time of answers during a step, by which the next one takes longer."""
+        self._copied_sections = 0
+        self._steps, self._loop, self._network, self._says = steps, loop, network, says
         self._inbox: deque[Input] = deque()
         self._streaming: dict[int, tuple[str, Offer]] = {}
         """Offers of streamed pages, and their receivers, by number of the transfer."""
@@ -170,8 +173,18 @@ class VirtualInstance(PoolIO):
 
     def meet(self, other: Endpoint, *, is_near: bool) -> None:
         """Connect to another instance, before any message from it is handled."""
-        first = self.behind.put(other) if is_near else NOT_IN_PLACE
+        far = BY_QUERIES if self._steps.asks else NOT_IN_PLACE
+        first = self.behind.put(other) if is_near else far
         self._inbox.append(PeerMapped(other.name, other.incarnation, first))
+
+    def answer(self, seconds: float) -> float | None:
+        """Compute attention for another instance after earlier queries; see :class:`Endpoint`."""
+        if self._is_paused:
+            return None
+        now_seconds = self._loop.now_seconds
+        self._answers_until_seconds = max(now_seconds, self._answers_until_seconds) + seconds
+        self._answering_seconds += seconds if self._is_busy else 0.0
+        return self._answers_until_seconds - now_seconds
 
     def tell(self, command: Command) -> None:
         """Handle a command of the front."""
@@ -250,8 +263,13 @@ class VirtualInstance(PoolIO):
         if self.is_alone and plan.is_idle:
             raise RuntimeError(f"step {plan.step} computes nothing, and requests wait")
         self.meter.on_planned(plan)
-        seconds = self._machine.step_seconds(plan)
-        seconds += self._reads.seconds(plan, self.agent.loans.lending)
+        step = self._steps.begin(self, plan)
+        copied = self.agent.loans.num_filled
+        seconds = step.seconds + self._reads.seconds(plan, self.agent.loans.lending)
+        seconds += self._answering_seconds
+        seconds += (copied - self._copied_sections) * self._reads.copied_seconds
+        self._copied_sections = copied
+        self._answering_seconds = 0.0
         if plan.streams:
             self._tell_written(plan, seconds)
         self.counts.steps += 1
@@ -259,7 +277,12 @@ class VirtualInstance(PoolIO):
         self.counts.computed_tokens += plan.num_tokens
         if self.record is not None:
             self.record.plans.append(plan)
-        self._loop.after(seconds, partial(self._end, plan, self.device.run(plan)))
+        result = structs.replace(
+            self.device.run(plan),
+            missed=tuple(step.missed),
+            team=TeamTime(threads=1, is_shared=False, thread_seconds=seconds, lost_seconds=0.0),
+        )
+        self._loop.after(seconds, partial(self._end, plan, result))
 
     def _end(self, plan: StepPlan, result: StepResult) -> None:
         """Commit a step; rows count if their rights to read others' pages are still valid."""
@@ -269,7 +292,8 @@ class VirtualInstance(PoolIO):
             self._loop.at(self._stands_until_seconds, partial(self._end, plan, result))
             return
         if plan.borrowed:
-            result = structs.replace(result, missed=plan.find_missed(self.behind.stands))
+            missed = {*plan.find_missed(self.behind.stands), *result.missed}
+            result = structs.replace(result, missed=tuple(sorted(missed)))
             self.counts.missed += len(result.missed)
             self.counts.borrowed |= {row[1:4] for row in plan.borrowed if row.right}
         self.device.finish(plan, result.missed)

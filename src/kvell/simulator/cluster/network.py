@@ -87,6 +87,14 @@ class Endpoint(Protocol):
         """
         ...
 
+    def answer(self, seconds: float) -> float | None:
+        """Compute attention over lent pages for another instance.
+
+        :param seconds: of the computation.
+        :returns: the time until it has ended; None if the instance stands still.
+        """
+        ...
+
 
 @dataclass(eq=False)
 class _Copy:
@@ -208,6 +216,16 @@ class Network:
         """End a pull soon; the read in progress is still written."""
         key = _key(reader, transfer)
         self._loop.after(self._links.stop_seconds, lambda: self._end(key, STOPPED))
+
+    def find(self, name: str, incarnation: int) -> Endpoint | None:
+        """Return a live incarnation of an instance; None if it is dead."""
+        endpoint = self._alive.get(name)
+        return endpoint if endpoint is not None and endpoint.incarnation == incarnation else None
+
+    def ask(self, debtor: Endpoint, creditor: Endpoint, seconds: float) -> float | None:
+        """Let a creditor compute attention; return the time until it answers, None if it cannot."""
+        is_cut = self._is_cut(debtor.name, creditor.name)
+        return None if is_cut else creditor.answer(seconds)
 
     def deliver(self) -> bool:
         """Hand over all arrived messages and pages; return whether there were any."""

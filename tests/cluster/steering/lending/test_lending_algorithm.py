@@ -10,7 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from kvell.cluster.steering.lending.algorithm import LEAST_GAIN, best_blocks, plan_moves
+from kvell.cluster.steering.lending.algorithm import (
+    LEAST_GAIN,
+    best_blocks,
+    plan_moves,
+    reactive_moves,
+)
 from kvell.cluster.steering.lending.market import Creditor, Debtor
 from kvell.cluster.steering.lending.model import PerformanceModel, ThroughputInputs
 from kvell.cluster.steering.placements import can_share_sections, reading_of
@@ -301,3 +306,23 @@ def test_equal_views_give_equal_plans_in_whatever_order_they_come(
     for side in again:
         chance.shuffle(side)  # type: ignore[attr-defined]
     assert plan_moves(*drawn) == plan_moves(*again)
+
+
+@given(parties())
+def test_reactive_moves_give_back_what_is_missing_and_no_more(
+    both: tuple[list[Debtor], list[Creditor]],
+) -> None:
+    debtors, creditors = both
+    missing = {
+        debtor.instance_id: max(0, -(debtor.load.spare_bytes // debtor.facts.section_bytes))
+        for debtor in debtors
+    }
+    may_leave = {debtor.instance_id: debtor.blocks for debtor in debtors}
+    room = {creditor.instance_id: min(creditor.room, creditor.blocks) for creditor in creditors}
+    moved, came = Counter[str](), Counter[str]()
+    for move in reactive_moves(debtors, creditors):
+        assert move.num_blocks > 0
+        moved[move.source] += move.num_blocks
+        came[move.target] += move.num_blocks
+    assert all(count <= min(missing[name], may_leave[name]) for name, count in moved.items())
+    assert all(count <= room[name] for name, count in came.items())

@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from kvell.cluster.steering.lending.planner import MOVING_PART, RESERVED_ROUNDS, LoanPlanner
+from kvell.cluster.steering.lending.planner import (
+    MOST_COPY_COST,
+    MOVING_PART,
+    RESERVED_ROUNDS,
+    LoanPlanner,
+    sections_to_copy,
+)
 from kvell.cluster.steering.placements import lendable_blocks
 from kvell.cluster.steering.relief import SHORT_PART
 from kvell.cost.prices import ExecCosts
@@ -275,3 +281,40 @@ def test_whatever_is_told_nobody_is_both_and_nobody_lends_what_it_lacks(
 def _told(away: dict[str, Counter[str]], home: str) -> tuple[RequestPlacementEntry, ...]:
     found = [(name, counts) for name, counts in away.items() if name.rpartition(":")[0] == home]
     return tuple(one for name, counts in found for one in placed(name, home, **counts))
+
+
+@given(
+    period=st.floats(0.01, 10),
+    section=st.floats(1e-5, 1),
+    cost=st.none() | st.floats(0, 1),
+    dearer=st.floats(0, 1),
+)
+def test_copies_add_at_most_a_small_part_to_steps(
+    period: float, section: float, cost: float | None, dearer: float
+) -> None:
+    """Beyond the one section that may always move."""
+    count = sections_to_copy(period, section, cost)
+    assert count >= 1 and (count == 1 or count * section <= period * (1 + 1e-9))
+    if cost is None:
+        assert count == 1 or count * section * MOVING_PART <= period * (1 + 1e-9)
+    else:
+        assert count == 1 or count * cost <= MOST_COPY_COST * period * (1 + 1e-9)
+        assert sections_to_copy(period, section, cost + dearer) <= count
+        assert sections_to_copy(period, section, 0.0) >= sections_to_copy(period, section, None)
+
+
+def test_a_debtor_moves_as_many_sections_as_its_steps_can_hide() -> None:
+    prices = structs.replace(COSTS, fetch_token_seconds=0.05 / SECTION)
+
+    def with_cost(each: Party, seconds: float | None, **changes: int) -> Party:
+        assert each.report.load is not None
+        said = structs.replace(each.report.load, copy_seconds=seconds, **changes)
+        return replace(each, report=InstanceReport(structs.replace(FACTS, prices=prices), said))
+
+    def moved(debtor_seconds: float | None, creditor_seconds: float | None) -> int:
+        debtor = with_cost(DEBTOR, debtor_seconds, head_bytes=30 * BLOCK)
+        moves = LoanPlanner(1.0).plan([debtor, with_cost(CREDITOR, creditor_seconds)])
+        return sum(move.num_blocks for move in moves)
+
+    assert [moved(None, None), moved(0.0, 0.0)] == [5, 20]
+    assert moved(0.01, 0.0) == moved(0.0, 0.01) == 2

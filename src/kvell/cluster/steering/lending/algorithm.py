@@ -75,6 +75,31 @@ def plan_moves(debtors: Iterable[Debtor], creditors: Iterable[Creditor]) -> list
     return moves
 
 
+def reactive_moves(debtors: Iterable[Debtor], creditors: Iterable[Creditor]) -> list[SectionMove]:
+    """Return moves that give debtors back the memory that they keep free, and no more.
+
+    Sections go to the instance with the most memory, whatever they cost there: the placement of
+    figure 5b, with which Infinite-LLM compares Algorithm 1.  Waiting requests move nothing.
+    """
+    market = Market(creditors)
+    moves: list[SectionMove] = []
+    for debtor in sorted(debtors, key=lambda debtor: (debtor.load.spare_bytes, debtor.instance_id)):
+        left = {entry.req_id: entry.num_blocks for entry in debtor.longest}
+        for reading in READINGS:
+            supply = OfferedSections(debtor, reading, left)
+            while debtor.load.spare_bytes < 0 and len(supply) and debtor.blocks > 0:
+                creditor = market.next_for(debtor, reading)
+                if creditor is None:
+                    break
+                missing = -(debtor.load.spare_bytes // debtor.facts.section_bytes)
+                part = LoanPart(creditor, min(missing, len(supply), creditor.room))
+                moved = _moves(debtor, part, supply, reading)
+                debtor.reading = dict(debtor.reading) | {move.req_id: reading for move in moved}
+                moves += moved
+                market.put_back([creditor], reading)
+    return moves
+
+
 def best_blocks(
     debtor: Debtor, creditor: Creditor, most: int, reading: Reading = "in place"
 ) -> int:

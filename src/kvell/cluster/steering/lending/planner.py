@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
-from kvell.cluster.steering.lending.algorithm import SectionMove, plan_moves
+from kvell.cluster.steering.lending.algorithm import SectionMove, plan_moves, reactive_moves
 from kvell.cluster.steering.lending.inputs import (
     Away,
     PlacementMap,
@@ -39,7 +39,10 @@ from kvell.engine.protocol.statistics import InstanceFacts, InstanceReport, Load
 RESERVED_ROUNDS = 2
 """Rounds after which a reservation expires whose sections have not arrived."""
 MOVING_PART = 4
-"""Between two plans, either side copies pages for at most one part in 4 of the time."""
+"""Between two plans, an instance that has not measured what copies cost its steps copies pages for
+at most one part in 4 of the time."""
+MOST_COPY_COST = 0.02
+"""Largest part of an instance's time that copies of sections may add to its steps."""
 MOST_MODELS = 64
 """Instances of different prices whose performance models are kept from plan to plan."""
 
@@ -91,11 +94,16 @@ class LoanPlanner:
 
     :param period_seconds: time between two plans.
     :param settling_rounds: further rounds until heartbeats show a move.
+    :param is_reactive: whether sections leave only an instance that has hardly any memory left,
+        without regard to throughput (:func:`.reactive_moves`).
     """
 
-    def __init__(self, period_seconds: float, settling_rounds: int = 0) -> None:
+    def __init__(
+        self, period_seconds: float, settling_rounds: int = 0, *, is_reactive: bool = False
+    ) -> None:
+        self._is_reactive = is_reactive
         self._model = lru_cache(MOST_MODELS)(PerformanceModel)
-        self._moving_seconds = period_seconds / MOVING_PART
+        self._period_seconds = period_seconds
         self._rounds_reserved = RESERVED_ROUNDS + settling_rounds
         self._loads: Mapping[str, LoadStats] = {}
         self._round = 0
@@ -141,7 +149,7 @@ class LoanPlanner:
                 creditor = self._creditor(party, load, lent[name], coming[name])
                 if creditor.spared > 0:
                     creditors.append(creditor)
-        moves = plan_moves(debtors, creditors)
+        moves = (reactive_moves if self._is_reactive else plan_moves)(debtors, creditors)
         for move in moves:
             blocks = placed.away[move.req_id, move.target] + move.num_blocks
             until = self._round + self._rounds_reserved
@@ -173,14 +181,15 @@ class LoanPlanner:
 
     def _debtor(self, party: LoanParty, load: LoadStats, placed: PlacementMap) -> Debtor:
         facts, name = party.report.facts, party.instance_id
+        kept = party.pool_bytes // SHORT_PART if self._is_reactive else kept_bytes(party, load)
         inputs = throughput_inputs(
-            *(party, facts, load, party.free_bytes - kept_bytes(party, load)),
+            *(party, facts, load, party.free_bytes - kept),
             borrowed=placed.borrowed.get(name, NO_LOANS),
             asking=placed.asking[name],
         )
         return Debtor(
             *(name, facts, self._model(facts.prices), inputs),
-            *(load.longest, self._blocks(facts), placed.reading),
+            *(load.longest, self._blocks(facts, load), placed.reading),
         )
 
     def _creditor(self, party: LoanParty, load: LoadStats, lent: int, coming: int) -> Creditor:
@@ -199,10 +208,29 @@ class LoanPlanner:
         inputs = throughput_inputs(party, facts, load, above_bytes, lent - coming)
         return Creditor(
             *(party.instance_id, facts, self._model(facts.prices), inputs),
-            *(room, above_bytes // size_bytes, self._blocks(facts)),
+            *(room, above_bytes // size_bytes, self._blocks(facts, load)),
         )
 
-    def _blocks(self, facts: InstanceFacts) -> int:
-        """Return the sections that an instance can copy within a period, at least one."""
-        tokens = self._moving_seconds / facts.prices.fetch_token_seconds
-        return max(1, int(tokens / facts.section_tokens))
+    def _blocks(self, facts: InstanceFacts, load: LoadStats) -> int:
+        section_seconds = facts.prices.fetch_token_seconds * facts.section_tokens
+        return sections_to_copy(self._period_seconds, section_seconds, load.copy_seconds)
+
+
+def sections_to_copy(
+    period_seconds: float, section_seconds: float, copy_seconds: float | None
+) -> int:
+    """Return the sections that an instance may copy in a period, at least one.
+
+    Copies that the computation hides are bounded by the link alone; others by what they add to
+    steps.
+
+    :param section_seconds: of a section on the link.
+    :param copy_seconds: what its copy adds to steps; None: not measured.
+    """
+    if copy_seconds is None:
+        return max(1, int(period_seconds / MOVING_PART / section_seconds))
+    on_link = int(period_seconds / section_seconds)
+    cost_seconds = MOST_COPY_COST * period_seconds
+    return max(
+        1, on_link if copy_seconds * on_link <= cost_seconds else int(cost_seconds / copy_seconds)
+    )
