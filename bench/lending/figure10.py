@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench import result_file
+from bench.lending.traces import ROUND_TRIP_SECONDS
 from kvell.cli.replay.command import replay_limits
 from kvell.cluster.steering.relief import Relief
 from kvell.cost.amounts import shape_of
@@ -56,8 +57,6 @@ SYSTEMS: tuple[System, ...] = tuple(MOVES)
 ANSWER_PARTS: dict[Split, float] = {"half": 0.5, "answer": 0.9}
 LONG_TOKENS = 2_000
 """Contexts from here on are long: the short ones have 60 tokens in the mean."""
-ROUND_TRIP_SECONDS = 2e-5
-"""To a GPU of the same host and back, an assumption."""
 PAGE_TOKENS = 2
 LOW, HIGH = 0.3, 2.0
 """The load at a run's begin and end, in parts of what memory and computation admit at most."""

@@ -57,7 +57,7 @@ def pair(way: str, seats: int, pool_gib: int) -> ClusterSpec:
     return replace(
         spec,
         counts={"mixed": 2},
-        hosts={},
+        hosts={name: name for name in (DEBTOR, CREDITOR)} if spec.asks else {},
         limits=limits,
         routing="round-robin",
         steers=False,
@@ -110,7 +110,7 @@ def predicted(run: Pair, sections: int) -> tuple[float, float]:
     model = PerformanceModel(facts.prices)
     count = np.array([float(sections)])
     size = count * SECTION_TOKENS, count * facts.section_bytes
-    debtor = model.debtor(run.inputs(DEBTOR), *size)
+    debtor = model.debtor(run.inputs(DEBTOR), *size, "asked" if facts.is_asked else "in place")
     return float(debtor[0]), float(model.creditor(run.inputs(CREDITOR), *size)[0])
 
 

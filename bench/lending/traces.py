@@ -10,8 +10,6 @@ from itertools import product
 from pathlib import Path
 from random import Random
 
-from msgspec import structs
-
 from bench import result_file
 from kvell.cli.replay.command import replay_limits
 from kvell.cluster.steering.placements import longest_with
@@ -28,7 +26,7 @@ from kvell.simulator.clock.links import Link
 from kvell.simulator.cluster.cluster import ClusterSpec, VirtualCluster
 from kvell.simulator.cluster.figures import cluster_figures
 from kvell.simulator.cluster.network import Links
-from kvell.simulator.cluster.reads import NeighbourReads
+from kvell.simulator.cluster.reads import IN_ONE_MEMORY, NeighbourReads
 from kvell.simulator.hardware.model_cost import model_cost
 from kvell.simulator.hardware.profiles import load_link, load_profile
 from kvell.simulator.replay.runner import Machine
@@ -48,8 +46,10 @@ TRACES = {"0": 0.0207, "1": 0.0103, "2": 0.0054}
 """Parts of the requests that are long: with them means and deviations are nearly those of the
 paper's table 1."""
 WAYS = ("alone", "in place", "one memory", "creditor computes")
-"""Nobody lends; a debtor reads over NVLink; as in its own memory; a creditor reads for it in time
-(the paper's equation 6)."""
+"""Nobody lends; a debtor reads over NVLink; as in its own memory; a creditor is asked for attention
+(the paper's equation 6 with a round trip)."""
+ROUND_TRIP_SECONDS = 2e-5
+"""To a GPU of the same host and back, an assumption."""
 
 
 @dataclass(frozen=True)
@@ -112,13 +112,13 @@ def spec_of(way: str, pool_bytes: int) -> ClusterSpec:
         fetch_bytes_per_second=rate,
         swap_bytes_per_second=rate,
         away_bytes_per_second=rate if way == "in place" else None,
+        round_trip_seconds=ROUND_TRIP_SECONDS,
     )
-    held = costs.held_token_seconds
-    if way == "creditor computes":
-        costs = structs.replace(costs, away_token_seconds=0.0)
-    away = costs.away_token_seconds
+    held, away = costs.held_token_seconds, costs.away_token_seconds
     reads = NeighbourReads((away - held) * SECTION_TOKENS, held * SECTION_TOKENS)
-    hosts = {f"mixed-{i}": f"host-{i // OF_A_HOST}" for i in range(HOSTS * OF_A_HOST)}
+    asks = way == "creditor computes"
+    names = [f"mixed-{i}" for i in range(HOSTS * OF_A_HOST)]
+    hosts = {name: name if asks else f"host-{i // OF_A_HOST}" for i, name in enumerate(names)}
     limits = limits_of(layout, lends=way != "alone")
     return ClusterSpec(
         {"mixed": HOSTS * OF_A_HOST},
@@ -129,7 +129,8 @@ def spec_of(way: str, pool_bytes: int) -> ClusterSpec:
         routing="most-free-memory",
         costs=costs,
         hosts=None if way == "alone" else hosts,
-        reads=reads,
+        reads=IN_ONE_MEMORY if asks else reads,
+        asks=asks,
     )
 
 
