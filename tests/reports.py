@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from kvell.cluster.routing.pace import Priced
 from kvell.cost.prices import USUAL_PRICES, ExecCosts
 from kvell.engine.protocol.notices import IndexedGroup
 from kvell.engine.protocol.placements import RequestPlacementEntry
@@ -117,6 +118,6 @@ class Routable:
     coming_tokens: int = 0
     slows: float = 1.0
 
-    def pace(self, crowd: int) -> float:
-        """Return the seconds of a predicted second: all in a crowd share one processor."""
-        return self.slows * crowd
+    def pace(self, priced: Priced) -> float:
+        """Return the seconds of a priced second: all in a crowd share one processor."""
+        return self.slows * priced.crowd

@@ -69,8 +69,8 @@ def test_a_prediction_follows_what_requests_took() -> None:
         request = entry(len(TEXT), name=name)
         queue.add(request)
         assert [line for line, _ in queue.due(10.0)] == ["mixed-1"]
-        assert request.predicted_seconds is not None
-        predicted.append(request.predicted_seconds)
+        assert request.predicted is not None
+        predicted.append(request.predicted.seconds)
         queue.on_event("mixed-1", Tokens(request.request_id, 0, 0, (7,)), 10.0 + 3 * predicted[0])
     assert predicted[0] == USUAL_PRICES.exec_seconds(len(TEXT), 0)
     assert predicted[1] == pytest.approx(3 * predicted[0], rel=0.05)
@@ -82,4 +82,4 @@ def test_nothing_is_predicted_without_a_choice() -> None:
     request = entry(10)
     queue.add(request)
     assert len(queue.due(0.0)) == 1
-    assert request.predicted_seconds is None
+    assert request.predicted is None

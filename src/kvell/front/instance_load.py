@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from kvell.cluster.routing.pace import Pace
+from kvell.cluster.routing.pace import Pace, Priced
 from kvell.cluster.routing.ramp import Ramp
 from kvell.cluster.steering.relief import MovableView, is_short
 from kvell.cost.prices import FIT_CONTEXT_TOKENS, pairs
@@ -116,9 +116,9 @@ class InstanceLoad:
         self.is_open = True
         self._ramp = Ramp(facts.credits) if joins_others else None
 
-    def pace(self, crowd: int) -> float:
-        """Return the seconds that a predicted second takes there (:class:`.Pace`)."""
-        return self._pace.factor(crowd)
+    def pace(self, priced: Priced) -> float:
+        """Return the seconds that a priced second of a request takes there (:class:`.Pace`)."""
+        return self._pace.factor(priced)
 
     def prompt_seconds(self, now: float) -> float:
         """Return the time since it began its present prompts: since the last one was done, or
@@ -281,9 +281,9 @@ class InstanceLoad:
         if entry.pending_prompt_tokens:
             self._count_prompt(entry, -1)
             entry.pending_prompt_tokens = 0
-            if now is not None and entry.predicted_seconds is not None and not entry.attempt:
+            if now is not None and (predicted := entry.predicted) and not entry.attempt:
                 took_seconds = now - (entry.submitted_seconds or now)
-                self._pace.note(entry.predicted_seconds, took_seconds, entry.crowd)
+                self._pace.note(predicted.priced, predicted.seconds, took_seconds)
             self._prompts_since = now
             if self._ramp is not None:
                 self._ramp.first_token()

@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kvell.cluster.routing.costs import FirstToken
 from kvell.engine.protocol.logprobs import PromptLogprobs
 from kvell.engine.protocol.messages import Finished, Submit, Tokens
 from kvell.engine.protocol.placements import RequestPlacementEntry
@@ -98,9 +99,8 @@ class LogEntry:
         ``goes_to_incarnation`` is the incarnation of that instance.
     :param pulls_from: the instance to fetch its history from; "" for none.
     :param placement: of its KV cache, if it is longer than its instance's memory.
-    :param predicted_seconds: time from the choice of its instance to its first token, by the
-        instance's prices; None if there was no choice.
-    :param crowd: number of instances of its host that computed then, its own included.
+    :param predicted: when its first token comes, as seen at the choice of its instance; None if
+        there was no choice.
     :param hit_tokens: tokens that the instance had cached when it was chosen, as far as is known.
     :param pending_prompt_tokens: prompt tokens that the instance still has to compute, as far as is
         known, those of the hit included.
@@ -123,8 +123,7 @@ class LogEntry:
     goes_to_incarnation: int = 0
     pulls_from: str = ""
     placement: tuple[RequestPlacementEntry, ...] = ()
-    predicted_seconds: float | None = None
-    crowd: int = 1
+    predicted: FirstToken | None = None
     hit_tokens: int = 0
     pending_prompt_tokens: int = 0
     pending_output_tokens: int = 0
@@ -200,7 +199,7 @@ class LogEntry:
     def to_record(self, finished: Finished, now: float) -> EndedRequest:
         """Return the record of the ended request."""
         submitted = now if self.submitted_seconds is None else self.submitted_seconds
-        first, predicted = self.first_token_seconds, self.predicted_seconds
+        first, predicted = self.first_token_seconds, self.predicted
         in_line = submitted - self.arrived_seconds
         return EndedRequest(
             finished,
@@ -211,7 +210,7 @@ class LogEntry:
             self.arrived_seconds,
             None if first is None else first - self.arrived_seconds,
             self.line,
-            None if predicted is None else in_line + predicted,
+            None if predicted is None else in_line + predicted.seconds,
         )
 
     def note_tokens(self, now: float) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from kvell.cluster.prefix_directory import PrefixDirectory
-from kvell.cluster.routing.costs import first_token_seconds, pull_or_recompute
+from kvell.cluster.routing.costs import FirstToken, first_token, pull_or_recompute
 from kvell.cluster.routing.decoding import EarliestEnd
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, Router, router_named
 from kvell.cluster.routing.views import NO_HITS, RequestView
@@ -107,8 +107,7 @@ class Routes:
         entry.placement = ()
         if is_long or early is not None:
             self.placements.place(entry, line, early)
-        entry.crowd = self._crowd(line)
-        entry.predicted_seconds = self._predicted(entry, line, match, now_seconds)
+        entry.predicted = self._predicted(entry, line, match, now_seconds)
         if entry.pulls_from:
             self._count(RequestTransfer("pull", entry.pulls_from, line.instance_id))
         return line
@@ -206,17 +205,16 @@ class Routes:
 
     def _predicted(
         self, entry: LogEntry, line: InstanceLoad, match: Known | None, now_seconds: float
-    ) -> float | None:
-        """Return the time to the first token on a line; None if there is only one line."""
+    ) -> FirstToken | None:
+        """Return when the first token comes on a line; None if there is only one line."""
         if len(self._lines) < 2:
             return None
         tokens = entry.prompt_tokens + entry.emitted_tokens
         own_hit = 0 if match is None else match[1].get(line.instance_id, 0)
         fetched = entry.hit_tokens - own_hit if entry.pulls_from else 0
         elapsed_seconds = line.prompt_seconds(now_seconds)
-        return first_token_seconds(
-            line, tokens, entry.hit_tokens, fetched, elapsed_seconds, entry.crowd
-        )
+        crowd = self._crowd(line)
+        return first_token(line, tokens, entry.hit_tokens, fetched, elapsed_seconds, crowd)
 
     def _crowd(self, line: InstanceLoad) -> int:
         """Return the number of instances of a line's host that compute once it has a request more:

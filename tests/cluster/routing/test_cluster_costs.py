@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from kvell.cluster.routing.costs import (
-    first_token_seconds,
+    first_token,
     pull_or_recompute,
     queues_seconds,
 )
@@ -114,24 +114,24 @@ class TestExec:
         idle = Routable("mixed-0", report=PRICED)
         decodes = replace(idle, outstanding_output_tokens=10_000, running_requests=10)
         queued = replace(idle, uncached_prompt_tokens=900)
-        alone = first_token_seconds(idle, 600, 100)
+        alone = first_token(idle, 600, 100).seconds
         assert alone == COSTS.exec_seconds(600, 100)
-        assert first_token_seconds(decodes, 600, 100) == pytest.approx(alone + 10 * 4e-3)
-        assert first_token_seconds(queued, 600, 100) == pytest.approx(alone + 0.92)
+        assert first_token(decodes, 600, 100).seconds == pytest.approx(alone + 10 * 4e-3)
+        assert first_token(queued, 600, 100).seconds == pytest.approx(alone + 0.92)
         both = replace(queued, running_requests=10)  # two steps before it, and its own
-        assert first_token_seconds(both, 600, 100) == pytest.approx(alone + 0.92 + 3 * 0.04)
+        assert first_token(both, 600, 100).seconds == pytest.approx(alone + 0.92 + 3 * 0.04)
 
     def test_a_first_token_comes_at_the_pace_of_the_instance_without_what_is_done(self) -> None:
         queued = Routable("mixed-0", report=PRICED, uncached_prompt_tokens=900)
         alone = COSTS.exec_seconds(600, 100)
-        part_done = first_token_seconds(queued, 600, 100, elapsed_seconds=0.5)
+        part_done = first_token(queued, 600, 100, elapsed_seconds=0.5).seconds
         assert part_done == pytest.approx(alone + 0.92 - 0.5)
-        assert first_token_seconds(queued, 600, 100, elapsed_seconds=9.0) == pytest.approx(alone)
+        assert first_token(queued, 600, 100, elapsed_seconds=9.0).seconds == pytest.approx(alone)
         slow = replace(queued, slows=2.0)
-        assert first_token_seconds(slow, 600, 100) == pytest.approx(2 * (alone + 0.92))
-        crowded = first_token_seconds(slow, 600, 100, crowd=3)
+        assert first_token(slow, 600, 100).seconds == pytest.approx(2 * (alone + 0.92))
+        crowded = first_token(slow, 600, 100, crowd=3).seconds
         assert crowded == pytest.approx(6 * (alone + 0.92))
-        fetched = first_token_seconds(queued, 600, 100, fetched=64)
+        fetched = first_token(queued, 600, 100, fetched=64).seconds
         assert fetched == pytest.approx(alone + 0.92 + COSTS.fetch_seconds(64))
 
 

@@ -4,9 +4,14 @@ Each instance is priced by the prices that it reports (:class:`kvell.cost.prices
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+from kvell.cluster.routing.pace import Priced
 from kvell.cluster.routing.views import RequestView, RoutableInstance
 from kvell.cost.prices import ExecCosts
+
+LEAST_SECONDS = 1e-6
+"""Least priced time of a first token, for prices of 0."""
 
 
 def queues_seconds(instances: Sequence[RoutableInstance], request: RequestView) -> list[float]:
@@ -33,29 +38,42 @@ def queues_seconds(instances: Sequence[RoutableInstance], request: RequestView) 
     return waits
 
 
-def first_token_seconds(
+@dataclass(frozen=True)
+class FirstToken:
+    """When a request's first token comes.
+
+    :param seconds: at the instance's present pace, from now on.
+    :param priced: the same by prices, with what is done of it.
+    """
+
+    seconds: float
+    priced: Priced
+
+
+def first_token(
     instance: RoutableInstance,
     prompt_tokens: int,
     hit: int,
     fetched: int = 0,
     elapsed_seconds: float = 0.0,
     crowd: int = 1,
-) -> float:
-    """Return the time to a request's first token at the instance's present pace: prompts go in
-    turn, decodes share steps.
+) -> FirstToken:
+    """Return when a request's first token comes: prompts go in turn, decodes share steps.
 
     :param fetched: tokens of the hit that are fetched from another instance.
     :param elapsed_seconds: time that the instance has worked on its present prompts.
-    :param crowd: number of instances of its host that compute, itself included.
+    :param crowd: see :class:`.Priced`.
     """
     costs = instance.report.facts.prices
     steps = -(-instance.uncached_prompt_tokens // costs.chunk_tokens)
     decoding = steps * instance.running_requests * costs.output_token_seconds
     prompt_seconds = costs.exec_seconds(prompt_tokens, hit, instance.running_requests)
     prompt_seconds += costs.fetch_seconds(fetched)
-    pace = instance.pace(crowd)
-    earlier_seconds = pace * (_prompts_seconds(instance, costs) + decoding)
-    return max(0.0, earlier_seconds - elapsed_seconds) + pace * prompt_seconds
+    earlier_seconds = _prompts_seconds(instance, costs) + decoding
+    priced = Priced(max(LEAST_SECONDS, earlier_seconds + prompt_seconds), crowd)
+    pace = instance.pace(priced)
+    left_seconds = max(0.0, pace * earlier_seconds - elapsed_seconds)
+    return FirstToken(left_seconds + pace * prompt_seconds, priced)
 
 
 def _prompts_seconds(instance: RoutableInstance, costs: ExecCosts) -> float:

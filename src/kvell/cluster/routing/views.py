@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
+from kvell.cluster.routing.pace import Priced
 from kvell.engine.protocol.statistics import InstanceReport
 
 NO_HITS: Mapping[str, int] = MappingProxyType({})
@@ -49,9 +50,9 @@ class RoutableInstance(Protocol):
         """Pairs of query and key of these tokens (:func:`kvell.cost.prices.pairs`)."""
         ...
 
-    def pace(self, crowd: int) -> float:
-        """Return the seconds that a predicted second takes while so many instances of its host
-        compute (:class:`kvell.cluster.routing.pace.Pace`)."""
+    def pace(self, priced: Priced) -> float:
+        """Return the seconds that a priced second of a request takes
+        (:class:`kvell.cluster.routing.pace.Pace`)."""
         ...
 
     @property
