@@ -1,12 +1,18 @@
 """Requests move and borrow with every mechanism of an engine: the answers stay the same bits."""
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from kvell.engine.moving.handovers import Handovers
+from kvell.engine.running import pool_link
+from kvell.engine.running.lent.answers import SectionAnswers
 from kvell.memory import GroupKind
 from kvell.mempool.rendezvous import PageTransport
+from kvell.mempool.transports.lent_attention import RightsWords
+from kvell.models.partials.served_layers import ServedLayers
 from tests.models.cases import long_unless
 from tests.models.harness import prompt_ids
 from tests.models.serving.test_models_lent import said_by
@@ -121,6 +127,34 @@ def test_creditors_compute_attention_over_sections(mechanisms: Mechanisms, tmp_p
             several.run()
             assert several.tokens[name] == said.tokens
         several.check_pools()
+        stats = several.engines[0].core.stats()
+        assert stats.sections["lost"] == 0, "the creditor has answered all queries"
+
+
+@pytest.mark.parametrize("mechanisms", [("draft",), ("two models",), ("draft", "two models")])
+def test_a_creditor_answers_each_model_over_its_own_groups(
+    mechanisms: Mechanisms, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered: list[Mapping[int, ServedLayers]] = []
+
+    class Recorded(SectionAnswers):
+        def __init__(self, models: Mapping[int, ServedLayers], words: RightsWords) -> None:
+            answered.append(models)
+            super().__init__(models, words)
+
+    monkeypatch.setattr(pool_link, "SectionAnswers", Recorded)
+    with pool_of(mechanisms, tmp_path, "a", "tcp") as several:
+        core = several.engines[0].core
+        layout = core.memory.layout
+        [models] = answered
+        owners = [(group.model, group.is_draft) for group in layout.groups]
+        expected = [
+            [i for i, g in enumerate(layout.groups) if owners[i] == own and g.kind.value == "full"]
+            for own in sorted(set(owners), key=lambda own: (own[1], own))
+        ]
+        assert [models[number].full_groups for number in sorted(models)] == expected
+        assert isinstance(core.pool, Handovers)
+        assert core.pool.agent.asked_models == {model for model, _ in owners}
 
 
 def test_the_largest_section_of_several_models_is_reported(tmp_path: Path) -> None:

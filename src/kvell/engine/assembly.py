@@ -50,6 +50,7 @@ from kvell.models.config.kv_dtypes import kv_dtype_named
 from kvell.models.images.image_store import ImageStore
 from kvell.models.loading.loading import load_paged_model
 from kvell.models.paged_model import PagedModel
+from kvell.models.partials.served_layers import ServedLayers
 from kvell.models.sources.progress import Progress
 
 __all__ = ["DTYPES", "EngineOptions", "build_engine", "load_model", "make_limits"]
@@ -305,9 +306,20 @@ def _make_link(parts: _Parts, agent: Agent | None) -> PoolLink | None:
         return None
     groups = parts.sizes.layout.groups
     pool = parts.memory.offered.numpy()
-    served = {number: model.served_layers for number, model in enumerate(parts.every)}
-    layers = {number: each for number, each in served.items() if each is not None}
+    layers = _answered_layers(parts)
     return PoolLink(place, agent, groups, pool, descriptor, parts.memory.neighbours, layers)
+
+
+def _answered_layers(parts: _Parts) -> dict[int, ServedLayers]:
+    """Return the layers of each model that answers queries, with indices of the layout's groups."""
+    layout, first = parts.sizes.layout, parts.served[0].name
+    groups = [layout.indices_of(served.name) for served in parts.served]
+    groups.append(layout.indices_of(first, is_draft=True))
+    return {
+        number: model.served_layers.in_groups(groups[number])
+        for number, model in enumerate(parts.every)
+        if model.served_layers is not None
+    }
 
 
 def _let_ask(parts: _Parts, runner: ModelRunner, link: PoolLink) -> None:
@@ -319,7 +331,7 @@ def _let_ask(parts: _Parts, runner: ModelRunner, link: PoolLink) -> None:
     for model, remote in zip(every, runner.queries.remote, strict=True):
         model.elsewhere = remote
     answered = {
-        group for model in every if model.served_layers for group in model.served_layers.full_groups
+        group for layers in _answered_layers(parts).values() for group in layers.full_groups
     }
     remote_groups = {
         served.name: {index for index, _ in full_groups(served.name, parts.sizes.layout.groups)}

@@ -114,7 +114,7 @@ class RemoteSections:
         """Return the queries for a pass in Python; None if all sections are local.
 
         :param served: the pass's layers.
-        :param groups: metadata of each group of the layout, as in ``ForwardBatch``.
+        :param groups: metadata of each group of the model, as in ``ForwardBatch``.
         :raises ValueError: if the runs do not fit the groups.
         """
         compiled = self.to_compiled(range(len(served.full_groups)))

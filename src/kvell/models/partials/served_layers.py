@@ -1,7 +1,7 @@
 """A model's pages, with which a service computes the same bits as the model's own pass."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self, cast
 
 from kvell.attention.interface import AttentionKernels, LayerPages
@@ -15,7 +15,7 @@ class ServedLayer:
     """One layer of a model that attends to text.
 
     :param pages: of its keys and values.
-    :param group: index of its group in the layout.
+    :param group: index of its group among those of its model, or of the layout.
     :param is_full: whether each token reads all tokens before it.
     """
 
@@ -47,9 +47,18 @@ class ServedLayers:
             return None
         return cls(cast("NativeKernels", kernels).instruction_set, tuple(layers))
 
+    def in_groups(self, groups: Sequence[int]) -> Self:
+        """Return the same layers with other indices of groups.
+
+        :param groups: the new index of each group, such as the layout's index of each of the
+            model's own groups.
+        """
+        layers = (replace(layer, group=groups[layer.group]) for layer in self.layers)
+        return replace(self, layers=tuple(layers))
+
     @property
     def full_groups(self) -> list[int]:
-        """The groups of the layout whose sections may be remote, in order.
+        """The groups whose sections may be remote, in order.
 
         All of their layers are full; with ``--manager paged`` layers with windows share a group.
         """
