@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from bench import result_file
 from kvell.cluster.routing.costs import pull_or_recompute
-from kvell.cluster.routing.pace import Priced
+from kvell.cluster.routing.pace import RequestPrice
 from kvell.cluster.routing.policies import router_named
 from kvell.cluster.routing.views import RequestView
 from kvell.cluster.trees.chains import PromptChain
@@ -90,7 +90,7 @@ class Instance:
     busy_until_seconds: float = 0.0
     cached: dict[int, OrderedDict[int, None]] = field(default_factory=dict)
 
-    def pace(self, priced: Priced) -> float:
+    def pace(self, priced: RequestPrice) -> float:
         """Return 1: no instance is slower than its prices."""
         return 1.0
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from kvell.cluster.routing.pace import Pace, Priced
+from kvell.cluster.routing.pace import Pace, RequestPrice
 from kvell.cluster.routing.ramp import Ramp
 from kvell.cluster.steering.relief import MovableView, is_short
 from kvell.cost.prices import FIT_CONTEXT_TOKENS, pairs
@@ -116,7 +116,7 @@ class InstanceLoad:
         self.is_open = True
         self._ramp = Ramp(facts.credits) if joins_others else None
 
-    def pace(self, priced: Priced) -> float:
+    def pace(self, priced: RequestPrice) -> float:
         """Return the seconds that a priced second of a request takes there (:class:`.Pace`)."""
         return self._pace.factor(priced)
 

@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.cluster.routing.pace import MOST, Pace, Priced
+from kvell.cluster.routing.pace import MOST, Pace, RequestPrice
 
 seconds = st.floats(0.0, 1e9)
-SECOND = Priced(1.0)
+SECOND = RequestPrice(1.0)
 
 
-def serve(pace: Pace, priced: Priced, measured_seconds: float) -> None:
+def serve(pace: Pace, priced: RequestPrice, measured_seconds: float) -> None:
     pace.note(priced, pace.factor(priced) * priced.seconds, measured_seconds)
 
 
-def served(pace: Pace, slows: float, requests: int, priced: Priced = SECOND) -> None:
+def served(pace: Pace, slows: float, requests: int, priced: RequestPrice = SECOND) -> None:
     """Requests at an instance that takes ``slows`` times as long as by prices."""
     for _ in range(requests):
         serve(pace, priced, slows * priced.seconds)
@@ -26,8 +26,8 @@ def misses(pace: Pace, sizes: Sequence[float], power: float) -> list[float]:
     """Serve requests whose times are a power of the priced ones; return how far each is missed."""
     found = []
     for size in sizes:
-        found.append(abs(pace.factor(Priced(size)) * size / size**power - 1))
-        serve(pace, Priced(size), size**power)
+        found.append(abs(pace.factor(RequestPrice(size)) * size / size**power - 1))
+        serve(pace, RequestPrice(size), size**power)
     return found
 
 
@@ -55,10 +55,10 @@ def test_one_disturbed_request_moves_it_little() -> None:
 
 def test_each_crowd_has_its_own_and_begins_with_the_nearest() -> None:
     pace = Pace()
-    served(pace, 1.5, 6, Priced(1.0, 1))
-    assert pace.factor(Priced(1.0, 3)) == pytest.approx(1.5)
-    served(pace, 4.0, 1, Priced(1.0, 3))
-    factors = [pace.factor(Priced(1.0, crowd)) for crowd in (1, 2, 3, 4)]
+    served(pace, 1.5, 6, RequestPrice(1.0, 1))
+    assert pace.factor(RequestPrice(1.0, 3)) == pytest.approx(1.5)
+    served(pace, 4.0, 1, RequestPrice(1.0, 3))
+    factors = [pace.factor(RequestPrice(1.0, crowd)) for crowd in (1, 2, 3, 4)]
     assert factors == pytest.approx([1.5, 1.5, 4.0, 4.0])
 
 
@@ -73,5 +73,5 @@ def test_it_learns_that_long_prompts_are_priced_too_high_or_too_low(power: float
 def test_it_stays_within_its_bounds(times: list[tuple[float, float, float, int]]) -> None:
     pace = Pace()
     for size, predicted, measured, crowd in times:
-        pace.note(Priced(size, crowd), predicted, measured)
-        assert 0.99 / MOST <= pace.factor(Priced(size, crowd)) <= 1.01 * MOST
+        pace.note(RequestPrice(size, crowd), predicted, measured)
+        assert 0.99 / MOST <= pace.factor(RequestPrice(size, crowd)) <= 1.01 * MOST

@@ -6,7 +6,7 @@ Each instance is priced by the prices that it reports (:class:`kvell.cost.prices
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvell.cluster.routing.pace import Priced
+from kvell.cluster.routing.pace import RequestPrice
 from kvell.cluster.routing.views import RequestView, RoutableInstance
 from kvell.cost.prices import ExecCosts
 
@@ -47,7 +47,7 @@ class FirstToken:
     """
 
     seconds: float
-    priced: Priced
+    priced: RequestPrice
 
 
 def first_token(
@@ -62,7 +62,7 @@ def first_token(
 
     :param fetched: tokens of the hit that are fetched from another instance.
     :param elapsed_seconds: time that the instance has worked on its present prompts.
-    :param crowd: see :class:`.Priced`.
+    :param crowd: see :class:`.RequestPrice`.
     """
     costs = instance.report.facts.prices
     steps = -(-instance.uncached_prompt_tokens // costs.chunk_tokens)
@@ -70,7 +70,7 @@ def first_token(
     prompt_seconds = costs.exec_seconds(prompt_tokens, hit, instance.running_requests)
     prompt_seconds += costs.fetch_seconds(fetched)
     earlier_seconds = _prompts_seconds(instance, costs) + decoding
-    priced = Priced(max(LEAST_SECONDS, earlier_seconds + prompt_seconds), crowd)
+    priced = RequestPrice(max(LEAST_SECONDS, earlier_seconds + prompt_seconds), crowd)
     pace = instance.pace(priced)
     left_seconds = max(0.0, pace * earlier_seconds - elapsed_seconds)
     return FirstToken(left_seconds + pace * prompt_seconds, priced)

@@ -14,7 +14,7 @@ MOST = 20.0
 
 
 @dataclass(frozen=True)
-class Priced:
+class RequestPrice:
     """The prediction of a request, by prices alone.
 
     :param seconds: time to its first token; above 0.
@@ -41,14 +41,14 @@ class Pace:
         self._sizes_seen = 0
         self._squares = self._products = 0.0
 
-    def factor(self, priced: Priced) -> float:
+    def factor(self, priced: RequestPrice) -> float:
         """Return the seconds that a priced second takes; 1 before any request.
 
         Until a request of the crowd was seen, the nearest crowd counts.
         """
         return exp(self._log(priced))
 
-    def note(self, priced: Priced, predicted_seconds: float, measured_seconds: float) -> None:
+    def note(self, priced: RequestPrice, predicted_seconds: float, measured_seconds: float) -> None:
         """Learn from a request's first token.
 
         :param predicted_seconds: the prediction, with the factor.
@@ -70,7 +70,7 @@ class Pace:
     def _slope(self) -> float:
         return max(-1.0, min(1.0, self._products / (self._squares + PRIOR)))
 
-    def _log(self, priced: Priced) -> float:
+    def _log(self, priced: RequestPrice) -> float:
         larger = log(priced.seconds) - self._size
         return _bounded(self._mean(priced.crowd) + self._slope * larger)
 

@@ -25,6 +25,7 @@ from kvell.engine.cpu_buffer.buffered_prefixes import BufferedPrefixes, held_alr
 from kvell.engine.requests.plan import NewPages
 from kvell.engine.requests.request import Request
 from kvell.memory import IMAGE_KINDS, GroupKind, GroupSpec, MemoryCore
+from kvell.mempool.tiers.buffered import BufferedPages
 from kvell.vocabulary import RequestId
 
 SWAPPABLE = frozenset({GroupKind.FULL, GroupKind.SLIDING, GroupKind.CHUNKED, GroupKind.STATE})
@@ -65,6 +66,11 @@ class Swapping:
         self._saved: dict[RequestId, SavedPages] = {}
         self._computing: dict[RequestId, SavedPages] = {}
         self._next_holder = 1
+
+    @property
+    def cached_pages(self) -> BufferedPages | None:
+        """The pages of cached prefixes; None if there are requests only."""
+        return None if self.prefixes is None else self.prefixes.pages
 
     def begin(self) -> None:
         """Begin to plan a step; buffer pages that the previous step fetched become free."""

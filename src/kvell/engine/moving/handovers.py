@@ -89,9 +89,8 @@ class Handovers(PoolPart):
         agent.receiving.is_legible = is_legible
         agent.loans.lending.is_wanted = scheduler.wants_memory
         if scheduler.swapping is not None and scheduler.buffer_large is not None:
-            prefixes = scheduler.swapping.prefixes
-            cached = None if prefixes is None else prefixes.pages
-            agent.read_buffer(scheduler.swapping.buffer, scheduler.buffer_large, cached)
+            swapping = scheduler.swapping
+            agent.read_buffer(swapping.buffer, scheduler.buffer_large, swapping.cached_pages)
         if scheduler.offloaded is not None:
             scheduler.offloaded.is_leaving = self._departures.__contains__
 
@@ -348,12 +347,9 @@ class Handovers(PoolPart):
         self._answered(request, action.transfer)
         if action.problem:
             self._stays.append(request)
-        if not departure.is_moving:
-            return []
-        if not action.problem:
-            return [request]
-        self._scheduler.resume(request)
-        return []
+        if departure.is_moving and action.problem:
+            self._scheduler.resume(request)
+        return [request] if departure.is_moving and not action.problem else []
 
     def _come(self, action: Arrived) -> ArrivedRequest:
         handle = self.agent.holds.claim(owner_of(action.transfer))
