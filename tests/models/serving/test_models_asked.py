@@ -1,5 +1,6 @@
 """Engines whose creditors compute attention for models without a compiled pass, over TCP."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -11,6 +12,7 @@ from kvell.engine.assembly import EngineOptions, build_engine
 from kvell.engine.engine import Engine
 from kvell.engine.protocol.messages import ResetPrefixCache
 from kvell.engine.running.lent import queries
+from kvell.engine.running.lent.answers import SectionAnswers
 from kvell.mempool.rendezvous import FolderRendezvous, make_folder
 from kvell.models.loading.random_weights import random_module
 from kvell.vocabulary import MIB
@@ -79,12 +81,23 @@ def test_an_answer_is_the_same_bits_while_creditors_compute(
 def test_late_answers_change_no_token(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One step is given no time: it is repeated, or computed anew where it advanced a state."""
+    """One step gets its answers too late: it is repeated, or computed anew where it advanced a
+    state."""
+    in_time, answer = threading.Event(), SectionAnswers.answer
+    in_time.set()
+
+    def answer_late(self: SectionAnswers, debtor: str, query: bytes) -> bytes:
+        assert in_time.wait(60)
+        return answer(self, debtor, query)
+
+    monkeypatch.setattr(SectionAnswers, "answer", answer_late)
     with asking(architecture, tmp_path) as several:
         emitted = list(several.tokens["long"])
         monkeypatch.setattr(queries, "PATIENCE_SECONDS", 0.0)
+        in_time.clear()
         several.take(several.engines[0].step())
         assert several.tokens["long"] == emitted, "the step counts nothing"
+        in_time.set()
         monkeypatch.undo()
         several.run()
         assert several.tokens["long"] == alone(architecture).tokens

@@ -55,16 +55,16 @@ class Pace:
         """
         if predicted_seconds <= 0 or measured_seconds <= 0:
             return
-        found = _bounded(self._log(priced) + log(measured_seconds / predicted_seconds))
+        factor = _bounded(self._log(priced) + log(measured_seconds / predicted_seconds))
         self._sizes_seen += 1
         self._size += max(SLOW_WEIGHT, 1.0 / self._sizes_seen) * (log(priced.seconds) - self._size)
         larger = log(priced.seconds) - self._size
         mean = self._mean(priced.crowd)
         self._squares += larger * larger - SLOW_WEIGHT * self._squares
-        self._products += larger * (found - mean) - SLOW_WEIGHT * self._products
+        self._products += larger * (factor - mean) - SLOW_WEIGHT * self._products
         count = self._counts[priced.crowd] = self._counts.get(priced.crowd, 0) + 1
         weight = max(NEWEST_WEIGHT, 1.0 / count)
-        self._means[priced.crowd] = mean + weight * (found - self._slope * larger - mean)
+        self._means[priced.crowd] = mean + weight * (factor - self._slope * larger - mean)
 
     @property
     def _slope(self) -> float:
@@ -80,5 +80,5 @@ class Pace:
         return self._means[min(self._means, key=lambda other: (abs(other - crowd), other))]
 
 
-def _bounded(found: float) -> float:
-    return max(-log(MOST), min(log(MOST), found))
+def _bounded(factor: float) -> float:
+    return max(-log(MOST), min(log(MOST), factor))
