@@ -2,8 +2,9 @@
 
 Arguments: where the manager listens, how many requests at once, a seed, and maybe files of jobs to
 ask in place of endless fake requests.  The first bytes of stdin are the secret; when stdin ends, so
-does this process.  Prints the front's name, and how many of its requests run, once all of them do;
-later what no request may get.  After SIGTERM some requests end, and it prints what came of all.
+does this process.  Prints the front's name, and how many of its requests run, once all of them do,
+or one job; later what no request may get.  After SIGTERM some requests end, and it prints what came
+of all.
 """
 
 import asyncio
@@ -33,7 +34,8 @@ async def serve(secret: bytes, address: str, streams: int, seed: str, jobs: list
         draw = known_requests(jobs) if jobs else fake_requests(ENDLESS, ENDLESS)
         load = Load(front, seed, streams, draw)
         async with load:
-            while front.in_flight < streams or not (jobs or all_speak(front)):
+            least = 1 if jobs else streams  # a job may wait for memory for minutes
+            while front.in_flight < least or not (jobs or all_speak(front)):
                 await asyncio.sleep(0.005)
             say(f"{joins.name} {front.in_flight}")
             is_over = asyncio.Event()
