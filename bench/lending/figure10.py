@@ -58,8 +58,8 @@ ANSWER_PARTS: dict[Split, float] = {"half": 0.5, "answer": 0.9}
 LONG_TOKENS = 2_000
 """Contexts from here on are long: the short ones have 60 tokens in the mean."""
 PAGE_TOKENS = 2
-LOW, HIGH = 0.3, 2.0
-"""The load at a run's begin and end, in parts of what memory and computation admit at most."""
+USUAL_LOAD = (0.3, 2.0)
+"""The load at a run's begin and end, in parts of what full instances would end."""
 WINDOW_RESIDENCES, SAMPLES = 2.0, 32
 """Time over which latencies are averaged, in residences of a long request, and samples in it."""
 
@@ -104,6 +104,7 @@ class Outcome:
     :param rate: requests a second when the latency passes its bound first; real seconds.
     :param bound: of the seconds per output token.
     :param passed: whether it did; else ``rate`` is that of the run's end.
+    :param latency: over the last window, in latencies of lone requests.
     """
 
     cell: Cell
@@ -112,6 +113,7 @@ class Outcome:
     rate: float
     bound: float
     passed: bool
+    latency: float
     preemptions: int
     lent: int
     moved: int
@@ -125,8 +127,8 @@ class Setting:
     :ivar most_rate: requests a second, virtual, that full instances would end.
     """
 
-    def __init__(self, cell: Cell, scale: Scale) -> None:
-        self.cell, self.scale = cell, scale
+    def __init__(self, cell: Cell, scale: Scale, load: tuple[float, float]) -> None:
+        self.cell, self.scale, self._load = cell, scale, load
         config = read_config(Path(__file__).with_name(f"llama2-{cell.model}.json"))
         self._description = describe(config, ELEMENT_BYTES * scale.tokens)
         cost = model_cost(config, self._description, ELEMENT_BYTES)
@@ -207,14 +209,15 @@ class Setting:
     def rows(self, seed: int, residences: float) -> tuple[list[TraceRow], Flags, float]:
         """Return requests at a rate that rises, which of them count, and the run's seconds."""
         seconds = residences * self.residence_seconds
-        low, high = LOW * self.most_rate, HIGH * self.most_rate
+        low, high = (part * self.most_rate for part in self._load)
         count = int(seconds * (low + high) / 2)
         rng = np.random.default_rng(seed)
         whole = self.lengths.draw(rng, count)
         passed = np.cumsum(rng.exponential(1.0, count))
         # The time at which a rate that rises from low to high has let in so many.
         slope = (high - low) / seconds
-        at = (np.sqrt(low * low + 2 * slope * passed) - low) / slope
+        rises = (np.sqrt(low * low + 2 * slope * passed) - low) / slope if slope else None
+        at = passed / low if rises is None else rises
         prompts, outputs = self.sizes(whole, seed)
         rows = [
             TraceRow(float(a), int(p), int(o)) for a, p, o in zip(at, prompts, outputs, strict=True)
@@ -223,7 +226,7 @@ class Setting:
 
     def rate_at(self, at_seconds: float, seconds: float) -> float:
         """Return the rate at a time of a run, in requests a real second."""
-        low, high = LOW * self.most_rate, HIGH * self.most_rate
+        low, high = (part * self.most_rate for part in self._load)
         return (low + (high - low) * at_seconds / seconds) / self.scale.shorter
 
     def spec(self, system: System) -> ClusterSpec:
@@ -293,7 +296,7 @@ class RisingLoad:
             if now < every * (len(self._samples) + 1):
                 continue
             self._samples.append((now, *self._count()))
-            if len(self._samples) > SAMPLES and self._latency() > bound:
+            if len(self._samples) > SAMPLES and self.latency() > bound:
                 return now
         return None
 
@@ -313,7 +316,7 @@ class RisingLoad:
                 tokens += entry.emitted_tokens
         return present, tokens
 
-    def _latency(self) -> float:
+    def latency(self) -> float:
         """Return real seconds per output token over the last window."""
         window = self._samples[-SAMPLES - 1 :]
         tokens = (window[-1][2] - window[0][2]) * self._setting.scale.tokens
@@ -337,6 +340,7 @@ def outcome(
         setting.rate_at(run.seconds if at is None else at, run.seconds),
         bound * setting.lone_seconds,
         at is not None,
+        run.latency() / setting.lone_seconds,
         figures["roles"]["mixed"]["preemptions"],
         figures["sections"]["lent"],
         figures["requests_moved"],
@@ -350,17 +354,18 @@ def show(cell: Cell, system: System, outcomes: Sequence[Outcome], alone: Sequenc
     ratios = [a.rate / b.rate for a, b in zip(outcomes, alone, strict=False)] or [math.nan]
     head = f"{cell.model:>5} {cell.trace:>5} {cell.split:<6} {cell.instances:>4} "
     head += f"{1e3 * cell.overhead_seconds:>4.0f} {system:<13}"
+    rate = f"{median(rates):>7.3f} {median(each.latency for each in outcomes):>7.2f}"
     ratio = f"{median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
     counts = [sum(each.preemptions for each in outcomes), sum(each.lent for each in outcomes)]
     counts.append(sum(each.moved for each in outcomes))
     ended = "" if all(each.passed for each in outcomes) else " bound not reached"
     shown = " ".join(f"{count:>9}" for count in counts)
-    return f"{head} {median(rates):>7.3f} {ratio:>18} {shown}{ended}"
+    return f"{head} {rate} {ratio:>18} {shown}{ended}"
 
 
 def run_cell(cell: Cell, given: argparse.Namespace, scale: Scale) -> list[Outcome]:
     """All systems and seeds of a setting; prints as it goes."""
-    setting = Setting(cell, scale)
+    setting = Setting(cell, scale, (given.load[0], given.load[-1]))
     made: dict[System, list[Outcome]] = {}
     for system in given.systems:
         made[system] = [
@@ -393,13 +398,14 @@ def main(arguments: Sequence[str] | None = None) -> list[Outcome]:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--residences", type=float, default=20.0, help="of a long request, a run")
     parser.add_argument("--bound", type=float, default=3.0, help="in latencies of lone requests")
+    parser.add_argument("--load", type=float, nargs="+", default=USUAL_LOAD, help="begin and end")
     parser.add_argument("--shorter", type=int, help="for all splits; see the README")
     parser.add_argument("--together", type=int, help="for all splits")
     parser.add_argument("--full", action="store_true", help="all combinations, not single changes")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
     print(
-        "model trace split     n   ms system         rate/s         over alone"
+        "model trace split     n   ms system         rate/s latency         over alone"
         " preempted      lent     moved"
     )
     file = given.json and result_file.RowFile(given.json, processor=result_file.VIRTUAL)
