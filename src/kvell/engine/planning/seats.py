@@ -90,8 +90,7 @@ class RequestQueues:
     def go_on(self, request: Request) -> None:
         """Let a lifted request run again; it waits if its seat is taken."""
         if self.is_swapped(request):
-            request.state = RequestState.WAITING
-            request.computed = request.settled = request.repeats = 0
+            _let_wait(request)
             if self.parking is None:
                 self.waiting.put_back([request])
             else:
@@ -102,8 +101,7 @@ class RequestQueues:
             self.enter(request)
             return
         self._close(request, returns=True)
-        request.state = RequestState.WAITING
-        request.computed = request.settled = request.repeats = 0
+        _let_wait(request)
         self.waiting.put_back([request])
 
     def finish(self, request: Request) -> None:
@@ -162,8 +160,7 @@ class RequestQueues:
         """Remove a request from the step and close its pages; it is waiting again."""
         draft.forget(request)
         self._close(request, returns=True)
-        request.state = RequestState.WAITING
-        request.computed = request.settled = request.repeats = 0
+        _let_wait(request)
 
     def park(self, request: Request, draft: PlanDraft) -> None:
         """Park a running request in the CPU buffer, in favour of a prompt."""
@@ -189,9 +186,8 @@ class RequestQueues:
         """Let a request that has pages recompute all of its tokens, when its turn comes."""
         (self.arrived if request in self.arrived else self.running).remove(request)
         self._close(request, returns=True)
-        request.state = RequestState.WAITING
+        _let_wait(request)
         request.is_spoiled = False
-        request.computed = request.settled = request.repeats = 0
         request.preemptions += 1
         self.waiting.put_back([request])
 
@@ -227,3 +223,9 @@ class RequestQueues:
         self._released.append(request.handle)
         request.handle = NO_HANDLE
         request.remote_tokens = 0
+
+
+def _let_wait(request: Request) -> None:
+    """Note that a request waits, and has computed nothing that the pool holds."""
+    request.state = RequestState.WAITING
+    request.computed = request.settled = request.repeats = 0
