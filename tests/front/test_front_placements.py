@@ -5,7 +5,7 @@ import pytest
 from msgspec import structs
 
 from kvell.cost.prices import ExecCosts
-from kvell.engine.protocol.messages import Finished, Heartbeat, Submit
+from kvell.engine.protocol.messages import Finished, Heartbeat, OtherFronts, Submit
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
@@ -134,6 +134,10 @@ def test_who_waits_beside_idle_instances_is_told_of(caplog: pytest.LogCaptureFix
         assert queue.due(now) == []
         queue.on_event("mixed-0", beat(8), now)
     assert queue.entries().idle_wait is None and not caplog.records
+    queue.on_event("mixed-1", Heartbeat(beat(8).load, OtherFronts(0, 1)), 9.0)
+    queue.on_event("mixed-0", beat(8), 10.0)
+    assert queue.entries().idle_wait is None, "another front has a request there"
+    queue.on_event("mixed-1", beat(8), 0.0)
     for now in (10.0, 11.0):
         queue.on_event("mixed-0", beat(8), now)
     why = "one with a prompt of 90 tokens is longer than one instance's memory, and no other lends"

@@ -203,7 +203,7 @@ class RequestQueue:
     def on_report(self, instance_id: str, now: float) -> list[tuple[str, Migrate | MoveKvCache]]:
         """Decide after the line to an instance has its heartbeat; return commands to instances."""
         self._waiting.note_memory()
-        self._waiting.look(self.in_flight, self.lines.values(), now)
+        self._waiting.look(self.lines.values(), now)
         is_short = self.lines[instance_id].needs_steering
         (self._short.add if is_short else self._short.discard)(instance_id)
         return self._steer(now)

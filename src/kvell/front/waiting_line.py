@@ -83,10 +83,13 @@ class WaitingLine:
         """Note that instances may have more memory to lend."""
         self._may_lend = True
 
-    def look(self, in_flight: int, lines: Collection[InstanceLoad], now: float) -> None:
-        """Detect requests that wait for long though no instance has any; called for heartbeats."""
+    def look(self, lines: Collection[InstanceLoad], now: float) -> None:
+        """Detect requests that wait for long though no instance has any; called for heartbeats.
+
+        Requests of other fronts count, since they may hold the memory.
+        """
         had, self.idle_wait = self.idle_wait, None
-        if in_flight or not self:
+        if not self or any(line.in_flight or line.running_requests for line in lines):
             self._idle_since = None
             return
         self._idle_since = now if self._idle_since is None else self._idle_since
