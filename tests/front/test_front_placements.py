@@ -153,6 +153,29 @@ def test_who_waits_beside_idle_instances_is_told_of(caplog: pytest.LogCaptureFix
     assert queue.entries().idle_wait is None
 
 
+def test_what_gave_way_goes_behind_the_debtor_that_goes_on() -> None:
+    """Another front placed its request at the same time, at another home."""
+    queue = opened(*NAMES)
+    home, command = submitted(queue, entry(90))
+    assert home == "mixed-0"
+    other = (
+        RequestPlacementEntry(RequestId("other"), "mixed-1", 5, local=True),
+        RequestPlacementEntry(RequestId("other"), "mixed-2", 5, local=False),
+    )
+    refusal = Finished(
+        command.request_id, command.attempt, "refused", try_later=True, not_taken="rival"
+    )
+    assert queue.on_event(home, refusal, 1.0) == []
+    beats = {"mixed-0": beat(ALONE), "mixed-1": beat(0, other), "mixed-2": beat(0)}
+    for name, said in beats.items():
+        queue.on_event(name, said, 1.0)
+    assert (queue.waiting, queue.due(1.0)) == (1, [])
+    for name in NAMES:
+        queue.on_event(name, beat(ALONE), 2.0)
+    ((_, again),) = queue.due(2.0)
+    assert (again.request_id, again.attempt) == ("long", command.attempt + 1)
+
+
 def test_those_that_are_longer_wait_in_turn_by_tenant() -> None:
     queue = opened(*NAMES)
     for name in NAMES:

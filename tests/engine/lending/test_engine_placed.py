@@ -161,6 +161,25 @@ def test_where_nobody_lends_it_is_refused_and_may_come_later() -> None:
     end(cluster)
 
 
+def test_of_two_debtors_that_wait_for_each_other_one_goes_on() -> None:
+    """Two fronts placed them at the same time, and no pool holds what both need."""
+    cluster = cluster_of("full", LARGE)
+    for name, other in ("pd", "dp"):
+        placement = ((name, 4), (other, 4), ("e", 5))
+        cluster.submit(name, Entry(prompt_of(ord(name), 90), 12, "", placement=placement), name, "")
+    begin = cluster.now
+    while not any(cluster.entries[name].end for name in "pd"):
+        for _ in range(20):
+            turn(cluster)
+        tick(cluster, RETRY_TICKS)
+    given_way = cluster.entries["p"].end
+    assert given_way is not None and given_way.not_taken == "rival"
+    assert cluster.now - begin < PATIENCE_TICKS
+    end(cluster)
+    ended = cluster.entries["d"].end
+    assert ended is not None and ended.reason == "length"
+
+
 SHORT = prompt_of(1, 34)
 """A prompt that fits into a pool of 48 tokens with its answer."""
 

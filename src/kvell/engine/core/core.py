@@ -21,7 +21,7 @@ from kvell.engine.core.yields import StepCommitter, StepInFlight, StepsInFlight,
 from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.engine.failing.failures import StepFailure, end_failed, forget_text
-from kvell.engine.lending.placement import NOBODY_LENDS
+from kvell.engine.lending.placement import GIVES_WAY, NOBODY_LENDS
 from kvell.engine.moving.encoding import ArrivedRequest
 from kvell.engine.moving.handovers import Handovers
 from kvell.engine.moving.pool_part import PoolNews, PoolPart
@@ -161,6 +161,8 @@ class EngineCore:
         for arrived in news.arrived:
             events += self._arrived(arrived)
         events += [self._refuse(r, NOBODY_LENDS) for r in self.pool.take_given_up()]
+        for request in self.pool.take_giving_way():
+            events += [replace(self._refuse(request, GIVES_WAY), not_taken="rival")]
         return events + self.pool.take_staying()
 
     def _arrived(self, arrived: ArrivedRequest) -> list[Event]:
@@ -304,7 +306,7 @@ class EngineCore:
         notice = self._index_watch.notice(self._in_flight.handles.union(running))
         return [] if notice is None else [notice]
 
-    def _refuse(self, request: Request, why: str) -> Event:
+    def _refuse(self, request: Request, why: str) -> Finished:
         """End a request for lack of memory; the client may try it again later."""
         request.finish_reason = "refused"
         (finished,) = self._end(request)

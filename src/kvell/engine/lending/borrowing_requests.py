@@ -45,7 +45,9 @@ from kvell.mempool.loans.actions import (
     LoanGranted,
     LoanNews,
     LoanRecalled,
+    LoanRefused,
 )
+from kvell.mempool.loans.creditor_ledger import BORROWS
 from kvell.mempool.owners import Tick
 from kvell.mempool.transfers.actions import Action
 from kvell.vocabulary import RequestId, StepNumber
@@ -68,6 +70,7 @@ class BorrowingRequests:
         self._recalls = Recalls(agent, self.sections, self._placements)
         self._joins = JoiningRequests(self.sections, scheduler.cached_prompt_tokens)
         self._given_up: list[Request] = []
+        self._giving_way: list[Request] = []
         self._done = StepNumber(0)
 
     @property
@@ -133,6 +136,11 @@ class BorrowingRequests:
         given_up, self._given_up = self._given_up, []
         return given_up
 
+    def take_giving_way(self) -> list[Request]:
+        """Return requests whose memory another debtor needs to go on."""
+        giving_way, self._giving_way = self._giving_way, []
+        return giving_way
+
     def move_kvcache(self, request: Request, num_blocks: int, dst: str) -> str:
         """Plan to move further sections of a request to a creditor, once they are computed.
 
@@ -167,7 +175,9 @@ class BorrowingRequests:
             borrower = self._borrowers.get(request.request_id)
             is_asking = borrower is not None and len(borrower.sections) > borrower.filled
             steps = self.sections.step_ticks
-            if placement.tick(self._agent.now, is_asking=is_asking, step_ticks=steps):
+            if placement.gives_way(self.sections.instance):
+                self._giving_way.append(request)
+            elif placement.tick(self._agent.now, is_asking=is_asking, step_ticks=steps):
                 self._given_up.append(request)
             elif request.state is RequestState.RUNNING:
                 self._borrower(request)
@@ -210,7 +220,8 @@ class BorrowingRequests:
         # No step reads it yet.  Later sections stay here too, so that the local rest is one run.
         borrower.creditors.clear()
         if placement is not None:
-            placement.refuses(borrower.sections[index].creditor)
+            borrows = isinstance(news, LoanRefused) and news.why == BORROWS
+            placement.refuses(borrower.sections[index].creditor, borrows=borrows)
         cut = self.sections.cut(borrower, index)
         return self.sections.give_back(cut) + self._ask_on(borrower)
 

@@ -33,6 +33,9 @@ PATIENCE_STEPS = 40
 LONGEST_PATIENCE_TICKS: Tick = 300_000
 """With slow steps, the short requests that occupy a creditor's memory take long too.  A blocked
 request then waits for ``PATIENCE_STEPS`` steps, but at most for this time."""
+RIVAL_ROUNDS = 3
+"""Rounds of refusals after which a blocked request gives way to another debtor."""
+GIVES_WAY = "another instance borrows the memory that it needs"
 NOBODY_LENDS = "it needs more memory than its instance has, and no other instance can lend any now"
 
 
@@ -43,6 +46,7 @@ class Placement:
     :ivar planned: the creditor of each section that leaves, in order.
     :ivar creditors: all instances that may be asked, each once, in order.
     :ivar refused: creditors that have refused since all were last asked.
+    :ivar rivals: those of them that borrow memory themselves.
     :ivar retry_at: time at which all are asked again; None while some have not refused.
     :ivar rounds: number of times that all have refused since the request last made progress.
     :ivar gives_up_at: time at which a blocked request is given up; None while it is not blocked.
@@ -53,6 +57,7 @@ class Placement:
     planned: Sequence[str]
     creditors: list[str]
     refused: set[str] = field(default_factory=set)
+    rivals: set[str] = field(default_factory=set)
     retry_at: Tick | None = None
     rounds: int = 0
     gives_up_at: Tick | None = None
@@ -94,9 +99,25 @@ class Placement:
             self.retry_at = now + RETRY_TICKS
         return ""
 
-    def refuses(self, creditor: str) -> None:
-        """Record that a creditor has refused, or is dead."""
+    def refuses(self, creditor: str, *, borrows: bool = False) -> None:
+        """Record that a creditor has refused, or is dead.
+
+        :param borrows: whether it refused since it borrows memory itself.
+        """
         self.refused.add(creditor)
+        if borrows:
+            self.rivals.add(creditor)
+
+    def gives_way(self, instance: str) -> bool:
+        """Return whether a blocked request gives its memory to a rival.
+
+        Two debtors whose fronts did not know of each other may both wait for what the other holds.
+        The one whose name comes first goes on.
+
+        :param instance: the name of this instance.
+        """
+        is_blocked = self.gives_up_at is not None and self.rounds >= RIVAL_ROUNDS
+        return is_blocked and not self.fits_here and min(self.rivals, default=instance) < instance
 
     def grants(self) -> None:
         """Record that a creditor has granted memory, so that the request will continue."""
@@ -124,6 +145,7 @@ class Placement:
         refused_at = self.retry_at - RETRY_TICKS
         end_at = self._end_at
         self.refused.clear()
+        self.rivals.clear()
         self.retry_at = None
         self.rounds += 1
         return not is_asking and end_at is not None and refused_at >= end_at

@@ -248,6 +248,10 @@ class Handovers(PoolPart):
         return self.borrowed.take_given_up()
 
     @override
+    def take_giving_way(self) -> list[Request]:
+        return self.borrowed.take_giving_way()
+
+    @override
     def placements(self) -> tuple[RequestPlacementEntry, ...]:
         return self.borrowed.placements()
 

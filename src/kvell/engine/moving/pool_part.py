@@ -81,6 +81,10 @@ class PoolPart:
         """Return requests for which no instance has had memory for too long."""
         return []
 
+    def take_giving_way(self) -> list[Request]:
+        """Return requests whose memory another debtor needs to go on."""
+        return []
+
     def enter(self, request: Request, command: Submit) -> bool:
         """Register a new request; return whether it waits for other instances' answers."""
         return False

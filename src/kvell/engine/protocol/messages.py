@@ -202,7 +202,7 @@ class Tokens(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_def
     logprobs: tuple[TokenLogprobs, ...] = ()
 
 
-NotTaken = Literal["", "draining", "full"]
+NotTaken = Literal["", "draining", "full", "rival"]
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,8 @@ class Finished:
     For a refusal, ``message`` is one line, ``field`` names the field to change, and ``try_later``
     says that there was no room: no change is needed.  ``not_taken`` says that another instance may
     take the request: this one is draining, or its credits are in use, some by requests that
-    the front does not know yet.  ``bound`` is the bound that a refused request exceeded.
+    the front does not know yet, or it gave way to a rival that borrows the same memory.  ``bound``
+    is the bound that a refused request exceeded.
 
     ``step_failed`` says that the request's step failed; the instance continues, and the request
     may be tried again.  It is a ``suspect``, or ``blameless`` because the step had another request

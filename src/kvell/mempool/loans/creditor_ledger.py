@@ -52,6 +52,7 @@ TOO_LONG = "it timed out"
 MOST_STEP_TICKS: Tick = 30_000
 """The longest step time that a recall respects; a debtor with longer steps may lose pages."""
 NO_ROOM = "there is no room"
+BORROWS = "the instance borrows memory itself"
 MOST_LOANS = SLOTS // 2
 """The most concurrent loans of all debtors: transfers need slots of rights too."""
 
@@ -286,7 +287,7 @@ class CreditorLedger:
         if self.is_closed:
             return "the instance is draining"
         if self.borrows():
-            return "the instance borrows memory itself"
+            return BORROWS
         if message.ticks_left <= 0:
             return "its deadline has passed"
         of_debtor = sum(loan.debtor == debtor for loan in self._lent)
