@@ -158,6 +158,8 @@ def test_where_nobody_lends_it_is_refused_and_may_come_later() -> None:
     ended = cluster.entries[NAME].end
     assert ended is not None and ended.reason == "refused" and ended.try_later
     assert "no other instance can lend any" in ended.message
+    sections = debtor.handovers.borrowed.sections
+    assert sections.step_ticks < PATIENCE_TICKS // 10, "a wait is no step"
     end(cluster)
 
 
@@ -167,16 +169,31 @@ def test_of_two_debtors_that_wait_for_each_other_one_goes_on() -> None:
     for name, other in ("pd", "dp"):
         placement = ((name, 4), (other, 4), ("e", 5))
         cluster.submit(name, Entry(prompt_of(ord(name), 90), 12, "", placement=placement), name, "")
+    one_goes_on(cluster, "d", "p")
+
+
+def test_of_two_requests_that_wait_for_each_other_the_first_goes_on() -> None:
+    """At one debtor, where each has borrowed a part of what both need."""
+    cluster = cluster_of("full", LARGE)
+    for name, planned in {"a": "ed", "b": "de"}.items():
+        first, second = planned
+        placement = (("p", 2), (first, 5), (second, 5))
+        cluster.submit(name, Entry(prompt_of(ord(name), 90), 12, "", placement=placement), "p", "")
+    one_goes_on(cluster, "a", "b")
+
+
+def one_goes_on(cluster: Cluster, first: str, second: str) -> None:
+    """Both are stuck; the second one gives way long before its patience ends."""
     begin = cluster.now
-    while not any(cluster.entries[name].end for name in "pd"):
+    while not any(cluster.entries[name].end for name in (first, second)):
         for _ in range(20):
             turn(cluster)
         tick(cluster, RETRY_TICKS)
-    given_way = cluster.entries["p"].end
+    given_way = cluster.entries[second].end
     assert given_way is not None and given_way.not_taken == "rival"
     assert cluster.now - begin < PATIENCE_TICKS
     end(cluster)
-    ended = cluster.entries["d"].end
+    ended = cluster.entries[first].end
     assert ended is not None and ended.reason == "length"
 
 

@@ -137,7 +137,7 @@ class BorrowingRequests:
         return given_up
 
     def take_giving_way(self) -> list[Request]:
-        """Return requests whose memory another debtor needs to go on."""
+        """Return requests whose memory others need to go on."""
         giving_way, self._giving_way = self._giving_way, []
         return giving_way
 
@@ -168,19 +168,21 @@ class BorrowingRequests:
 
         :param done: the latest step that has ended; None: the same as in the last call.
         """
-        self._done = self._done if done is None else done
+        if done is not None:
+            self._done = done
+            self.sections.end_step()
         actions: list[Action] = []
         for placement in list(self._placements.values()):
             request = placement.request
             borrower = self._borrowers.get(request.request_id)
             is_asking = borrower is not None and len(borrower.sections) > borrower.filled
             steps = self.sections.step_ticks
-            if placement.gives_way(self.sections.instance):
-                self._giving_way.append(request)
-            elif placement.tick(self._agent.now, is_asking=is_asking, step_ticks=steps):
+            if placement.tick(self._agent.now, is_asking=is_asking, step_ticks=steps):
                 self._given_up.append(request)
             elif request.state is RequestState.RUNNING:
                 self._borrower(request)
+        stuck = self._placements.stuck_behind(self.sections.instance)
+        self._giving_way = [request for request in stuck if request not in self._given_up]
         for borrower in list(self._borrowers.values()):
             if not borrower.has_pages:
                 actions += self._keep(borrower)

@@ -34,8 +34,8 @@ LONGEST_PATIENCE_TICKS: Tick = 300_000
 """With slow steps, the short requests that occupy a creditor's memory take long too.  A blocked
 request then waits for ``PATIENCE_STEPS`` steps, but at most for this time."""
 RIVAL_ROUNDS = 3
-"""Rounds of refusals after which a blocked request gives way to another debtor."""
-GIVES_WAY = "another instance borrows the memory that it needs"
+"""Rounds of refusals after which a blocked request gives way to a rival."""
+GIVES_WAY = "another request borrows the memory that it needs"
 NOBODY_LENDS = "it needs more memory than its instance has, and no other instance can lend any now"
 
 
@@ -108,16 +108,11 @@ class Placement:
         if borrows:
             self.rivals.add(creditor)
 
-    def gives_way(self, instance: str) -> bool:
-        """Return whether a blocked request gives its memory to a rival.
-
-        Two debtors whose fronts did not know of each other may both wait for what the other holds.
-        The one whose name comes first goes on.
-
-        :param instance: the name of this instance.
-        """
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a blocked request has been refused for some rounds, and cannot go on here."""
         is_blocked = self.gives_up_at is not None and self.rounds >= RIVAL_ROUNDS
-        return is_blocked and not self.fits_here and min(self.rivals, default=instance) < instance
+        return is_blocked and not self.fits_here
 
     def grants(self) -> None:
         """Record that a creditor has granted memory, so that the request will continue."""
@@ -152,7 +147,20 @@ class Placement:
 
 
 class Placements(dict[RequestId, Placement]):
-    """The placements of one engine core's requests."""
+    """The placements of one engine core's requests, in order of arrival."""
+
+    def stuck_behind(self, instance: str) -> list[Request]:
+        """Return the requests that give their memory to rivals.
+
+        Requests that two fronts placed at the same time may each wait for what the other holds.
+        Of two debtors the one whose name comes first goes on, of two requests of one debtor the
+        first.
+
+        :param instance: the name of this instance.
+        """
+        stuck = [placement for placement in self.values() if placement.is_stuck]
+        is_behind = any(min(one.rivals, default=instance) < instance for one in stuck)
+        return [placement.request for placement in stuck[not is_behind :]]
 
     @property
     def next_deadline(self) -> Tick | None:

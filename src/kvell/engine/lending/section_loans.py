@@ -38,10 +38,13 @@ class SectionLoans:
         return self._agent.instance
 
     def begin_step(self) -> None:
-        """Measure the previous step, before the next one is planned."""
+        """Note that a step is planned."""
+        self._begun_at = self._agent.now
+
+    def end_step(self) -> None:
+        """Measure a step that has ended; a wait for memory between two steps is none."""
         took_ticks = self._agent.now - self._begun_at
         self.step_ticks = max(took_ticks, self.step_ticks * 7 // 8)
-        self._begun_at = self._agent.now
 
     def borrower(self, loan: Loan) -> DistributedRequest | None:
         """Return the borrower of a loan; None if the loan has ended."""

@@ -82,7 +82,7 @@ class PoolPart:
         return []
 
     def take_giving_way(self) -> list[Request]:
-        """Return requests whose memory another debtor needs to go on."""
+        """Return requests whose memory others need to go on."""
         return []
 
     def enter(self, request: Request, command: Submit) -> bool:
