@@ -10,9 +10,12 @@ from kvell.attention.interface import (
     AttendParams,
     AttentionKernels,
     GroupBatch,
+    HostLengths,
     LayerPages,
 )
 from kvell.attention.quantised import dequantise, is_quantised, quantise
+
+PAGE = 16
 
 
 @dataclass(frozen=True)
@@ -166,6 +169,17 @@ def writing(table: torch.Tensor, begin: int, end: int, page_tokens: int, first: 
 
 def starts_of(counts: Sequence[int]) -> torch.Tensor:
     return torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], dtype=torch.int32)
+
+
+def lengths_of(requests: list[tuple[int, int]], firsts: list[int] | None = None) -> HostLengths:
+    """Requests of (context, new) tokens whose tables are whole, or begin at ``firsts``."""
+    firsts = firsts or [0] * len(requests)
+    return HostLengths(
+        starts_of([new for _, new in requests]),
+        torch.tensor([context for context, _ in requests], dtype=torch.int32),
+        starts_of([-(-c // PAGE) - f for (c, _), f in zip(requests, firsts, strict=True)]),
+        torch.tensor(firsts, dtype=torch.int32),
+    )
 
 
 def make_batch(shape: Shape, tables: list[torch.Tensor], firsts: list[int]) -> GroupBatch:

@@ -25,6 +25,7 @@ POINTERS = {
     "values": "bf16",
     "new": "bf16",
     "pool": "bf16",
+    "num_items": "i32",
     "items": "i32",
     "tiles": "i32",
     "counters": "i32",

@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.attention.interface import AttendParams, GroupBatch, HostLengths, LayerPages
-from tests.attention.cases import Shape, Stored, make_case, new_queries, starts_of, store
+from tests.attention.cases import PAGE, Shape, Stored, lengths_of, make_case, new_queries, store
 
 pytest.importorskip("triton", reason="Triton is not made for this system")
 
 from kvell.attention.triton.backend import TritonKernels
+from kvell.attention.triton.cutter import WorkCutter
 from kvell.attention.triton.sizes import (
     Blocks,
     HeadShape,
@@ -33,23 +34,10 @@ from kvell.attention.triton.work import (
     TILE,
     Tiling,
     Work,
-    WorkCutter,
     cut,
 )
 
 CPU = torch.device("cpu")
-PAGE = 16
-
-
-def lengths_of(requests: list[tuple[int, int]], firsts: list[int] | None = None) -> HostLengths:
-    """Requests of (context, new) tokens whose tables are whole, or begin at ``firsts``."""
-    firsts = firsts or [0] * len(requests)
-    return HostLengths(
-        starts_of([new for _, new in requests]),
-        torch.tensor([context for context, _ in requests], dtype=torch.int32),
-        starts_of([-(-c // PAGE) - f for (c, _), f in zip(requests, firsts, strict=True)]),
-        torch.tensor(firsts, dtype=torch.int32),
-    )
 
 
 def rows(table: torch.Tensor, names: tuple[str, ...]) -> list[dict[str, int]]:

@@ -91,7 +91,8 @@ class GroupBatch:
     :param first_positions: [n], page position of the first entry of each table: entry j holds
         tokens (first_positions[i]+j)*page_tokens onward.  Non-zero once the window has passed
         whole pages.
-    :param write_page_ids: [T], page that stores each new token.
+    :param write_page_ids: [T], page that stores each new token; below 0 for a pad, which is not
+        stored.  Native kernels get no pads.
     :param write_offsets: [T], the token's row inside that page.
     :param host: the lengths in host memory if the tensors are on a GPU; None: kernels that
         need them copy them from the device.
@@ -158,6 +159,11 @@ class AttendParams:
 
 class AttentionKernels(Protocol):
     """Attention over paged memory.  Every query is causal: it reads positions ≤ its own.
+
+    A pad is a token whose page is below 0, which is not stored, or a row of a request whose
+    context is 0, which reads nothing and becomes 0.  Rows of a batch in memory
+    (``triton.held``) that no work covers are not written and hold anything, NaN too.  No other
+    row depends on a pad.
 
     Results do not depend on how tokens are split over steps, on the other
     requests of the batch, or on the placement of pages: each (token, head) is reduced

@@ -36,9 +36,13 @@ class PortableKernels:
     def write_kv(
         self, layer: LayerPages, batch: GroupBatch, key: torch.Tensor, value: torch.Tensor | None
     ) -> None:
-        """Store key and value [T, kv_heads, head_size] into their pages."""
+        """Store key and value [T, kv_heads, head_size] into their pages; pads are left out."""
         pages, rows = batch.write_page_ids.long(), batch.write_offsets.long()
-        new_tensors = (key,) if value is None else (key, value)
+        new_tensors = [key] if value is None else [key, value]
+        kept = pages >= 0
+        if not kept.all():
+            pages, rows = pages[kept], rows[kept]
+            new_tensors = [tensor[kept] for tensor in new_tensors]
         for stored, new in zip(page_views(layer), new_tensors, strict=True):
             stored[pages, :, rows] = quantise(new, layer.dtype) if layer.quantised else new
 

@@ -1,6 +1,7 @@
 """Triton kernels behind the attention contract."""
 
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +9,9 @@ import torch
 from kvell.attention.interface import AttendParams, GroupBatch, LayerPages, Partial
 from kvell.attention.quantised import LARGEST
 from kvell.attention.triton.checks import check_kv, check_query
-from kvell.attention.triton.launch import Launch, Pool, Results, Scratch, Step
+from kvell.attention.triton.cutter import WorkCutter
+from kvell.attention.triton.held import HeldGroupBatch
+from kvell.attention.triton.launch import Launch, Pool, Results, Scratch, ScratchSize, Step
 from kvell.attention.triton.sizes import (
     Blocks,
     HeadShape,
@@ -17,7 +20,7 @@ from kvell.attention.triton.sizes import (
     short_blocks,
     working_dtype,
 )
-from kvell.attention.triton.work import Tiling, WorkCutter
+from kvell.attention.triton.work import Tiling
 from kvell.attention.triton.writing import write_quantised, write_rows
 
 _Rule = tuple[int, torch.dtype, float, int, float, int]
@@ -92,6 +95,32 @@ class TritonKernels:
         results = Results(output, maximum, denominator, partial=True)
         self._attend(layer, batch, query, params, results)
         return Partial(output, maximum, denominator)
+
+    def tilings(self, batch: GroupBatch) -> tuple[Tiling, ...]:
+        """Return the tilings of the layers that have attended over one of the latest batches."""
+        return self._cutter.tilings(batch)
+
+    def scratch_size(self, batches: Iterable[HeldGroupBatch]) -> ScratchSize:
+        """Return the memory that launches over these batches need, by the launches made so far.
+
+        Launches share it, so it is the largest launch's.  In bytes: 4 × kv heads × parts ×
+        (items × tokens of a tile × heads of a part × (output size + 2) + tiles).
+        """
+        size = ScratchSize()
+        works = [batch.works for batch in batches]
+        for entry in self._layers.values():
+            for launch, tiling in entry.launches.values():
+                for of_tiling in works:
+                    if tiling in of_tiling:
+                        size = size.largest(launch.scratch_size(of_tiling[tiling]))
+        return size
+
+    def reserve(self, size: ScratchSize, device: torch.device) -> None:
+        """Allocate the memory of launches over held batches, before the first of them.
+
+        :raises ValueError: if less is reserved already: captured launches keep its address.
+        """
+        self._scratch.reserve(size, device)
 
     def _attend(
         self,

@@ -8,6 +8,7 @@ import torch
 from kvell.attention.interface import AttendParams, GroupBatch, LayerPages
 from kvell.attention.quantised import SCALE_BYTES
 from kvell.attention.triton.checks import check_layer
+from kvell.attention.triton.held import HeldGroupBatch
 from kvell.attention.triton.long import attend_tiles
 from kvell.attention.triton.short import attend_sections
 from kvell.attention.triton.sizes import Blocks, HeadShape
@@ -82,19 +83,79 @@ class Step:
     results: Results
 
 
+@dataclass(frozen=True)
+class ScratchSize:
+    """Sizes of the memory of a launch for short requests.
+
+    :param numbers: float32 numbers of the sections' softmax.
+    :param counters: int32 counters of tiles.
+    """
+
+    numbers: int = 0
+    counters: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of both."""
+        return 4 * (self.numbers + self.counters)
+
+    def largest(self, other: "ScratchSize") -> "ScratchSize":
+        """Return the size that serves either of two launches, one after the other."""
+        return ScratchSize(max(self.numbers, other.numbers), max(self.counters, other.counters))
+
+    def fits(self, other: "ScratchSize") -> bool:
+        """Return whether memory of this size serves a launch of the other."""
+        return self.largest(other) == self
+
+
 class Scratch:
-    """Counters on a device that the launches of one stream share; zero between launches."""
+    """Memory that the launches of one stream share.  Counters are zero between launches.
+
+    Captured launches keep addresses, so what they use is reserved and never grows.  Other launches
+    have counters of their own, which may.
+    """
 
     def __init__(self) -> None:
         self._counters: dict[torch.device, torch.Tensor] = {}
+        self._reserved: dict[torch.device, tuple[ScratchSize, torch.Tensor, torch.Tensor]] = {}
 
-    def counters(self, count: int, device: torch.device) -> torch.Tensor:
-        """Return at least ``count`` zeros, int32."""
-        held = self._counters.get(device)
-        if held is None or len(held) < count:
-            held = torch.zeros(max(4096, 2 * count), dtype=torch.int32, device=device)
-            self._counters[device] = held
-        return held
+    def reserve(self, size: ScratchSize, device: torch.device) -> None:
+        """Allocate the memory of captured launches, once.
+
+        :raises ValueError: if less is reserved already.
+        """
+        reserved = self._reserved.get(device)
+        if reserved is None:
+            numbers = torch.empty(size.numbers, dtype=torch.float32, device=device)
+            counters = torch.zeros(size.counters, dtype=torch.int32, device=device)
+            self._reserved[device] = (size, numbers, counters)
+        elif not reserved[0].fits(size):
+            raise ValueError(f"scratch: {size} is needed, {reserved[0]} is reserved for good")
+
+    def get_reserved(
+        self, size: ScratchSize, device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return reserved numbers and counters.
+
+        :raises ValueError: if less is reserved.
+        """
+        reserved = self._reserved.get(device)
+        if reserved is None or not reserved[0].fits(size):
+            has = reserved[0] if reserved else None
+            raise ValueError(f"scratch: {size} is needed, {has} is reserved; reserve it before")
+        return reserved[1], reserved[2]
+
+    def allocate(
+        self, size: ScratchSize, device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return new numbers and at least as many zero counters."""
+        numbers = torch.empty(size.numbers, dtype=torch.float32, device=device)
+        counters = self._counters.get(device)
+        if counters is None or len(counters) < size.counters:
+            most = max(4096, 2 * size.counters)
+            counters = torch.zeros(most, dtype=torch.int32, device=device)
+            self._counters[device] = counters
+        return numbers, counters
 
 
 class Launch:
@@ -136,17 +197,27 @@ class Launch:
             "enable_fp_fusion": True,
         }
 
+    def scratch_size(self, work: Work) -> ScratchSize:
+        """Return the memory that :meth:`short` needs: a softmax for each item, place and row."""
+        numbers = self._section_rows(work) * (self._shape.size + 2)
+        return ScratchSize(numbers, work.short_tiles * self._places(self._short))
+
     def short(self, work: Work, step: Step, scratch: Scratch) -> None:
         """Attend for requests with few new tokens."""
         shape, blocks, device = self._shape, self._short, step.query.device
-        places = self._kv_heads * shape.parts(blocks)
-        rows = len(work.items) * places * work.short_tokens * shape.part_heads(blocks)
-        numbers = torch.empty(rows * (shape.size + 2), dtype=torch.float32, device=device)
-        attend_sections[(len(work.items) * places,)](
+        is_held = isinstance(step.batch, HeldGroupBatch)
+        find = scratch.get_reserved if is_held else scratch.allocate
+        numbers, counters = find(self.scratch_size(work), device)
+        rows = self._section_rows(work)
+        programs = len(work.items) * self._places(blocks)
+        if work.most_programs is not None:
+            programs = min(programs, work.most_programs)
+        attend_sections[(programs,)](
             part_outputs=numbers,
             part_maxima=numbers[rows * shape.size :],
             part_denominators=numbers[rows * (shape.size + 1) :],
-            counters=scratch.counters(work.short_tiles * places, device),
+            counters=counters,
+            num_items=work.num_items,
             items=work.items,
             tokens_stride=work.short_tokens,
             FOLD=max(1, min(4, FOLD_NUMBERS // (blocks.rows * shape.size_block))),
@@ -156,12 +227,19 @@ class Launch:
 
     def long(self, work: Work, step: Step) -> None:
         """Attend for requests with many new tokens."""
-        places = self._kv_heads * self._shape.parts(self._long)
-        attend_tiles[(len(work.tiles) * places,)](
+        attend_tiles[(len(work.tiles) * self._places(self._long),)](
             tiles=work.tiles,
             **self._of_step(step),
             **self._of_blocks(self._long),
         )
+
+    def _places(self, blocks: Blocks) -> int:
+        return self._kv_heads * self._shape.parts(blocks)
+
+    def _section_rows(self, work: Work) -> int:
+        """Return the rows of scratch memory; how many are used changes no other's place."""
+        rows = work.short_tokens * self._shape.part_heads(self._short)
+        return len(work.items) * self._places(self._short) * rows
 
     def _of_step(self, step: Step) -> dict[str, Any]:
         results = step.results

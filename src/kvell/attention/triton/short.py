@@ -1,9 +1,9 @@
 """Decode and other requests with few new tokens: many programs for each request.
 
 A context is cut into sections, counted from position 0; a program attends to one section for
-one tile of rows and stores its softmax in scratch memory.  The tile's program that finishes
-last folds the sections in the order of positions.  So the other requests of a batch cannot
-change a result.
+one tile of rows, stores its softmax in scratch memory, and takes the next.  The program that
+finishes a tile's last section folds all of them in the order of positions.  So neither the
+other requests of a batch nor the number of programs can change a result.
 """
 
 import triton
@@ -23,6 +23,7 @@ def attend_sections(
     part_maxima,
     part_denominators,
     counters,
+    num_items,
     items,
     query,
     query_token_stride,
@@ -60,104 +61,110 @@ def attend_sections(
     FOLD: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Attend to one section for one tile.  Grid (items × kv heads × PARTS,), heads first.
+    """Attend to the section of each item, for its tile.  The grid (programs,) is of any size.
+
+    Program p attends for work p, p + programs, … of items × kv heads × PARTS, heads first.  Items
+    from ``num_items`` on are not read, so a captured launch serves any number.
 
     An item is a row of ``work.ITEM``.  A tile's rows are its tokens times PART_HEADS of the
     GROUP query heads of a kv head.  Scratch rows are [item, kv head and part, token, head of
     the part]; ``counters`` are zero before and after the launch.
     """
     places = HEADS // GROUP * PARTS
-    item = tl.program_id(0) // places
-    place = tl.program_id(0) % places
-    kv_head = place // PARTS
-    fields = items + item * ITEM_FIELDS
-    table = page_ids + tl.load(fields)
-    begin = tl.load(fields + 1)
-    end = tl.load(fields + 2)
-    first_own = tl.load(fields + 3)
-    first_row = tl.load(fields + 4)
-    count = tl.load(fields + 5)
-    section_begin = tl.load(fields + 6)
-    section_end = tl.load(fields + 7)
-    first_item = tl.load(fields + 8)
-    sections = tl.load(fields + 9)
-    tile = tl.load(fields + 10)
+    num_work = tl.load(num_items) * places
+    for work in tl.range(tl.program_id(0), num_work, tl.num_programs(0)):
+        item = work // places
+        place = work % places
+        kv_head = place // PARTS
+        fields = items + item * ITEM_FIELDS
+        table = page_ids + tl.load(fields)
+        begin = tl.load(fields + 1)
+        end = tl.load(fields + 2)
+        first_own = tl.load(fields + 3)
+        first_row = tl.load(fields + 4)
+        count = tl.load(fields + 5)
+        section_begin = tl.load(fields + 6)
+        section_end = tl.load(fields + 7)
+        first_item = tl.load(fields + 8)
+        sections = tl.load(fields + 9)
+        tile = tl.load(fields + 10)
 
-    row = tl.arange(0, M)
-    token = row // PART_HEADS
-    head_of_group = (place % PARTS) * PART_HEADS + row % PART_HEADS
-    head = kv_head * GROUP + head_of_group
-    used = (token < count) & (head_of_group < GROUP)
-    own = first_own + token
-    lowest = first_readable(own, window, chunk)
-    dims = tl.arange(0, SIZE_BLOCK)
-    query_rows = query + (
-        (first_row + token).to(tl.int64) * query_token_stride + head * query_head_stride
-    )
-    q = load_query(query_rows, used, SIZE, SIZE_BLOCK)
-    q_rest = q
-    if REST > 0:
-        q_rest = load_query(query_rows + SIZE, used, REST, REST_BLOCK)
-
-    maximum = tl.full([M], NOWHERE, tl.float32)
-    denominator = tl.zeros([M], tl.float32)
-    output = tl.zeros([M, SIZE_BLOCK], tl.float32)
-    head_rows = kv_head * (PAGE_TOKENS * ROW)
-    head_scales = kv_head * (PAGE_TOKENS * ROW // 4)
-    low = tl.maximum(first_readable(first_own, window, chunk), begin) // N * N
-    low = tl.maximum(section_begin, low)
-    high = tl.minimum(tl.minimum(section_end, first_own + count), end)
-    # A section that every row reads whole needs no mask.
-    whole = low >= tl.maximum(first_readable(first_own + count - 1, window, chunk), begin)
-    whole = whole & (high == section_end) & (high <= first_own + 1)
-    masked = tl.where(whole, high, low)
-    for position in tl.range(low, masked, N, num_stages=STAGES):
-        maximum, denominator, output = attend_span(
-            maximum, denominator, output, q, q_rest, position, own, lowest, begin, end,
-            table, keys + head_rows, values + head_rows, key_scales + head_scales,
-            value_scales + head_scales, page_stride, scale_stride, scale, softcap, False,
-            CAPPED, QUANTISED, LATENT, PAGE_TOKENS, ROW, SIZE, REST, REST_BLOCK, N,
-        )  # fmt: skip
-    for position in tl.range(masked, high, N, num_stages=STAGES):
-        maximum, denominator, output = attend_span(
-            maximum, denominator, output, q, q_rest, position, own, lowest, begin, end,
-            table, keys + head_rows, values + head_rows, key_scales + head_scales,
-            value_scales + head_scales, page_stride, scale_stride, scale, softcap, True,
-            CAPPED, QUANTISED, LATENT, PAGE_TOKENS, ROW, SIZE, REST, REST_BLOCK, N,
-        )  # fmt: skip
-    is_last = sections == 1
-    if sections > 1:
-        rows = (item.to(tl.int64) * places + place) * tokens_stride * PART_HEADS + row
-        tl.store(part_maxima + rows, maximum, mask=used)
-        tl.store(part_denominators + rows, denominator, mask=used)
-        tl.store(
-            part_outputs + rows[:, None] * SIZE + dims[None, :],
-            output,
-            mask=used[:, None] & (dims < SIZE)[None, :],
+        row = tl.arange(0, M)
+        token = row // PART_HEADS
+        head_of_group = (place % PARTS) * PART_HEADS + row % PART_HEADS
+        head = kv_head * GROUP + head_of_group
+        used = (token < count) & (head_of_group < GROUP)
+        own = first_own + token
+        lowest = first_readable(own, window, chunk)
+        dims = tl.arange(0, SIZE_BLOCK)
+        query_rows = query + (
+            (first_row + token).to(tl.int64) * query_token_stride + head * query_head_stride
         )
-        tl.debug_barrier()
-        counter = counters + tile * places + place
-        is_last = tl.atomic_add(counter, 1) == sections - 1
-        if is_last:
-            tl.store(counter, 0)
-            rows = (first_item.to(tl.int64) * places + place) * tokens_stride * PART_HEADS + row
-            maximum, denominator, output = _fold(
-                part_outputs,
-                part_maxima,
-                part_denominators,
-                rows,
-                used,
-                tokens_stride * (places * PART_HEADS),
-                sections,
-                FOLD,
-                SIZE,
-                SIZE_BLOCK,
+        q = load_query(query_rows, used, SIZE, SIZE_BLOCK)
+        q_rest = q
+        if REST > 0:
+            q_rest = load_query(query_rows + SIZE, used, REST, REST_BLOCK)
+
+        maximum = tl.full([M], NOWHERE, tl.float32)
+        denominator = tl.zeros([M], tl.float32)
+        output = tl.zeros([M, SIZE_BLOCK], tl.float32)
+        head_rows = kv_head * (PAGE_TOKENS * ROW)
+        head_scales = kv_head * (PAGE_TOKENS * ROW // 4)
+        low = tl.maximum(first_readable(first_own, window, chunk), begin) // N * N
+        low = tl.maximum(section_begin, low)
+        high = tl.minimum(tl.minimum(section_end, first_own + count), end)
+        # A section that every row reads whole needs no mask.
+        whole = low >= tl.maximum(first_readable(first_own + count - 1, window, chunk), begin)
+        whole = whole & (high == section_end) & (high <= first_own + 1)
+        masked = tl.where(whole, high, low)
+        for position in tl.range(low, masked, N, num_stages=STAGES):
+            maximum, denominator, output = attend_span(
+                maximum, denominator, output, q, q_rest, position, own, lowest, begin, end,
+                table, keys + head_rows, values + head_rows, key_scales + head_scales,
+                value_scales + head_scales, page_stride, scale_stride, scale, softcap, False,
+                CAPPED, QUANTISED, LATENT, PAGE_TOKENS, ROW, SIZE, REST, REST_BLOCK, N,
+            )  # fmt: skip
+        for position in tl.range(masked, high, N, num_stages=STAGES):
+            maximum, denominator, output = attend_span(
+                maximum, denominator, output, q, q_rest, position, own, lowest, begin, end,
+                table, keys + head_rows, values + head_rows, key_scales + head_scales,
+                value_scales + head_scales, page_stride, scale_stride, scale, softcap, True,
+                CAPPED, QUANTISED, LATENT, PAGE_TOKENS, ROW, SIZE, REST, REST_BLOCK, N,
+            )  # fmt: skip
+        is_last = sections == 1
+        if sections > 1:
+            rows = (item.to(tl.int64) * places + place) * tokens_stride * PART_HEADS + row
+            tl.store(part_maxima + rows, maximum, mask=used)
+            tl.store(part_denominators + rows, denominator, mask=used)
+            tl.store(
+                part_outputs + rows[:, None] * SIZE + dims[None, :],
+                output,
+                mask=used[:, None] & (dims < SIZE)[None, :],
             )
-    if is_last:
-        finish(
-            outputs, maxima, denominators, sinks, (first_row + token).to(tl.int64) * HEADS + head,
-            head, used, maximum, denominator, output, HAS_SINKS, PARTIAL, SIZE, SIZE_BLOCK,
-        )  # fmt: skip
+            tl.debug_barrier()
+            counter = counters + tile * places + place
+            is_last = tl.atomic_add(counter, 1) == sections - 1
+            if is_last:
+                tl.store(counter, 0)
+                rows = (first_item.to(tl.int64) * places + place) * tokens_stride * PART_HEADS + row
+                maximum, denominator, output = _fold(
+                    part_outputs,
+                    part_maxima,
+                    part_denominators,
+                    rows,
+                    used,
+                    tokens_stride * (places * PART_HEADS),
+                    sections,
+                    FOLD,
+                    SIZE,
+                    SIZE_BLOCK,
+                )
+        if is_last:
+            at = (first_row + token).to(tl.int64) * HEADS + head
+            finish(
+                outputs, maxima, denominators, sinks, at, head, used, maximum, denominator, output,
+                HAS_SINKS, PARTIAL, SIZE, SIZE_BLOCK,
+            )  # fmt: skip
 
 
 @triton.jit

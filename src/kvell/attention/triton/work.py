@@ -1,4 +1,4 @@
-"""Cutting of a step's attention into programs: on the host, once per batch and shape.
+"""Cutting of a step's attention into programs: on the host, in numpy.
 
 A request with up to ``SHORT_TOKENS`` new tokens is *short*: its tiles are cut into sections
 of the context.  Any other is *long*: a tile is one program.  The kind depends on nothing but
@@ -6,12 +6,13 @@ the request's new tokens.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvell.attention.interface import AttendParams, GroupBatch, HostLengths
+from kvell.attention.interface import AttendParams, HostLengths
 
 SHORT_TOKENS = 16
 """The most new tokens of a short request: a decode, or the verification of drafts."""
@@ -28,6 +29,10 @@ ITEM = (*TILE[:6], "section_begin", "section_end", "first_item", "sections", "ti
 """The fields of a section of a short tile: the tile; the section's positions; the tile's first
 item and number of sections; the tile's number.  Padded to 48 bytes."""
 
+HEADER_INTS = 4
+"""The length of what precedes the items in memory: their number, padded to 16 bytes, since
+kernels are compiled for aligned items."""
+
 MOST_SECTIONS = 8
 """The number of sections from which a tile's sections double in size: a program waits for its
 stores at the end of each section, so fewer sections wait less."""
@@ -37,6 +42,20 @@ MOST_DOUBLINGS = 2
 
 Ints = npt.NDArray[np.int32]
 Longs = npt.NDArray[np.int64]
+
+
+class Lengths(NamedTuple):
+    """The fields of ``HostLengths`` in numpy, int32."""
+
+    query_starts: Ints
+    context_lens: Ints
+    table_starts: Ints
+    first_positions: Ints
+
+    @staticmethod
+    def of(lengths: HostLengths) -> "Lengths":
+        """Return the arrays over the same memory."""
+        return Lengths(*(getattr(lengths, name).numpy() for name in Lengths._fields))
 
 
 @dataclass(frozen=True)
@@ -55,75 +74,72 @@ class Tiling:
 class Work:
     """A batch's programs; int32 tables on the pool's device, sizes on the host.
 
+    ``items``, ``short_tiles`` and ``short_tokens`` are capacities if the tables are filled again
+    for each step; else they are exact.
+
     :param items: [i, 12], rows of ``ITEM``; the items of a tile are adjacent.
+    :param num_items: [1], the number of rows of ``items`` that are valid.
     :param short_tiles: number of tiles in ``items``.
     :param short_tokens: most tokens of a short tile.
     :param tiles: [t, 8], rows of ``TILE`` of long tiles; the tiles that read most come first.
+    :param most_programs: limit of the programs that share the items, or None for one program for
+        each item and place.
     """
 
     items: torch.Tensor
+    num_items: torch.Tensor
     short_tiles: int
     short_tokens: int
     tiles: torch.Tensor
+    most_programs: int | None = None
 
+    @staticmethod
+    def over(flat: torch.Tensor, capacity: int, short_tiles: int, short_tokens: int) -> "Work":
+        """Return the work in one tensor: the number of items, ``capacity`` items, then tiles.
 
-class WorkCutter:
-    """A cutter of batches that caches the last few: all layers of a group share one batch."""
-
-    _LIMIT = 16
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, Tiling], tuple[GroupBatch, Work]] = {}
-
-    def work(self, batch: GroupBatch, tiling: Tiling) -> Work:
-        """Return the programs of a batch under a tiling."""
-        key = (id(batch), tiling)
-        entry = self._known.get(key)
-        if entry is not None and entry[0] is batch:
-            return entry[1]
-        work = cut(host_lengths(batch), tiling, batch.page_ids.device)
-        if len(self._known) >= self._LIMIT:
-            self._known.clear()
-        self._known[key] = (batch, work)
-        return work
-
-
-def host_lengths(batch: GroupBatch) -> HostLengths:
-    """Return the batch's lengths in host memory; wait for the device if ``host`` is None."""
-    if batch.host is not None:
-        return batch.host
-    return HostLengths(
-        batch.query_starts.cpu(),
-        batch.context_lens.cpu(),
-        batch.table_starts.cpu(),
-        batch.first_positions.cpu(),
-    )
+        :param flat: int32, aligned to 16 bytes.  Its first ``HEADER_INTS`` numbers are for
+            the number of items.
+        """
+        end = HEADER_INTS + capacity * len(ITEM)
+        return Work(
+            flat[HEADER_INTS:end].view(capacity, len(ITEM)),
+            flat[:1],
+            short_tiles,
+            short_tokens,
+            flat[end:].view(-1, len(TILE)),
+        )
 
 
 def cut(lengths: HostLengths, tiling: Tiling, device: torch.device) -> Work:
     """Cut a batch into programs on ``device``."""
-    requests, new = _requests(lengths, tiling)
+    requests, new = _requests(Lengths.of(lengths), tiling)
     short = _tiles(requests, np.where(new <= SHORT_TOKENS, new, 0), tiling.short_tokens)
     long = _tiles(requests, np.where(new > SHORT_TOKENS, new, 0), tiling.long_tokens)
     long = long[np.argsort(-(long[:, 3] + long[:, 5]), kind="stable")]
     items = _items(short, tiling)
-    flat = torch.from_numpy(np.concatenate([items.ravel(), long.ravel()]).astype(np.int32))
+    header = np.zeros(HEADER_INTS, np.int32)
+    header[0] = len(items)
+    flat = torch.from_numpy(np.concatenate([header, items.ravel(), long.ravel()], dtype=np.int32))
     on_device = flat.to(device, non_blocking=True)
     most = int(short[:, 5].max()) if len(short) else 0
-    return Work(
-        on_device[: items.size].view(items.shape),
-        len(short),
-        most,
-        on_device[items.size :].view(long.shape),
-    )
+    return Work.over(on_device, len(items), len(short), most)
 
 
-def _requests(lengths: HostLengths, tiling: Tiling) -> tuple[Longs, Longs]:
+def cut_short(lengths: Lengths, tiling: Tiling) -> tuple[Longs, Longs]:
+    """Return the short tiles and the items of a batch.
+
+    :raises ValueError: if a request is not short.
+    """
+    requests, new = _requests(lengths, tiling)
+    if len(new) and new.max() > SHORT_TOKENS:
+        raise ValueError(f"lengths: a request has {new.max()} new tokens; at most {SHORT_TOKENS}")
+    tiles = _tiles(requests, new, tiling.short_tokens)
+    return tiles, _items(tiles, tiling)
+
+
+def _requests(lengths: Lengths, tiling: Tiling) -> tuple[Longs, Longs]:
     """Return each request as one tile of all its new tokens, and the number of these."""
-    starts, context, tables, first = (
-        getattr(lengths, name).numpy().astype(np.int64)
-        for name in ("query_starts", "context_lens", "table_starts", "first_positions")
-    )
+    starts, context, tables, first = (part.astype(np.int64) for part in lengths)
     begin = first * tiling.page_tokens
     end = np.minimum(context, begin + np.diff(tables) * tiling.page_tokens)
     new = np.diff(starts)

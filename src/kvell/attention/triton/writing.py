@@ -20,14 +20,15 @@ def write_rows(
 ):
     """Store all heads of a token, ROW numbers each, in the row of its page.  Grid (tokens,).
 
-    ``pool`` points at the layer's keys (or values) in page 0; strides count numbers.
+    ``pool`` points at the layer's keys (or values) in page 0; strides count numbers.  A token
+    whose page is below 0 is not stored.
     """
     token = tl.program_id(0)
     page = tl.load(page_ids + token).to(tl.int64)
     inside = tl.load(offsets + token)
     number = tl.arange(0, BLOCK)
     head, dim = number // ROW, number % ROW
-    there = number < KV_HEADS * ROW
+    there = number < tl.where(page < 0, 0, KV_HEADS * ROW)
     source = new + token.to(tl.int64) * token_stride + head * head_stride + dim
     target = pool + page * page_stride + (head * PAGE_TOKENS + inside) * ROW + dim
     tl.store(target, tl.load(source, mask=there), mask=there)
@@ -69,7 +70,8 @@ def write_quantised(
     """Store one vector divided by its scale, then the scale.  Grid (tokens, kv heads).
 
     The arithmetic is that of ``quantise``: correctly rounded divisions, ties to even.  To round,
-    add a number so large that the sum has no bits for the rest, and subtract it again.
+    add a number so large that the sum has no bits for the rest, and subtract it again.  A token
+    whose page is below 0 is not stored.
     """
     token = tl.program_id(0)
     head = tl.program_id(1)
@@ -83,5 +85,6 @@ def write_quantised(
     steps = tl.minimum(tl.maximum(steps, -LARGEST * 1.0), LARGEST * 1.0)
     steps = _whole(steps) if WHOLE else _four_bits(steps)
     target = pool + page * page_stride + row * (SIZE + 4) + dims
-    tl.store(target, steps.to(pool.dtype.element_ty), mask=dims < SIZE)
-    tl.store(scales + page * scale_stride + row * ((SIZE + 4) // 4), scale)
+    size = tl.where(page < 0, 0, SIZE)
+    tl.store(target, steps.to(pool.dtype.element_ty), mask=dims < size)
+    tl.store(scales + page * scale_stride + row * ((SIZE + 4) // 4), scale, mask=page >= 0)
