@@ -1,12 +1,7 @@
 """How steps are cut into programs, pages are copied, and wrong tensors are refused."""
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -245,24 +240,3 @@ def test_wrong_writes_are_refused(
     batch = replace(stored.batch, write_page_ids=one, write_offsets=one)
     with pytest.raises(ValueError, match=match):
         TritonKernels().write_kv(stored.layer, batch, key, value)
-
-
-@pytest.mark.parametrize(
-    ("kernels", "count"),
-    [("sections, plain", 1), pytest.param("", 10, marks=pytest.mark.long)],
-    ids=["one", "every one"],
-)
-def test_kernels_compile_for_a_gpu(kernels: str, count: int, tmp_path: Path) -> None:
-    without = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.attention.compiled_kernels", kernels],
-        env=without | {"TRITON_CACHE_DIR": str(tmp_path)},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    sizes = json.loads(done.stdout)
-    assert len(sizes) == count
-    assert min(sizes.values()) > 1000

@@ -258,7 +258,8 @@ class Launch:
         }
 
     def _of_blocks(self, blocks: Blocks) -> dict[str, Any]:
-        return {
+        limits = {} if blocks.registers is None else {"maxnreg": blocks.registers}
+        return limits | {
             "PARTS": self._shape.parts(blocks),
             "PART_HEADS": self._shape.part_heads(blocks),
             "M": blocks.rows,

@@ -99,21 +99,21 @@ def attend_tiles(
             maximum, denominator, output, q, q_rest, position, own, lowest, begin, end,
             table, keys + head_rows, values + head_rows, key_scales + head_scales,
             value_scales + head_scales, page_stride, scale_stride, scale, softcap, True,
-            CAPPED, QUANTISED, LATENT, PAGE_TOKENS, ROW, SIZE, REST, REST_BLOCK, N,
+            True, CAPPED, QUANTISED, LATENT, PAGE_TOKENS, ROW, SIZE, REST, REST_BLOCK, N,
         )  # fmt: skip
     for position in tl.range(whole, masked, N, num_stages=STAGES):
         maximum, denominator, output = attend_span(
             maximum, denominator, output, q, q_rest, position, own, lowest, begin, end,
             table, keys + head_rows, values + head_rows, key_scales + head_scales,
             value_scales + head_scales, page_stride, scale_stride, scale, softcap, False,
-            CAPPED, QUANTISED, LATENT, PAGE_TOKENS, ROW, SIZE, REST, REST_BLOCK, N,
+            False, CAPPED, QUANTISED, LATENT, PAGE_TOKENS, ROW, SIZE, REST, REST_BLOCK, N,
         )  # fmt: skip
     for position in tl.range(masked, high, N, num_stages=1):
         maximum, denominator, output = attend_span(
             maximum, denominator, output, q, q_rest, position, own, lowest, begin, end,
             table, keys + head_rows, values + head_rows, key_scales + head_scales,
             value_scales + head_scales, page_stride, scale_stride, scale, softcap, True,
-            CAPPED, QUANTISED, LATENT, PAGE_TOKENS, ROW, SIZE, REST, REST_BLOCK, N,
+            True, CAPPED, QUANTISED, LATENT, PAGE_TOKENS, ROW, SIZE, REST, REST_BLOCK, N,
         )  # fmt: skip
 
     finish(

@@ -122,15 +122,35 @@ def attend_sections(
                 maximum, denominator, output, q, q_rest, position, own, lowest, begin, end,
                 table, keys + head_rows, values + head_rows, key_scales + head_scales,
                 value_scales + head_scales, page_stride, scale_stride, scale, softcap, False,
-                CAPPED, QUANTISED, LATENT, PAGE_TOKENS, ROW, SIZE, REST, REST_BLOCK, N,
+                False, CAPPED, QUANTISED, LATENT, PAGE_TOKENS, ROW, SIZE, REST, REST_BLOCK, N,
             )  # fmt: skip
         for position in tl.range(masked, high, N, num_stages=STAGES):
             maximum, denominator, output = attend_span(
                 maximum, denominator, output, q, q_rest, position, own, lowest, begin, end,
                 table, keys + head_rows, values + head_rows, key_scales + head_scales,
                 value_scales + head_scales, page_stride, scale_stride, scale, softcap, True,
-                CAPPED, QUANTISED, LATENT, PAGE_TOKENS, ROW, SIZE, REST, REST_BLOCK, N,
+                False, CAPPED, QUANTISED, LATENT, PAGE_TOKENS, ROW, SIZE, REST, REST_BLOCK, N,
             )  # fmt: skip
+        # A row may have met a value that it does not read: then each token once more, by itself.
+        # To look for it in every span would take registers that other programs need.
+        again = tl.where((masked < high) & _has_no_number(output), count, 0)
+        for mine in tl.range(0, again, num_stages=1):
+            only = first_own + mine
+            from_here = tl.maximum(begin, first_readable(only, window, chunk))
+            alone_maximum = tl.full([M], NOWHERE, tl.float32)
+            alone_denominator = tl.zeros([M], tl.float32)
+            alone = tl.zeros([M, SIZE_BLOCK], tl.float32)
+            for position in tl.range(low, high, N, num_stages=1):
+                alone_maximum, alone_denominator, alone = attend_span(
+                    alone_maximum, alone_denominator, alone, q, q_rest, position, own, lowest,
+                    from_here, tl.minimum(end, only + 1),
+                    table, keys + head_rows, values + head_rows, key_scales + head_scales,
+                    value_scales + head_scales, page_stride, scale_stride, scale, softcap,
+                    True, False, CAPPED, QUANTISED, LATENT, PAGE_TOKENS, ROW, SIZE, REST,
+                    REST_BLOCK, N,
+                )  # fmt: skip
+            output = tl.where((token == mine)[:, None], alone, output)
+        counter = counters + tile * places + place
         is_last = sections == 1
         if sections > 1:
             rows = (item.to(tl.int64) * places + place) * tokens_stride * PART_HEADS + row
@@ -142,29 +162,35 @@ def attend_sections(
                 mask=used[:, None] & (dims < SIZE)[None, :],
             )
             tl.debug_barrier()
-            counter = counters + tile * places + place
             is_last = tl.atomic_add(counter, 1) == sections - 1
-            if is_last:
-                tl.store(counter, 0)
-                rows = (first_item.to(tl.int64) * places + place) * tokens_stride * PART_HEADS + row
-                maximum, denominator, output = _fold(
-                    part_outputs,
-                    part_maxima,
-                    part_denominators,
-                    rows,
-                    used,
-                    tokens_stride * (places * PART_HEADS),
-                    sections,
-                    FOLD,
-                    SIZE,
-                    SIZE_BLOCK,
-                )
+        # Not inside the branch above: Triton 3.9 cannot compile that of partials.
+        if is_last & (sections > 1):
+            tl.store(counter, 0)
+            rows = (first_item.to(tl.int64) * places + place) * tokens_stride * PART_HEADS + row
+            maximum, denominator, output = _fold(
+                part_outputs,
+                part_maxima,
+                part_denominators,
+                rows,
+                used,
+                tokens_stride * (places * PART_HEADS),
+                sections,
+                FOLD,
+                SIZE,
+                SIZE_BLOCK,
+            )
         if is_last:
             at = (first_row + token).to(tl.int64) * HEADS + head
             finish(
                 outputs, maxima, denominators, sinks, at, head, used, maximum, denominator, output,
                 HAS_SINKS, PARTIAL, SIZE, SIZE_BLOCK,
             )  # fmt: skip
+
+
+@triton.jit
+def _has_no_number(output):
+    """Return whether any number is infinite or NaN."""
+    return tl.max(tl.max((~(tl.abs(output) < float("inf"))).to(tl.int32), 1), 0) > 0
 
 
 @triton.jit

@@ -17,15 +17,24 @@ SECTION_TOKENS = 256
 """Positions of a section: enough programs for a GPU at batch 8, with little scratch memory."""
 
 
+REGISTERS = {64: 128, 128: 168}
+"""Registers of a thread by head size, so that four or three programs of 4 warps share a
+multiprocessor.  The compiler takes more without need."""
+
+
 @dataclass(frozen=True)
 class Blocks:
-    """Rows of a tile, positions of a span and of a section, and how a program runs."""
+    """Rows of a tile, positions of a span and of a section, and how a program runs.
+
+    :param registers: limit of a thread's registers, or None for the compiler's choice.
+    """
 
     rows: int
     span_tokens: int
     warps: int
     stages: int
     section_tokens: int = SECTION_TOKENS
+    registers: int | None = None
 
 
 @dataclass(frozen=True)
@@ -88,7 +97,10 @@ def short_blocks(layer: LayerPages, shape: HeadShape, dtype: torch.dtype) -> Blo
         return Blocks(min(rows, 32), 32, 4, 1)
     if shape.size_block >= 512:
         return Blocks(min(rows, 32), 32, 8, 2)
-    return Blocks(rows, 64, 8 if layer.quantised else 4, 3)
+    if layer.quantised:
+        return Blocks(rows, 64, 8, 3)
+    registers = REGISTERS.get(shape.size_block) if rows == MIN_BLOCK else None
+    return Blocks(rows, 64, 4, 3, registers=registers)
 
 
 def long_blocks(layer: LayerPages, shape: HeadShape, dtype: torch.dtype) -> Blocks:

@@ -111,6 +111,7 @@ def attend_span(
     scale,
     softcap,
     MASKED: tl.constexpr,
+    SPOILS: tl.constexpr,
     CAPPED: tl.constexpr,
     QUANTISED: tl.constexpr,
     LATENT: tl.constexpr,
@@ -126,7 +127,8 @@ def attend_span(
     ``query`` is [M, BLOCK] with BLOCK ≥ SIZE.  SIZE is the length of a key; of a latent, the
     length of its value, and ``query_rest`` [M, REST_BLOCK] is for the REST numbers after it.
     ``keys`` points at a kv head's first row in page 0, ``table`` at the entry of page position 0.
-    An unmasked span is stored whole, and every row reads all of it.
+    An unmasked span is stored whole, and every row reads all of it.  In a masked one a value that
+    is no number spoils every row; with SPOILS only the rows that read it, which takes registers.
     """
     offsets = position + tl.arange(0, N)
     stored = (offsets >= begin) & (offsets < end)
@@ -179,19 +181,13 @@ def attend_span(
                 value_scale = tl.load(value_scales + scale_rows)
             weights = weights * value_scale[None, :]
     if MASKED:
-        # Zero times NaN is NaN, so a value that a row does not read is left out.
         reads = readable & stored[None, :]
         weights = tl.where(reads, weights, 0.0)
+    if SPOILS:
+        # Zero times NaN is NaN, so such a value becomes 0, and the weights of its readers NaN.
         broken = ~(tl.abs(value.to(tl.float32)) < float("inf"))
-        output = tl.dot(
-            weights.to(query.dtype),
-            tl.where(broken, 0.0, value),
-            acc=output,
-            input_precision="ieee",
-        )
-        if tl.max(tl.max(broken.to(tl.int32), 1), 0) > 0:
-            spoils = tl.dot(reads.to(query.dtype), broken.to(query.dtype))
-            output = tl.where(spoils > 0.0, float("nan"), output)
-    else:
-        output = tl.dot(weights.to(query.dtype), value, acc=output, input_precision="ieee")
+        value = tl.where(broken, 0.0, value)
+        spoils = tl.max(broken.to(tl.int32), 1) > 0
+        weights = tl.where(reads & spoils[None, :], float("nan"), weights)
+    output = tl.dot(weights.to(query.dtype), value, acc=output, input_precision="ieee")
     return new_maximum, denominator, output
