@@ -159,7 +159,7 @@ class Placements(dict[RequestId, Placement]):
         :param instance: the name of this instance.
         """
         stuck = [placement for placement in self.values() if placement.is_stuck]
-        is_behind = any(min(one.rivals, default=instance) < instance for one in stuck)
+        is_behind = any(min(each.rivals, default=instance) < instance for each in stuck)
         return [placement.request for placement in stuck[not is_behind :]]
 
     @property
