@@ -160,9 +160,9 @@ class EngineCore:
             events += self._end(request)
         for arrived in news.arrived:
             events += self._arrived(arrived)
-        events += [self._refuse(r, NOBODY_LENDS) for r in self.pool.take_given_up()]
-        for request in self.pool.take_giving_way():
-            events += [replace(self._refuse(request, GIVES_WAY), not_taken="rival")]
+        for request, why in self.pool.take_given_up():
+            said = GIVES_WAY if why else NOBODY_LENDS
+            events += [replace(self._refuse(request, said), not_taken=why)]
         return events + self.pool.take_staying()
 
     def _arrived(self, arrived: ArrivedRequest) -> list[Event]:

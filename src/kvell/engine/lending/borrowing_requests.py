@@ -36,6 +36,7 @@ from kvell.engine.lending.recalls import Recalls
 from kvell.engine.lending.section_loans import SectionLoans
 from kvell.engine.lending.sections import local_reason, repeats, resumes
 from kvell.engine.planning.scheduler import Scheduler
+from kvell.engine.protocol.messages import NotTaken
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.requests.plan import BorrowedPages, NewPages, PageCopy, StepPlan
 from kvell.engine.requests.request import Request, RequestState
@@ -69,8 +70,6 @@ class BorrowingRequests:
         self._placements = Placements()
         self._recalls = Recalls(agent, self.sections, self._placements)
         self._joins = JoiningRequests(self.sections, scheduler.cached_prompt_tokens)
-        self._given_up: list[Request] = []
-        self._giving_way: list[Request] = []
         self._done = StepNumber(0)
 
     @property
@@ -131,15 +130,9 @@ class BorrowingRequests:
         self._borrowers |= {debtor.request.request_id: debtor for debtor in joined if debtor.away}
         return [debtor.request for debtor in joined]
 
-    def take_given_up(self) -> list[Request]:
-        """Return requests for which no instance has had memory for too long."""
-        given_up, self._given_up = self._given_up, []
-        return given_up
-
-    def take_giving_way(self) -> list[Request]:
-        """Return requests whose memory others need to go on."""
-        giving_way, self._giving_way = self._giving_way, []
-        return giving_way
+    def take_given_up(self) -> list[tuple[Request, NotTaken]]:
+        """Return requests for which no instance has had memory for too long, or that give way."""
+        return self._placements.take_given_up()
 
     def move_kvcache(self, request: Request, num_blocks: int, dst: str) -> str:
         """Plan to move further sections of a request to a creditor, once they are computed.
@@ -172,17 +165,11 @@ class BorrowingRequests:
             self._done = done
             self.sections.end_step()
         actions: list[Action] = []
-        for placement in list(self._placements.values()):
-            request = placement.request
-            borrower = self._borrowers.get(request.request_id)
-            is_asking = borrower is not None and len(borrower.sections) > borrower.filled
-            steps = self.sections.step_ticks
-            if placement.tick(self._agent.now, is_asking=is_asking, step_ticks=steps):
-                self._given_up.append(request)
-            elif request.state is RequestState.RUNNING:
-                self._borrower(request)
-        stuck = self._placements.stuck_behind(self.sections.instance)
-        self._giving_way = [request for request in stuck if request not in self._given_up]
+        asking = {name for name, debtor in self._borrowers.items() if debtor.is_asking}
+        self._placements.advance(self._agent.now, asking, self.sections)
+        for placement in self._placements.values():
+            if placement.request.state is RequestState.RUNNING:
+                self._borrower(placement.request)
         for borrower in list(self._borrowers.values()):
             if not borrower.has_pages:
                 actions += self._keep(borrower)

@@ -67,6 +67,11 @@ class DistributedRequest:
         return self.request.handle == self.handle
 
     @property
+    def is_asking(self) -> bool:
+        """Whether a creditor has not answered yet, or is pulling a section."""
+        return len(self.sections) > self.filled
+
+    @property
     def moving(self) -> list[int]:
         """The recalled sections that must move to other creditors."""
         return [index for index, section in enumerate(self.sections) if section.is_recalled]

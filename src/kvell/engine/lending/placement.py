@@ -9,10 +9,12 @@ no creditor: once all have refused, or have what was planned, it goes on here.
 Source: Infinite-LLM §6.2 (Listing 1).
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from kvell.engine.lending.distributed_request import DistributedRequest
+from kvell.engine.lending.section_loans import SectionLoans
+from kvell.engine.protocol.messages import NotTaken
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.request import Request
@@ -149,7 +151,33 @@ class Placement:
 class Placements(dict[RequestId, Placement]):
     """The placements of one engine core's requests, in order of arrival."""
 
-    def stuck_behind(self, instance: str) -> list[Request]:
+    def __init__(self) -> None:
+        super().__init__()
+        self._given_up: list[Request] = []
+        self._behind: list[Request] = []
+
+    def advance(self, now: Tick, asking: Collection[RequestId], loans: SectionLoans) -> None:
+        """Advance the time.
+
+        :param asking: requests whose creditors have not answered yet, or are pulling.
+        :param loans: the loans of this instance.
+        """
+        ticks = loans.step_ticks
+        for name, placement in self.items():
+            if placement.tick(now, is_asking=name in asking, step_ticks=ticks):
+                self._given_up.append(placement.request)
+        behind = self._stuck_behind(loans.instance)
+        self._behind = [request for request in behind if request not in self._given_up]
+
+    def take_given_up(self) -> list[tuple[Request, NotTaken]]:
+        """Return requests that have waited for too long, and those that give way to rivals."""
+        given_up: list[tuple[Request, NotTaken]] = [(request, "") for request in self._given_up]
+        given_up += [(request, "rival") for request in self._behind]
+        self._given_up = []
+        self._behind = []
+        return given_up
+
+    def _stuck_behind(self, instance: str) -> list[Request]:
         """Return the requests that give their memory to rivals.
 
         Requests that two fronts placed at the same time may each wait for what the other holds.
@@ -159,7 +187,7 @@ class Placements(dict[RequestId, Placement]):
         :param instance: the name of this instance.
         """
         stuck = [placement for placement in self.values() if placement.is_stuck]
-        is_behind = any(min(one.rivals, default=instance) < instance for one in stuck)
+        is_behind = any(min(each.rivals, default=instance) < instance for each in stuck)
         return [placement.request for placement in stuck[not is_behind :]]
 
     @property

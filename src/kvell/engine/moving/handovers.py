@@ -35,7 +35,7 @@ from kvell.engine.moving.migrations import Migrations
 from kvell.engine.moving.pool_part import NO_NEWS, NO_PAGES, PoolNews, PoolPart
 from kvell.engine.moving.staying import staying_reason
 from kvell.engine.planning.scheduler import Scheduler
-from kvell.engine.protocol.messages import Cancel, Submit
+from kvell.engine.protocol.messages import Cancel, NotTaken, Submit
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.requests.plan import NewPages, StepPlan
 from kvell.engine.requests.request import NO_HANDLE, Request
@@ -244,12 +244,8 @@ class Handovers(PoolPart):
         return actions
 
     @override
-    def take_given_up(self) -> list[Request]:
+    def take_given_up(self) -> list[tuple[Request, NotTaken]]:
         return self.borrowed.take_given_up()
-
-    @override
-    def take_giving_way(self) -> list[Request]:
-        return self.borrowed.take_giving_way()
 
     @override
     def placements(self) -> tuple[RequestPlacementEntry, ...]:

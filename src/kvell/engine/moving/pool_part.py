@@ -7,7 +7,7 @@ import numpy as np
 
 from kvell.engine.moving.encoding import ArrivedRequest
 from kvell.engine.moving.held_text import HeldText
-from kvell.engine.protocol.messages import Cancel, Event, MigrationRefused, Submit
+from kvell.engine.protocol.messages import Cancel, Event, MigrationRefused, NotTaken, Submit
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.requests.plan import NewPages, StepPlan
 from kvell.engine.requests.request import Request
@@ -77,12 +77,8 @@ class PoolPart:
         stays, self._stays = self._stays, []
         return [MigrationRefused(r.request_id, r.attempt) for r in stays if r.finish_reason is None]
 
-    def take_given_up(self) -> list[Request]:
-        """Return requests for which no instance has had memory for too long."""
-        return []
-
-    def take_giving_way(self) -> list[Request]:
-        """Return requests whose memory others need to go on."""
+    def take_given_up(self) -> list[tuple[Request, NotTaken]]:
+        """Return requests for which no instance has had memory for too long, or that give way."""
         return []
 
     def enter(self, request: Request, command: Submit) -> bool:

@@ -44,7 +44,7 @@ SILENCE_SECONDS = 6.0
 MOST_ASLEEP_SECONDS = 4.0
 LONG_ASLEEP_SECONDS = 14.0
 """Longer than a front's lease."""
-MOST_SECONDS = 2400
+MOST_SECONDS = 3000
 BARRED = ("no instance serves", *LENDING_REFUSALS)
 
 Fault = Callable[[Cluster, Random], Awaitable[None]]
