@@ -39,6 +39,8 @@ from kvell.engine.setup.sizes import Sizes, sizes_of
 from kvell.engine.setup.speculative_models import check_speculation
 from kvell.errors import ChangeSomething
 from kvell.memory import (
+    GroupSpec,
+    Layout,
     SlotTable,
     VisibleCore,
     as_draft,
@@ -46,6 +48,7 @@ from kvell.memory import (
 )
 from kvell.mempool.agent import Agent
 from kvell.mempool.rendezvous import DEFAULT_PD_CACHING, stream_costs
+from kvell.models.captured.graphs import Graphs
 from kvell.models.config.kv_dtypes import kv_dtype_named
 from kvell.models.images.image_store import ImageStore
 from kvell.models.loading.loading import load_paged_model
@@ -125,6 +128,7 @@ def build_engine(
     clock: Clock | None = None,
     tokenizer_json: Callable[[], str] | None = None,
     prices: InstancePrices = DEFAULT_PRICES,
+    graphs: Graphs | None = None,
 ) -> Engine:
     """Build an engine over a loaded model, with its pool attached.
 
@@ -134,6 +138,7 @@ def build_engine(
     :param clock: None: the machine's clock.
     :param tokenizer_json: returns the first model's tokenizer, for grammars.
     :param prices: prices of the first model here.
+    :param graphs: record decode steps; None: every step runs its Python.
     :raises ChangeSomething: if the KV memory cannot hold one request of max_model_len, the
         draft model does not suit ``model``, the models cannot be served together, or objectives
         would have no effect.
@@ -142,9 +147,12 @@ def build_engine(
     check_objectives(options)
     check_speculation(model, draft, options)
     first = ServedModel(name if beside else "", model, eos_token_ids, tokenizer_json)
-    parts = _make_parts(name, (first, *beside), draft, options, prices)
+    spares = graphs is not None
+    parts = _make_parts(name, (first, *beside), draft, options, prices, spares=spares)
     agent, staying = _make_agent(parts, incarnation)
     _attach_models(parts)
+    if graphs is not None:
+        _record(parts, graphs)
     controls = {served.name: served.controls() for served in parts.served}
     runner = _make_runner(parts, controls)
     link = _make_link(parts, agent)
@@ -211,8 +219,13 @@ def _make_parts(
     draft: PagedModel | None,
     options: EngineOptions,
     prices: InstancePrices,
+    *,
+    spares: bool,
 ) -> _Parts:
-    """Check that the models can be served together, and give them a pool."""
+    """Check that the models can be served together, and give them a pool.
+
+    :param spares: whether a large page behind the pool is for pads of recorded steps.
+    """
     check_several(served, options)
     first = served[0]
     every = _with_draft(served, draft)
@@ -227,7 +240,8 @@ def _make_parts(
     if images is not None:
         limits = replace(limits, whole_images=images.family.both_directions)
     core = create_core(sizes.layout)
-    memory = memory_of(sizes, core, every, options)
+    spare_bytes = sizes.layout.large_page_bytes if spares else 0
+    memory = memory_of(sizes, core, every, options, spare_bytes)
     buffer = cpu_buffer_of(core, memory, every, options, limits, prices)
     limits, steps = with_depth(limits, is_wanted=options.async_scheduling)
     return _Parts(name, served, draft, options, sizes, rules, core, memory, buffer, limits, steps)
@@ -261,6 +275,25 @@ def _attach_models(parts: _Parts) -> None:
         served.model.attach(layout.seen_by(served.name), pool)
     if parts.draft is not None:
         parts.draft.attach(layout.seen_by(parts.served[0].name, is_draft=True), pool)
+
+
+def _record(parts: _Parts, graphs: Graphs) -> None:
+    """Let every model but a draft model record its decode steps."""
+    layout, pool, limits = parts.sizes.layout, parts.memory.read, parts.limits
+    for served in parts.served:
+        own = layout.seen_by(served.name)
+        pages = sum(_most_entries(group, layout, limits) for group in own.groups)
+        served.model.capture(graphs, own, pool, limits.max_num_seqs, pages)
+
+
+def _most_entries(group: GroupSpec, layout: Layout, limits: Limits) -> int:
+    """Return the entries of a group's page tables in a recorded step.
+
+    Requests may share every page: twice the pool's pages is enough for most steps.
+    """
+    of_request = -(-limits.max_model_len // max(1, group.page_tokens))
+    pool_pages = group.pages_per_large * layout.num_large_pages
+    return min(limits.max_num_seqs * of_request, 2 * pool_pages)
 
 
 def _make_runner(parts: _Parts, controls: dict[str, Controls]) -> ModelRunner:

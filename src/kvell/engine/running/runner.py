@@ -21,10 +21,13 @@ from kvell.engine.running.drawn import DrawnBefore, Pending, pending
 from kvell.engine.running.forward_batches import ForwardBatches
 from kvell.engine.running.lent.queries import Queries
 from kvell.engine.running.pooled import NOTHING_POOLED, PooledRows, pooled_rows
+from kvell.engine.running.recorded import why_computed
 from kvell.engine.running.slot_memory import SlotMemory
 from kvell.engine.sampling.controls import Controls, SampledPart, StepControls
 from kvell.engine.sampling.draw import GREEDY, RowSampling, sample
 from kvell.memory import Layout, SlotTable
+from kvell.models.captured.passes import CapturedStep
+from kvell.models.captured.reasons import Reason
 from kvell.models.forward.segments import LayerCallbacks
 from kvell.models.images.image_store import ImageStore
 from kvell.models.paged_model import ForwardBatch, PagedModel
@@ -65,7 +68,7 @@ class _Part:
     """One model's part of a step."""
 
     work: Sequence[TokenWork]
-    batch: ForwardBatch
+    batch: ForwardBatch | CapturedStep
     rows: list[RowSampling]
     pending: Pending
     controls: StepControls | None
@@ -243,7 +246,8 @@ class ModelRunner:
         controls = self._controls[name].begin(work)
         greedy = controls is None and all(row is GREEDY for row in rows)
         pooled = pooled_rows(work) if plan.pools else NOTHING_POOLED
-        batch = batches.batch(
+        recorded = self._recorded(name, work, plan)
+        batch = recorded or batches.batch(
             work,
             plan.checkpoints,
             wants_largest=greedy,
@@ -251,6 +255,22 @@ class ModelRunner:
             wants_hidden=bool(pooled.rows),
         )
         return _Part(work, batch, rows, pending(work), controls, pooled)
+
+    def _recorded(
+        self, name: str, work: Sequence[TokenWork], plan: StepPlan
+    ) -> CapturedStep | None:
+        """Return a model's part of a step in a slot of its records; None if it must be computed."""
+        model, batches = self._models[name]
+        captured = model.captured
+        if captured is None:
+            return None
+        takes_images = model.images is not None
+        reason = why_computed(plan, work, drops=batches.drops, takes_images=takes_images)
+        decode = batches.decode_rows(work) if reason is None else None
+        if decode is not None and not captured.holds(len(work), decode.num_pages):
+            reason, decode = Reason.TOO_LARGE, None
+        captured.counts[reason or ""] += 1
+        return None if decode is None else captured.step(decode)
 
     def _seams(self, name: str, plan: StepPlan, copies: StepCopies) -> LayerCallbacks | None:
         """Return the callbacks at the seams of a model's pass, if there are any."""

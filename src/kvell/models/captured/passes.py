@@ -1,0 +1,223 @@
+"""Decode steps of a model, recorded once for each size and then repeated.
+
+::
+
+    host     fill a slot ─► upload ─────► replay ──────────────► download tokens
+    device                  slot's range │ ids ◄ last token of each seat, or the slot's
+                                         │ layers ─► logits ─► first largest ─► last token of seats
+
+A record sees only memory that stays where it is: the slot's range, the pool, the weights and the
+last tokens.  So its Python runs once, whatever the number of layers.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from kvell.attention.interface import GroupBatch
+from kvell.models.captured.buckets import bucket_sizes, smallest
+from kvell.models.captured.graphs import Graph, Graphs, Mark, Outputs
+from kvell.models.captured.reasons import Reason
+from kvell.models.captured.slots import (
+    DecodeRows,
+    GroupPlaces,
+    Places,
+    StatePlaces,
+    fill,
+    places_of,
+    spare_pages,
+)
+from kvell.models.forward.forward_batch import ForwardBatch
+from kvell.models.states.scan_plan import PlannedStateBatch
+from kvell.pages.layout import GroupSpec
+from kvell.vocabulary import NOT_NUMBERS
+
+SLOTS = 3
+"""Copies on the host: one is filled, one is read by the device, one may still be read."""
+
+Forward = Callable[[ForwardBatch], torch.Tensor]
+"""Computes a step's logits, float32 [rows, vocab]."""
+
+
+@dataclass
+class _Slot:
+    """A copy on the host: pinned memory, and the place behind its last upload."""
+
+    memory: torch.Tensor
+    tokens: torch.Tensor
+    read: Mark | None = None
+
+
+@dataclass(eq=False)
+class CapturedStep:
+    """A step that waits in a slot, or was launched.
+
+    :ivar rows: rows of requests; those behind them are pads.
+    :ivar used: numbers of the slot that the device needs.
+    """
+
+    rows: int
+    places: Places
+    slot: _Slot
+    used: int
+    done: Mark | None = None
+
+    def put_tokens(self, rows: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Fill in ids that were unknown when the step was made."""
+        self.slot.memory.numpy()[self.places.literals][list(rows)] = token_ids
+
+    def tokens(self) -> list[int]:
+        """Wait for the step; return the first largest of each row's logits, or NOT_NUMBERS."""
+        assert self.done is not None, "the step was not launched"
+        self.done.wait()
+        tokens: list[int] = self.slot.tokens[: self.rows].tolist()
+        return tokens
+
+
+class CapturedPass:
+    """The recorded steps of one model.
+
+    :param forward: the model's pass, over attached memory.
+    :param groups: the model's groups in its order; None for one without text tokens.
+    :param pool: the pool's memory, uint8 [bytes], with a large page behind ``pool_bytes`` for pads.
+    :param most_rows: of a step.
+    :param most_pages: page ids of a step, all groups together.
+    :ivar counts: steps so far, by the reason why they were not recorded; "" for those that were.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        groups: Sequence[GroupSpec | None],
+        graphs: Graphs,
+        pool: torch.Tensor,
+        pool_bytes: int,
+        most_rows: int,
+        most_pages: int,
+    ) -> None:
+        self._forward, self._graphs, self._no_seat = forward, graphs, most_rows
+        self._most_pages = most_pages
+        self.counts = Counter[Reason | Literal[""]]()
+        self._sizes = bucket_sizes(most_rows)
+        spares = spare_pages(groups, pool, pool_bytes)
+        self._places = {rows: places_of(rows, groups, spares, most_pages) for rows in self._sizes}
+        largest = max(places.size for places in self._places.values())
+        device = pool.device
+        self._arena = torch.zeros(largest, dtype=torch.int32, device=device)
+        self._last = torch.zeros(most_rows + 1, dtype=torch.int32, device=device)
+        self._slots = [
+            _Slot(graphs.pinned(largest), graphs.pinned(self._sizes[-1])) for _ in range(SLOTS)
+        ]
+        self._records: dict[int, Graph] = {}
+        self._turn = 0
+
+    def holds(self, rows: int, pages: int) -> bool:
+        """Return whether slots have room for a step."""
+        return 0 < rows <= self._sizes[-1] and pages <= self._most_pages
+
+    def step(self, decode: DecodeRows) -> CapturedStep:
+        """Fill the next slot, once the device has read what was there.
+
+        :raises ValueError: if slots do not hold the step.
+        """
+        rows = len(decode.token_ids)
+        size = smallest(self._sizes, rows)
+        if size is None or not self.holds(rows, decode.num_pages):
+            raise ValueError(f"slots hold no step of {rows} rows and {decode.num_pages} pages")
+        places, slot = self._places[size], self._slots[self._turn]
+        self._turn = (self._turn + 1) % SLOTS
+        if slot.read is not None:
+            slot.read.wait()
+        used = fill(slot.memory.numpy(), places, decode, self._no_seat)
+        return CapturedStep(rows, places, slot, used)
+
+    def launch(self, step: CapturedStep) -> torch.Tensor:
+        """Compute a step; return its logits, float32 [rows, vocab].
+
+        The next step overwrites them.
+        """
+        record = self._record(step.places)
+        graphs, slot = self._graphs, step.slot
+        graphs.upload(self._arena[: step.used], slot.memory[: step.used])
+        slot.read = graphs.mark()
+        record.replay()
+        logits, tokens = record.outputs
+        graphs.download(slot.tokens[: step.rows], tokens[: step.rows])
+        step.done = graphs.mark()
+        return logits[: step.rows]
+
+    def record_all(self) -> None:
+        """Record every size, the largest first: the others fit its memory."""
+        for size in reversed(self._sizes):
+            self._record(self._places[size])
+
+    def _record(self, places: Places) -> Graph:
+        record = self._records.get(places.rows)
+        if record is None:
+            slot = torch.zeros(places.size, dtype=torch.int32).numpy()
+            fill(slot, places, DecodeRows.none(places.groups), self._no_seat)
+            self._graphs.run(lambda: _copied(self._arena, torch.from_numpy(slot)))
+            batch = self._batch(places)
+            record = self._graphs.record(lambda: self._computed(places, batch))
+            self._records[places.rows] = record
+        return record
+
+    @torch.inference_mode()
+    def _computed(self, places: Places, batch: ForwardBatch) -> Outputs:
+        """Compute what is recorded: logits, and tokens that the seats keep."""
+        arena, last = self._arena, self._last
+        sources = arena[places.sources]
+        kept = last.index_select(0, sources.clamp_min(0))
+        ids = torch.where(sources >= 0, kept, arena[places.literals])
+        positions = arena[places.positions].long()
+        logits = self._forward(replace(batch, token_ids=ids.long(), positions=positions))
+        tokens = first_largest(logits).int()
+        last.index_copy_(0, arena[places.targets].long(), tokens.clamp_min(0))
+        return logits, tokens
+
+    def _batch(self, places: Places) -> ForwardBatch:
+        """Return the batch of a bucket, whose tensors are views of the device's range."""
+        arena, rows = self._arena, places.rows
+        numbers = torch.arange(rows + 1, dtype=torch.int32, device=arena.device)
+        groups: list[GroupBatch | PlannedStateBatch | None] = []
+        for group in places.groups:
+            if isinstance(group, StatePlaces):
+                pages = arena[group.page_ids].view(rows, group.slices)
+                groups.append(PlannedStateBatch.of_decodes(pages))
+            elif isinstance(group, GroupPlaces):
+                groups.append(_group_batch(arena, group, numbers, arena[places.page_ids]))
+            else:
+                groups.append(None)
+        ids = numbers[:rows].long()
+        return ForwardBatch(ids, ids, tuple(groups), ids)
+
+
+def first_largest(logits: torch.Tensor) -> torch.Tensor:
+    """Return int64 [rows], the index of a largest logit, or NOT_NUMBERS; nothing is waited for.
+
+    The argmax of a row with NaN is a NaN, so a check of the largest number detects any.
+    """
+    first = logits.argmax(-1)
+    values = logits.gather(-1, first[..., None])[..., 0]
+    return torch.where(values.isfinite(), first, NOT_NUMBERS)
+
+
+def _group_batch(
+    arena: torch.Tensor, group: GroupPlaces, numbers: torch.Tensor, page_ids: torch.Tensor
+) -> GroupBatch:
+    return GroupBatch(
+        query_starts=numbers,
+        context_lens=arena[group.context_lens],
+        table_starts=arena[group.table_starts],
+        page_ids=page_ids,
+        first_positions=arena[group.first_positions],
+        write_page_ids=arena[group.write_page_ids],
+        write_offsets=arena[group.write_offsets],
+    )
+
+
+def _copied(target: torch.Tensor, source: torch.Tensor) -> None:
+    target[: len(source)].copy_(source)
