@@ -8,7 +8,7 @@ import torch
 
 from kvell.attention.interface import AttendParams, GroupBatch, LayerPages, Partial
 from kvell.attention.portable import PortableKernels
-from tests.models.captured.tape import NotRepeatable, Tape, one_launch, recorded
+from tests.models.captured.tape import NotRepeatableError, Tape, one_launch, recorded
 
 POISON = 0x5F5F5F5F
 """What stands in host memory once the device has read it: no token, page or seat."""
@@ -44,7 +44,11 @@ class LazyStream:
     def download(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Copy to host memory, which is poisoned until then."""
         target.fill_(POISON)
-        self.run(lambda: target.copy_(source))
+
+        def copy() -> None:
+            target.copy_(source)
+
+        self.run(copy)
 
     def mark(self) -> "LazyMark":
         """Return the place behind all work so far."""
@@ -94,12 +98,10 @@ class FakeGraphs(LazyStream):
 class FakeGraph:
     """A recorded step."""
 
-    def __init__(
-        self, graphs: FakeGraphs, step: Callable[[], Sequence[torch.Tensor]]
-    ) -> None:
+    def __init__(self, graphs: FakeGraphs, step: Callable[[], Sequence[torch.Tensor]]) -> None:
         self._graphs, self._step = graphs, step
         self._tape, outputs = recorded(step)
-        self.outputs = [output.clone() for output in outputs]
+        self.outputs: Sequence[torch.Tensor] = [output.clone() for output in outputs]
 
     @property
     def tape(self) -> Tape:
@@ -115,7 +117,7 @@ class FakeGraph:
         self._tape.compare(tape)
         for mine, now in zip(self.outputs, outputs, strict=True):
             if (mine.shape, mine.dtype) != (now.shape, now.dtype):
-                raise NotRepeatable(f"an output of {mine.shape} is of {now.shape}")
+                raise NotRepeatableError(f"an output of {mine.shape} is of {now.shape}")
             mine.copy_(now)
         self._graphs.replays += 1
 

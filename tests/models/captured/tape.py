@@ -7,13 +7,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-SYNCS = ("aten._local_scalar_dense", "aten.nonzero", "aten.masked_select", "aten._unique")
+SYNCS = (
+    "aten.item",
+    "aten._local_scalar_dense",
+    "aten.nonzero",
+    "aten.masked_select",
+    "aten._unique",
+)
 """Operations that wait for the device, or whose result has a shape that data decides."""
 
 
-class NotRepeatable(AssertionError):
+class NotRepeatableError(AssertionError):
     """A step does what a record cannot repeat."""
 
 
@@ -31,8 +38,12 @@ class Tape:
 
     def note(self, name: str, arguments: Any, results: Any) -> None:
         """Add an operation."""
+        if name.startswith("aten.lift_fresh"):
+            raise NotRepeatableError(
+                "a tensor is made of Python's numbers, which a record copies once"
+            )
         if name.startswith(SYNCS):
-            raise NotRepeatable(f"{name} waits for the device")
+            raise NotRepeatableError(f"{name} waits for the device")
         said = self._said(arguments)
         for result in _tensors(results):
             storage = result.untyped_storage()._cdata
@@ -50,15 +61,17 @@ class Tape:
             tensor = made()
             if tensor is not None and tensor.untyped_storage()._cdata not in kept:
                 shape = tuple(tensor.shape)
-                raise NotRepeatable(f"a tensor of {shape} stays, and the next run overwrites it")
+                raise NotRepeatableError(
+                    f"a tensor of {shape} stays, and the next run overwrites it"
+                )
 
     def compare(self, other: "Tape") -> None:
         """Check that another run of the step did the same to the same memory."""
         for number, (one, two) in enumerate(zip(self.lines, other.lines, strict=False)):
             if one != two:
-                raise NotRepeatable(f"operation {number} was {one}, and is {two}")
+                raise NotRepeatableError(f"operation {number} was {one}, and is {two}")
         if len(self.lines) != len(other.lines):
-            raise NotRepeatable(f"{len(self.lines)} operations were {len(other.lines)}")
+            raise NotRepeatableError(f"{len(self.lines)} operations were {len(other.lines)}")
 
     @staticmethod
     def _is_read(result: torch.Tensor, arguments: Any) -> bool:
@@ -68,7 +81,7 @@ class Tape:
     def _said(self, value: Any) -> str:
         if isinstance(value, torch.Tensor):
             number = self._numbers.get(value.untyped_storage()._cdata)
-            where = value.untyped_storage().data_ptr() if number is None else f"made {number}"
+            where = _address(value) if number is None else f"made {number}"
             place = f"{where}+{value.storage_offset()}"
             return f"<{place} {tuple(value.shape)} {value.stride()} {value.dtype} {value.device}>"
         if isinstance(value, dict):
@@ -78,14 +91,12 @@ class Tape:
         return repr(value)
 
 
-class _Noting(TorchDispatchMode):
+class _Noting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, tape: Tape) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._tape = tape
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         self._tape.note(str(func), (args, kwargs or {}), result)
         return result
@@ -113,6 +124,13 @@ def one_launch(name: str, *arguments: Any) -> Iterator[Callable[[Any], None]]:
         yield made.append
     for tape in tapes:
         tape.note(name, arguments, tuple(made))
+
+
+def _address(value: torch.Tensor) -> int:
+    """Return where a tensor's memory begins; of a fake one, any number of its own."""
+    storage = value.untyped_storage()
+    address: int = storage._cdata if isinstance(value, FakeTensor) else storage.data_ptr()
+    return address
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

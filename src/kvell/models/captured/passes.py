@@ -11,35 +11,22 @@ last tokens.  So its Python runs once, whatever the number of layers.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 
-from kvell.attention.interface import GroupBatch
 from kvell.models.captured.buckets import bucket_sizes, smallest
-from kvell.models.captured.graphs import Graph, Graphs, Mark, Outputs
+from kvell.models.captured.device_step import DeviceMemory, Forward, batch_of, computed
+from kvell.models.captured.graphs import Graph, Graphs, Mark
 from kvell.models.captured.reasons import Reason
-from kvell.models.captured.slots import (
-    DecodeRows,
-    GroupPlaces,
-    Places,
-    StatePlaces,
-    fill,
-    places_of,
-    spare_pages,
-)
-from kvell.models.forward.forward_batch import ForwardBatch
-from kvell.models.states.scan_plan import PlannedStateBatch
+from kvell.models.captured.slots import DecodeRows, Places, fill, places_of, spare_pages
 from kvell.pages.layout import GroupSpec
-from kvell.vocabulary import NOT_NUMBERS
 
 SLOTS = 3
 """Copies on the host: one is filled, one is read by the device, one may still be read."""
-
-Forward = Callable[[ForwardBatch], torch.Tensor]
-"""Computes a step's logits, float32 [rows, vocab]."""
 
 
 @dataclass
@@ -105,10 +92,8 @@ class CapturedPass:
         spares = spare_pages(groups, pool, pool_bytes)
         self._places = {rows: places_of(rows, groups, spares, most_pages) for rows in self._sizes}
         largest = max(places.size for places in self._places.values())
-        device = pool.device
-        self._arena = torch.zeros(largest, dtype=torch.int32, device=device)
-        self._last = torch.zeros(most_rows + 1, dtype=torch.int32, device=device)
-        self._slots = [
+        self._memory = DeviceMemory.zeros(largest, most_rows, pool.device)
+        self.slots = [
             _Slot(graphs.pinned(largest), graphs.pinned(self._sizes[-1])) for _ in range(SLOTS)
         ]
         self._records: dict[int, Graph] = {}
@@ -127,7 +112,7 @@ class CapturedPass:
         size = smallest(self._sizes, rows)
         if size is None or not self.holds(rows, decode.num_pages):
             raise ValueError(f"slots hold no step of {rows} rows and {decode.num_pages} pages")
-        places, slot = self._places[size], self._slots[self._turn]
+        places, slot = self._places[size], self.slots[self._turn]
         self._turn = (self._turn + 1) % SLOTS
         if slot.read is not None:
             slot.read.wait()
@@ -141,7 +126,7 @@ class CapturedPass:
         """
         record = self._record(step.places)
         graphs, slot = self._graphs, step.slot
-        graphs.upload(self._arena[: step.used], slot.memory[: step.used])
+        graphs.upload(self._memory.arena[: step.used], slot.memory[: step.used])
         slot.read = graphs.mark()
         record.replay()
         logits, tokens = record.outputs
@@ -157,67 +142,11 @@ class CapturedPass:
     def _record(self, places: Places) -> Graph:
         record = self._records.get(places.rows)
         if record is None:
-            slot = torch.zeros(places.size, dtype=torch.int32).numpy()
+            slot = np.zeros(places.size, np.int32)
             fill(slot, places, DecodeRows.none(places.groups), self._no_seat)
-            self._graphs.run(lambda: _copied(self._arena, torch.from_numpy(slot)))
-            batch = self._batch(places)
-            record = self._graphs.record(lambda: self._computed(places, batch))
+            memory, forward = self._memory, self._forward
+            self._graphs.run(lambda: memory.put(torch.from_numpy(slot)))
+            batch = batch_of(memory, places)
+            record = self._graphs.record(lambda: computed(memory, places, batch, forward))
             self._records[places.rows] = record
         return record
-
-    @torch.inference_mode()
-    def _computed(self, places: Places, batch: ForwardBatch) -> Outputs:
-        """Compute what is recorded: logits, and tokens that the seats keep."""
-        arena, last = self._arena, self._last
-        sources = arena[places.sources]
-        kept = last.index_select(0, sources.clamp_min(0))
-        ids = torch.where(sources >= 0, kept, arena[places.literals])
-        positions = arena[places.positions].long()
-        logits = self._forward(replace(batch, token_ids=ids.long(), positions=positions))
-        tokens = first_largest(logits).int()
-        last.index_copy_(0, arena[places.targets].long(), tokens.clamp_min(0))
-        return logits, tokens
-
-    def _batch(self, places: Places) -> ForwardBatch:
-        """Return the batch of a bucket, whose tensors are views of the device's range."""
-        arena, rows = self._arena, places.rows
-        numbers = torch.arange(rows + 1, dtype=torch.int32, device=arena.device)
-        groups: list[GroupBatch | PlannedStateBatch | None] = []
-        for group in places.groups:
-            if isinstance(group, StatePlaces):
-                pages = arena[group.page_ids].view(rows, group.slices)
-                groups.append(PlannedStateBatch.of_decodes(pages))
-            elif isinstance(group, GroupPlaces):
-                groups.append(_group_batch(arena, group, numbers, arena[places.page_ids]))
-            else:
-                groups.append(None)
-        ids = numbers[:rows].long()
-        return ForwardBatch(ids, ids, tuple(groups), ids)
-
-
-def first_largest(logits: torch.Tensor) -> torch.Tensor:
-    """Return int64 [rows], the index of a largest logit, or NOT_NUMBERS; nothing is waited for.
-
-    The argmax of a row with NaN is a NaN, so a check of the largest number detects any.
-    """
-    first = logits.argmax(-1)
-    values = logits.gather(-1, first[..., None])[..., 0]
-    return torch.where(values.isfinite(), first, NOT_NUMBERS)
-
-
-def _group_batch(
-    arena: torch.Tensor, group: GroupPlaces, numbers: torch.Tensor, page_ids: torch.Tensor
-) -> GroupBatch:
-    return GroupBatch(
-        query_starts=numbers,
-        context_lens=arena[group.context_lens],
-        table_starts=arena[group.table_starts],
-        page_ids=page_ids,
-        first_positions=arena[group.first_positions],
-        write_page_ids=arena[group.write_page_ids],
-        write_offsets=arena[group.write_offsets],
-    )
-
-
-def _copied(target: torch.Tensor, source: torch.Tensor) -> None:
-    target[: len(source)].copy_(source)
