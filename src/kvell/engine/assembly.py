@@ -26,6 +26,7 @@ from kvell.engine.running.copies.copy_order import has_spare_processor
 from kvell.engine.running.lent.queries import Queries
 from kvell.engine.running.pool_link import PoolLink
 from kvell.engine.running.runner import ModelRunner
+from kvell.engine.running.starting import StartingModelRunner
 from kvell.engine.sampling.controls import Controls
 from kvell.engine.setup.budget_limits import observing_tokens
 from kvell.engine.setup.contract import MemoryContract, make_contract, model_share
@@ -154,7 +155,7 @@ def build_engine(
     if graphs is not None:
         _record(parts, graphs)
     controls = {served.name: served.controls() for served in parts.served}
-    runner = _make_runner(parts, controls)
+    runner = _make_runner(parts, controls, starts=graphs is not None)
     link = _make_link(parts, agent)
     if link is not None:
         runner.tells_written = link.written
@@ -283,7 +284,8 @@ def _record(parts: _Parts, graphs: Graphs) -> None:
     for served in parts.served:
         own = layout.seen_by(served.name)
         pages = sum(_most_entries(group, layout, limits) for group in own.groups)
-        served.model.capture(graphs, own, pool, limits.max_num_seqs, pages)
+        seats = _num_seats(limits)
+        served.model.capture(graphs, own, pool, limits.max_num_seqs, pages, seats)
 
 
 def _most_entries(group: GroupSpec, layout: Layout, limits: Limits) -> int:
@@ -296,9 +298,10 @@ def _most_entries(group: GroupSpec, layout: Layout, limits: Limits) -> int:
     return min(limits.max_num_seqs * of_request, 2 * pool_pages)
 
 
-def _make_runner(parts: _Parts, controls: dict[str, Controls]) -> ModelRunner:
+def _make_runner(parts: _Parts, controls: dict[str, Controls], *, starts: bool) -> ModelRunner:
     first, *beside = parts.served
-    return ModelRunner(
+    kind = StartingModelRunner if starts else ModelRunner
+    runner = kind(
         first.model,
         parts.sizes.layout,
         SlotTable(parts.sizes.layout.num_large_pages),
@@ -311,6 +314,14 @@ def _make_runner(parts: _Parts, controls: dict[str, Controls]) -> ModelRunner:
         controls,
         copies_beside_passes(parts.options),
     )
+    if isinstance(runner, StartingModelRunner):
+        runner.use_seats(_num_seats(parts.limits))
+    return runner
+
+
+def _num_seats(limits: Limits) -> int:
+    """Return the seats on a device: what has ended keeps its own for a step."""
+    return 2 * limits.max_num_seqs
 
 
 def _make_core(parts: _Parts, agent: Agent | None, incarnation: int) -> EngineCore:

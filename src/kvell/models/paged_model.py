@@ -60,7 +60,7 @@ class PagedModel:
         self.captured: CapturedPass | None = None
         self._modules = None if fused else _module_pass(self.module, description, kernels)
         self._memory: ModelMemory | None = None
-        self._last: ForwardBatch | CapturedStep | None = None  # the last one that knows its largest
+        self._last: ForwardBatch | None = None  # the last one that a compiled pass computed
 
     @property
     def device(self) -> torch.device:
@@ -136,17 +136,24 @@ class PagedModel:
         self._memory = memory
 
     def capture(
-        self, graphs: Graphs, layout: Layout, pool: torch.Tensor, most_rows: int, most_pages: int
+        self,
+        graphs: Graphs,
+        layout: Layout,
+        pool: torch.Tensor,
+        most_rows: int,
+        most_pages: int,
+        seats: int,
     ) -> None:
         """Record decode steps from now on, over attached memory.
 
         :param pool: with a large page behind the layout's, if the model has states.
         :param most_rows: requests of a step.
         :param most_pages: page ids of a step, all groups together.
+        :param seats: requests whose last token stays on the device.
         """
         groups = [None if group.kind in IMAGE_KINDS else group for group in layout.groups]
         self.captured = CapturedPass(
-            self._computed, groups, graphs, pool, layout.pool_bytes, most_rows, most_pages
+            self._computed, groups, graphs, pool, layout.pool_bytes, most_rows, most_pages, seats
         )
 
     def forward(
@@ -164,8 +171,9 @@ class PagedModel:
         if isinstance(batch, CapturedStep):
             if self.captured is None or callbacks is not None:
                 raise RuntimeError("a recorded step calls nothing back, and needs its record")
-            self._last = batch
             return self.captured.launch(batch)
+        if self.captured is not None:
+            self.captured.follow()
         return self._computed(batch, callbacks)
 
     def _computed(
@@ -181,14 +189,12 @@ class PagedModel:
     def largest(self, batch: ForwardBatch | CapturedStep) -> list[int] | None:
         """Return the index of each row's largest logit, the first of equal ones.
 
-        None if modules computed the step, or ``batch`` is not the last one or did not set
+        None if modules computed the step, if it was recorded, or ``batch`` is not the last one or did not set
         ``wants_largest``.
         """
-        if self._last is not batch:
+        if isinstance(batch, CapturedStep) or self._last is not batch or not batch.wants_largest:
             return None
-        if isinstance(batch, CapturedStep):
-            return batch.tokens()
-        return self._fused.largest if batch.wants_largest else None
+        return self._fused.largest
 
     def hidden(self, batch: ForwardBatch | CapturedStep) -> torch.Tensor:
         """Return the head's input of each row: the final norm's output, float32 [rows, hidden].

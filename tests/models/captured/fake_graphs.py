@@ -25,8 +25,12 @@ class LazyStream:
         self._waiting = deque[Callable[[], None]]()
         self._asked = self._done = 0
 
+    def follow(self) -> None:
+        """Let operations that are called from now on run after all work so far."""
+        self.settle()
+
     def run(self, work: Callable[[], None]) -> None:
-        """Run operations on the device."""
+        """Run operations on the device, later."""
         self._waiting.append(work)
         self._asked += 1
         if self._chance is not None:

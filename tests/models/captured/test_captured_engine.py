@@ -1,19 +1,26 @@
-"""Engines whose decode steps are recorded: answers and plans of engines that compute them."""
+"""Engines whose decode steps are recorded: answers and journals of engines that compute them."""
 
 import copy
 from random import Random
-from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from kvell.engine.assembly import EngineOptions, build_engine
+from kvell.engine.core.journal import Journal
+from kvell.engine.protocol.messages import Finished, Submit
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.memory import audit
+from kvell.models.captured.passes import CapturedPass, CapturedStep
+from kvell.models.captured.reasons import Reason
+from kvell.models.captured.slots import DecodeRows
 from kvell.models.loading.loading import describe_as
 from kvell.models.paged_model import PagedModel
-from kvell.vocabulary import MIB
+from kvell.vocabulary import KIB, MIB
+from tests.engine.works import spec_of
 from tests.models.captured.fake_graphs import FakeGraphs, LaunchedKernels
 from tests.models.harness import prompt_ids, tiny_module
-from tests.models.served import Recorder, Served, assert_all
 
 FAMILIES = (
     "LlamaForCausalLM",
@@ -23,45 +30,92 @@ FAMILIES = (
     "FalconH1ForCausalLM",
     "Qwen3NextForCausalLM",
 )
+PREFIX = prompt_ids(24, seed=24)
+GREEDY, RANDOM = 0.0, 1.0
 
 
-class Recorded(Served):
-    """A served model on a device of the tests."""
+class Served:
+    """An engine over a tiny model, on a device of the tests or computed step by step."""
 
-    def __init__(self, architecture: str, graphs: FakeGraphs | None, **more: Any) -> None:
-        self.architecture = architecture
+    def __init__(
+        self, architecture: str, graphs: FakeGraphs | None, depth: int, kv_bytes: int
+    ) -> None:
         module = copy.deepcopy(tiny_module(architecture))
         description = describe_as(module.config, torch.float32, torch.float32)
         self.model = PagedModel(module, description, LaunchedKernels(), torch.float32)
-        self.recorder = Recorder(self.model)
+        self.journal = Journal()
         options = EngineOptions(
-            kv_memory_bytes=8 * MIB, max_model_len=256, max_num_batched_tokens=64,
-            max_num_seqs=6, **more,
+            kv_memory_bytes=kv_bytes, max_model_len=128, max_num_batched_tokens=64, max_num_seqs=4,
+            async_scheduling=depth > 0, copies_under_pass=False,
         )  # fmt: skip
-        self.engine = build_engine(self.recorder, architecture, options, graphs=graphs)  # type: ignore[arg-type]
-        self.answers = {}
+        self.engine = build_engine(
+            self.model, architecture, options, journal=self.journal, graphs=graphs
+        )
+
+    def submit(self, name: str, prompt: list[int], outputs: int, temperature: float) -> None:
+        sampling = SamplingParams(
+            temperature=temperature, max_tokens=outputs, ignore_eos=True, seed=len(name)
+        )
+        spec = spec_of(np.array(prompt, np.int32), sampling, name)
+        assert self.engine.handle(Submit(spec)) == []
+
+    def run(self) -> None:
+        memory = self.engine.core.memory
+        while self.engine.has_work():
+            events = self.engine.step()
+            assert audit(memory.layout, memory.snapshot()) == []
+            ends = [event for event in events if isinstance(event, Finished)]
+            assert all(end.reason == "length" for end in ends)
 
 
-def traffic(served: Served) -> None:
-    """A batch, a prefix that hits, and a longer prompt."""
-    for name, length in (("a", 70), ("b", 9), ("c", 130)):
-        served.submit(name, prompt_ids(length, seed=length), outputs=9)
-    served.run()
-    served.submit("again", prompt_ids(130, seed=130), outputs=8)
-    served.submit("longer", prompt_ids(130, seed=130) + prompt_ids(20, seed=5), outputs=6)
-    served.run()
+def traffic(served: Served, chance: Random, most_outputs: int = 8) -> None:
+    """Requests that come and go, some with a prefix that hits, some with random tokens."""
+    for wave in range(2):
+        for number in range(3):
+            name = f"{wave}.{number}"
+            prompt = PREFIX * (number % 2) + prompt_ids(5 + 9 * number, seed=number + 7 * wave)
+            temperature = RANDOM if number == 2 else GREEDY
+            served.submit(name, prompt, chance.randint(most_outputs // 2, most_outputs), temperature)
+        served.run()
 
 
+def equal(
+    architecture: str, depth: int, graphs: FakeGraphs, kv_bytes: int = 8 * MIB, outputs: int = 8
+) -> Served:
+    """Run the traffic recorded and computed; return the recorded one."""
+    recorded = Served(architecture, graphs, depth, kv_bytes)
+    computed = Served(architecture, None, depth, kv_bytes)
+    for served in (recorded, computed):
+        traffic(served, Random(depth), outputs)
+    assert recorded.journal.entries == computed.journal.entries
+    return recorded
+
+
+@pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("architecture", FAMILIES)
-def test_answers_are_those_of_computed_steps(architecture: str) -> None:
-    graphs = FakeGraphs(Random(architecture))
-    served = Recorded(architecture, graphs)
-    traffic(served)
-    assert_all(served)
-    computed = Recorded(architecture, None)
-    traffic(computed)
-    for name, answer in served.answers.items():
-        assert answer.output == computed.answers[name].output
+def test_answers_and_journals_are_those_of_computed_steps(
+    architecture: str, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seated = list[bool]()
+    step = CapturedPass.step
+
+    def spied(one: CapturedPass, decode: DecodeRows) -> CapturedStep:
+        seated.append(decode.sources is not None)
+        return step(one, decode)
+
+    monkeypatch.setattr(CapturedPass, "step", spied)
+    graphs = FakeGraphs(Random(depth))
+    served = equal(architecture, depth, graphs)
     assert served.model.captured is not None
     counts = served.model.captured.counts
-    assert counts[""] == graphs.replays > 10
+    assert counts[""] == graphs.replays > 5
+    assert any(seated) == (depth > 0), "the device knows the tokens of the step before"
+    assert set(counts) <= {"", Reason.PREFILL, Reason.CHECKPOINTS}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(4))
+def test_waits_at_random_moments(seed: int) -> None:
+    """The pool holds two requests: others wait, and some are computed twice."""
+    served = equal("LlamaForCausalLM", 1, FakeGraphs(Random(seed)), 96 * KIB, outputs=56)
+    assert served.engine.core.stats().rungs["preempt"] > 0

@@ -11,6 +11,7 @@ from kvell.attention.states import StateBatch
 from kvell.engine.requests.plan import NewPages, TokenWork
 from kvell.engine.running.batching import (
     GroupArrays,
+    Ints,
     PageTables,
     StateArrays,
     WorkRows,
@@ -92,12 +93,18 @@ class ForwardBatches:
         """Whether layers drop prompt tokens."""
         return self._drops
 
-    def decode_rows(self, work: Sequence[TokenWork]) -> DecodeRows:
-        """Return work of one token each as arrays in host memory."""
+    def decode_rows(
+        self, work: Sequence[TokenWork], sources: Ints | None = None, targets: Ints | None = None
+    ) -> DecodeRows:
+        """Return work of one token each as arrays in host memory.
+
+        :param sources: seats of the tokens that the device knows, as in :class:`DecodeRows`.
+        :param targets: seats of the tokens that are drawn.
+        """
         rows = WorkRows.of(work)
         token_ids = np.fromiter((w.token_ids.item(0) for w in work), np.int64, len(work))
         groups = [self._host_rows(index, work, rows) for index in self._groups]
-        return DecodeRows(token_ids, rows.positions, groups)
+        return DecodeRows(token_ids, rows.positions, groups, sources, targets)
 
     def _host_rows(self, index: int, work: Sequence[TokenWork], rows: WorkRows) -> HostRows | None:
         if index in self._of_images:

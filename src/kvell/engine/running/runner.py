@@ -1,6 +1,7 @@
 """The runner of step plans, the only part of the engine that touches tensors."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -17,7 +18,7 @@ from kvell.engine.running.copies.copies_under_pass import Copier, StepCopies
 from kvell.engine.running.copies.page_mover import PageMover
 from kvell.engine.running.copies.written_seams import TellWritten, WrittenSeams
 from kvell.engine.running.drafter import Drafter
-from kvell.engine.running.drawn import DrawnBefore, Pending, pending
+from kvell.engine.running.drawn import NOTHING, DrawnBefore, Pending, pending
 from kvell.engine.running.forward_batches import ForwardBatches
 from kvell.engine.running.lent.queries import Queries
 from kvell.engine.running.pooled import NOTHING_POOLED, PooledRows, pooled_rows
@@ -28,6 +29,7 @@ from kvell.engine.sampling.draw import GREEDY, RowSampling, sample
 from kvell.memory import Layout, SlotTable
 from kvell.models.captured.passes import CapturedStep
 from kvell.models.captured.reasons import Reason
+from kvell.models.captured.slots import DecodeRows
 from kvell.models.forward.segments import LayerCallbacks
 from kvell.models.images.image_store import ImageStore
 from kvell.models.paged_model import ForwardBatch, PagedModel
@@ -63,9 +65,24 @@ class PreparingRunner(Runner, Protocol):
         ...
 
 
+@runtime_checkable
+class StartingRunner(Runner, Protocol):
+    """A runner whose device computes a step while the next one is planned and started."""
+
+    def start(self, plan: StepPlan) -> Callable[[], StepResult]:
+        """Give the device a step; return a function that waits for its result.
+
+        That raises :class:`StepFailed`, as :meth:`run` does.  Call it once, in order of the steps.
+        """
+        ...
+
+
 @dataclass(frozen=True)
-class _Part:
-    """One model's part of a step."""
+class Part:
+    """One model's part of a step.
+
+    :param pending: rows of tokens that the previous step draws, and the device does not know.
+    """
 
     work: Sequence[TokenWork]
     batch: ForwardBatch | CapturedStep
@@ -73,6 +90,12 @@ class _Part:
     pending: Pending
     controls: StepControls | None
     pooled: PooledRows
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the device draws its tokens by itself."""
+        is_greedy = self.controls is None and all(row is GREEDY for row in self.rows)
+        return is_greedy and isinstance(self.batch, CapturedStep)
 
 
 class ModelRunner:
@@ -91,7 +114,10 @@ class ModelRunner:
         not reported, nor is it with several models.
     :ivar stands: returns whether borrowed pages may still be read in place; None: no plan has such.
     :ivar queries: the passes' queries to creditors; None: there are none.
+    :ivar is_ahead: whether the tokens of the step that was launched last come from the device.
     """
+
+    is_ahead = False
 
     def __init__(
         self,
@@ -137,7 +163,7 @@ class ModelRunner:
 
     def run(self, plan: StepPlan) -> StepResult:
         """Run a plan and return the sampled tokens."""
-        return self._prepared(plan)()
+        return self._prepared(plan)()()
 
     def prepare(
         self, plan: StepPlan, begun: Callable[[], None] | None = None
@@ -148,7 +174,7 @@ class ModelRunner:
         tables must not change while the previous step builds its own.
         """
         if self._drafter is None:
-            return self._prepared(plan, begun)
+            return partial(_in_full, self._prepared(plan, begun))
         return partial(self._run_late, plan, begun or (lambda: None))
 
     def _run_late(self, plan: StepPlan, begun: Callable[[], None]) -> StepResult:
@@ -157,7 +183,8 @@ class ModelRunner:
 
     def _prepared(
         self, plan: StepPlan, begun: Callable[[], None] | None = None
-    ) -> Callable[[], StepResult]:
+    ) -> Callable[[], Callable[[], StepResult]]:
+        """Prepare a step; the returned function launches it, and returns what waits for it."""
         self._tables.update(plan)
         for controls in self._controls.values():
             controls.release(plan.released)
@@ -165,27 +192,40 @@ class ModelRunner:
             parts = self._parts(plan, begun) if self._drafter is None else None
         except Exception as failure:
             return partial(self._fail, plan, failure)
-        return partial(self._compute, plan, parts)
+        return partial(self._launched, plan, parts)
 
-    def _compute(self, plan: StepPlan, parts: Mapping[str, _Part] | None) -> StepResult:
-        with self.copier.begin(plan) as copies:
-            try:
-                return self._with_copies(plan, parts, copies)
-            except Exception as failure:
-                self._before.fail()
-                raise StepFailed(f"step {plan.step} failed") from failure
+    def _launched(
+        self, plan: StepPlan, parts: Mapping[str, Part] | None
+    ) -> Callable[[], StepResult]:
+        with self.copier.begin(plan) as copies, self._failing(plan):
+            return partial(self._ended, plan, self._launch(plan, parts, copies))
 
-    def _fail(self, plan: StepPlan, failure: Exception) -> StepResult:
+    def _ended(self, plan: StepPlan, finish: Callable[[], StepResult]) -> StepResult:
+        with self._failing(plan):
+            return finish()
+
+    @contextmanager
+    def _failing(self, plan: StepPlan) -> Iterator[None]:
+        """Turn what fails in here into the failure of the step."""
+        try:
+            yield
+        except Exception as failure:
+            self._before.fail()
+            raise StepFailed(f"step {plan.step} failed") from failure
+
+    def _fail(self, plan: StepPlan, failure: Exception) -> Callable[[], StepResult]:
         """Make the copies of a plan whose work cannot be computed, and raise StepFailed."""
         with self.copier.begin(plan):
             self._before.fail()
             raise StepFailed(f"step {plan.step} failed") from failure
 
-    def _with_copies(
-        self, plan: StepPlan, parts: Mapping[str, _Part] | None, copies: StepCopies
-    ) -> StepResult:
+    def _launch(
+        self, plan: StepPlan, parts: Mapping[str, Part] | None, copies: StepCopies
+    ) -> Callable[[], StepResult]:
+        """Compute a step; return a function that waits for its tokens, if a device is not done."""
+        self.is_ahead = False
         if not plan.work:
-            return StepResult(plan.step, ())
+            return partial(StepResult, plan.step, ())
         if self._slot_memory is not None and plan.slot is not None:
             self._slot_memory.use(plan.slot)
         if self.queries is not None:
@@ -193,14 +233,19 @@ class ModelRunner:
         if self._drafter is not None:
             plan = self._drafter.with_draft_tokens(plan, self.queries)
         parts = self._parts(plan) if parts is None else parts
+        self.is_ahead = all(part.is_ahead for part in parts.values())
         drawn = {
             name: self._draw(name, part, self._seams(name, plan, copies))
             for name, part in parts.items()
         }
+        return partial(self._finish, plan, drawn)
+
+    def _finish(self, plan: StepPlan, parts: Mapping[str, Callable[[], SampledPart]]) -> StepResult:
+        drawn = {name: part() for name, part in parts.items()}
         tokens = {name: model_drawn.tokens for name, model_drawn in drawn.items()}
         in_order = next(iter(tokens.values())) if len(tokens) == 1 else _in_turn(plan, tokens)
         result = _told(verify(plan, in_order), drawn)
-        result = structs.replace(result, team=self._team(parts))
+        result = structs.replace(result, team=self._team(drawn))
         if plan.borrowed:
             result = structs.replace(result, missed=self._missed(plan))
         self._before.note(plan, result)
@@ -223,7 +268,7 @@ class ModelRunner:
         lacking = () if self.queries is None else self.queries.lacking()
         return tuple(sorted({*plan.find_missed(self.stands), *lacking}))
 
-    def _parts(self, plan: StepPlan, begun: Callable[[], None] | None = None) -> dict[str, _Part]:
+    def _parts(self, plan: StepPlan, begun: Callable[[], None] | None = None) -> dict[str, Part]:
         if len(self._models) == 1 and plan.work:
             (name,) = self._models
             return {name: self._part(name, plan.work, plan, begun)}
@@ -240,7 +285,7 @@ class ModelRunner:
         work: Sequence[TokenWork],
         plan: StepPlan,
         begun: Callable[[], None] | None,
-    ) -> _Part:
+    ) -> Part:
         _, batches = self._models[name]
         rows = rows_of(work)
         controls = self._controls[name].begin(work)
@@ -254,7 +299,8 @@ class ModelRunner:
             begun=begun,
             wants_hidden=bool(pooled.rows),
         )
-        return _Part(work, batch, rows, pending(work), controls, pooled)
+        is_known = isinstance(batch, CapturedStep) and batch.takes_seats
+        return Part(work, batch, rows, NOTHING if is_known else pending(work), controls, pooled)
 
     def _recorded(
         self, name: str, work: Sequence[TokenWork], plan: StepPlan
@@ -266,11 +312,19 @@ class ModelRunner:
             return None
         takes_images = model.images is not None
         reason = why_computed(plan, work, drops=batches.drops, takes_images=takes_images)
-        decode = batches.decode_rows(work) if reason is None else None
+        decode = self._decode_rows(name, work) if reason is None else None
         if decode is not None and not captured.holds(len(work), decode.num_pages):
             reason, decode = Reason.TOO_LARGE, None
         captured.counts[reason or ""] += 1
         return None if decode is None else captured.step(decode)
+
+    def _decode_rows(self, name: str, work: Sequence[TokenWork]) -> DecodeRows:
+        _, batches = self._models[name]
+        return batches.decode_rows(work)
+
+    def _newest(self, handles: Sequence[int]) -> list[int]:
+        """Return the last token that the previous step drew for each handle."""
+        return self._before.newest(handles)
 
     def _seams(self, name: str, plan: StepPlan, copies: StepCopies) -> LayerCallbacks | None:
         """Return the callbacks at the seams of a model's pass, if there are any."""
@@ -279,24 +333,30 @@ class ModelRunner:
             return seams
         return WrittenSeams(self._stages, partial(self.tells_written, plan.streams), seams)
 
-    def _draw(self, name: str, part: _Part, seams: LayerCallbacks | None) -> SampledPart:
-        """Compute one model's part of a step; return a token for each row that draws."""
+    def _draw(
+        self, name: str, part: Part, seams: LayerCallbacks | None
+    ) -> Callable[[], SampledPart]:
+        """Compute one model's part of a step; return what waits for a token of each row."""
         model, _ = self._models[name]
         number = self._numbers[name]
         if part.pending.rows:
-            part.batch.put_tokens(part.pending.rows, self._before.newest(part.pending.handles))
+            part.batch.put_tokens(part.pending.rows, self._newest(part.pending.handles))
         if self.queries is not None:
             self.queries.expect(number, part.work)
         logits = model.forward(part.batch, *(() if seams is None else (seams,)))
         if self.queries is not None:
             self.queries.note(number, part.work)
+        if isinstance(part.batch, CapturedStep):
+            if part.is_ahead:
+                return partial(_first_largest, part.batch)
+            part.batch.wait()
         if part.controls is not None:
             drawn = part.controls.draw(logits, part.rows)
         else:
             drawn = SampledPart(model.largest(part.batch) or sample(logits, part.rows))
         if part.pooled.rows:
             drawn.pooled = part.pooled.vectors(model.hidden(part.batch))
-        return drawn
+        return lambda: drawn
 
     def _batches_of(
         self,
@@ -309,6 +369,14 @@ class ModelRunner:
         groups = self._layout.indices_of(name, is_draft=is_draft)
         store = model.images or images
         return ForwardBatches(self._layout, self._tables, groups, model.device, store)
+
+
+def _in_full(launch: Callable[[], Callable[[], StepResult]]) -> StepResult:
+    return launch()()
+
+
+def _first_largest(step: CapturedStep) -> SampledPart:
+    return SampledPart(step.tokens())
 
 
 def _in_turn(plan: StepPlan, drawn: Mapping[str, list[int]]) -> list[int]:

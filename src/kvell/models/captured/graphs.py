@@ -32,8 +32,8 @@ class Graph(Protocol):
 class Graphs(Protocol):
     """A device that does what it is given in order, later than it is given."""
 
-    def run(self, work: Callable[[], None]) -> None:
-        """Run operations on the device."""
+    def follow(self) -> None:
+        """Let operations that are called from now on run after all work so far."""
         ...
 
     def upload(self, target: torch.Tensor, source: torch.Tensor) -> None:
@@ -67,9 +67,8 @@ class CudaGraphs:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
 
-    def run(self, work: Callable[[], None]) -> None:
-        """Run operations on the device."""
-        work()
+    def follow(self) -> None:
+        """Let operations that are called from now on run after all work so far: they do."""
 
     def upload(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Copy from pinned host memory, which must not change until it is done."""

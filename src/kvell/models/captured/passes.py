@@ -44,22 +44,28 @@ class CapturedStep:
 
     :ivar rows: rows of requests; those behind them are pads.
     :ivar used: numbers of the slot that the device needs.
+    :ivar takes_seats: whether the device knows the tokens that the previous step draws.
     """
 
     rows: int
     places: Places
     slot: _Slot
     used: int
+    takes_seats: bool
     done: Mark | None = None
 
     def put_tokens(self, rows: Sequence[int], token_ids: Sequence[int]) -> None:
         """Fill in ids that were unknown when the step was made."""
         self.slot.memory.numpy()[self.places.literals][list(rows)] = token_ids
 
-    def tokens(self) -> list[int]:
-        """Wait for the step; return the first largest of each row's logits, or NOT_NUMBERS."""
+    def wait(self) -> None:
+        """Wait for the step."""
         assert self.done is not None, "the step was not launched"
         self.done.wait()
+
+    def tokens(self) -> list[int]:
+        """Wait for the step; return the first largest of each row's logits, or NOT_NUMBERS."""
+        self.wait()
         tokens: list[int] = self.slot.tokens[: self.rows].tolist()
         return tokens
 
@@ -72,6 +78,7 @@ class CapturedPass:
     :param pool: the pool's memory, uint8 [bytes], with a large page behind ``pool_bytes`` for pads.
     :param most_rows: of a step.
     :param most_pages: page ids of a step, all groups together.
+    :param seats: requests whose last token stays on the device.
     :ivar counts: steps so far, by the reason why they were not recorded; "" for those that were.
     """
 
@@ -84,15 +91,16 @@ class CapturedPass:
         pool_bytes: int,
         most_rows: int,
         most_pages: int,
+        seats: int = 0,
     ) -> None:
-        self._forward, self._graphs, self._no_seat = forward, graphs, most_rows
+        self._forward, self._graphs, self._no_seat = forward, graphs, seats
         self._most_pages = most_pages
         self.counts = Counter[Reason | Literal[""]]()
         self._sizes = bucket_sizes(most_rows)
         spares = spare_pages(groups, pool, pool_bytes)
         self._places = {rows: places_of(rows, groups, spares, most_pages) for rows in self._sizes}
         largest = max(places.size for places in self._places.values())
-        self._memory = DeviceMemory.zeros(largest, most_rows, pool.device)
+        self._memory = DeviceMemory.zeros(largest, seats, pool.device)
         self.slots = [
             _Slot(graphs.pinned(largest), graphs.pinned(self._sizes[-1])) for _ in range(SLOTS)
         ]
@@ -117,7 +125,7 @@ class CapturedPass:
         if slot.read is not None:
             slot.read.wait()
         used = fill(slot.memory.numpy(), places, decode, self._no_seat)
-        return CapturedStep(rows, places, slot, used)
+        return CapturedStep(rows, places, slot, used, decode.sources is not None)
 
     def launch(self, step: CapturedStep) -> torch.Tensor:
         """Compute a step; return its logits, float32 [rows, vocab].
@@ -134,6 +142,10 @@ class CapturedPass:
         step.done = graphs.mark()
         return logits[: step.rows]
 
+    def follow(self) -> None:
+        """Let operations that are called from now on run after all launched steps."""
+        self._graphs.follow()
+
     def record_all(self) -> None:
         """Record every size, the largest first: the others fit its memory."""
         for size in reversed(self._sizes):
@@ -145,7 +157,8 @@ class CapturedPass:
             slot = np.zeros(places.size, np.int32)
             fill(slot, places, DecodeRows.none(places.groups), self._no_seat)
             memory, forward = self._memory, self._forward
-            self._graphs.run(lambda: memory.put(torch.from_numpy(slot)))
+            self._graphs.follow()
+            memory.put(torch.from_numpy(slot))
             batch = batch_of(memory, places)
             record = self._graphs.record(lambda: computed(memory, places, batch, forward))
             self._records[places.rows] = record
