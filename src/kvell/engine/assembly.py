@@ -1,8 +1,8 @@
 """Assembly of an engine from model, pool, memory core, runner and contract."""
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,11 +22,12 @@ from kvell.engine.lending.sections import full_groups
 from kvell.engine.planning.overlap import with_depth
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.model_rules import ModelRules
-from kvell.engine.running.copies.copy_order import has_spare_processor
+from kvell.engine.running.copies.copies_under_pass import copies_beside_passes
 from kvell.engine.running.lent.queries import Queries
 from kvell.engine.running.pool_link import PoolLink
+from kvell.engine.running.recorded.recording import num_seats, record
+from kvell.engine.running.recorded.starting import StartingModelRunner
 from kvell.engine.running.runner import ModelRunner
-from kvell.engine.running.starting import StartingModelRunner
 from kvell.engine.sampling.controls import Controls
 from kvell.engine.setup.budget_limits import observing_tokens
 from kvell.engine.setup.contract import MemoryContract, make_contract, model_share
@@ -35,13 +36,16 @@ from kvell.engine.setup.model_limits import make_limits, rules_of
 from kvell.engine.setup.objectives import check_objectives, watch_of
 from kvell.engine.setup.options import EngineOptions
 from kvell.engine.setup.pool_place import pool_problem
-from kvell.engine.setup.several_models import ServedModel, check_several
+from kvell.engine.setup.several_models import (
+    ServedModel,
+    check_several,
+    images_of,
+    with_draft,
+)
 from kvell.engine.setup.sizes import Sizes, sizes_of
 from kvell.engine.setup.speculative_models import check_speculation
 from kvell.errors import ChangeSomething
 from kvell.memory import (
-    GroupSpec,
-    Layout,
     SlotTable,
     VisibleCore,
     as_draft,
@@ -148,18 +152,13 @@ def build_engine(
     check_objectives(options)
     check_speculation(model, draft, options)
     first = ServedModel(name if beside else "", model, eos_token_ids, tokenizer_json)
-    spares = graphs is not None
-    parts = _make_parts(name, (first, *beside), draft, options, prices, spares=spares)
+    parts = _make_parts(name, (first, *beside), draft, options, prices, graphs)
     agent, staying = _make_agent(parts, incarnation)
     _attach_models(parts)
-    if graphs is not None:
-        _record(parts, graphs)
     controls = {served.name: served.controls() for served in parts.served}
-    runner = _make_runner(parts, controls, starts=graphs is not None)
+    runner = _make_runner(parts, controls)
     link = _make_link(parts, agent)
     if link is not None:
-        runner.tells_written = link.written
-        runner.stands = link.stands
         _let_ask(parts, runner, link)
     core = _make_core(parts, agent, incarnation)
     return Engine(
@@ -202,16 +201,17 @@ class _Parts:
     buffer: CpuBuffer | None
     limits: Limits
     steps: str
+    graphs: Graphs | None
 
     @property
     def every(self) -> list[PagedModel]:
         """All models, a draft model last."""
-        return _with_draft(self.served, self.draft)
+        return with_draft(self.served, self.draft)
 
     @property
     def images(self) -> ImageStore | None:
         """The images of the one model that takes images, or None."""
-        return _images_of(self.served)
+        return images_of(self.served)
 
 
 def _make_parts(
@@ -220,16 +220,15 @@ def _make_parts(
     draft: PagedModel | None,
     options: EngineOptions,
     prices: InstancePrices,
-    *,
-    spares: bool,
+    graphs: Graphs | None,
 ) -> _Parts:
     """Check that the models can be served together, and give them a pool.
 
-    :param spares: whether a large page behind the pool is for pads of recorded steps.
+    A large page behind it is for pads of recorded steps.
     """
     check_several(served, options)
     first = served[0]
-    every = _with_draft(served, draft)
+    every = with_draft(served, draft)
     layers = [layer for member in served for layer in member.layers()]
     if draft is not None:
         own = as_draft(draft.description.layers)
@@ -237,15 +236,16 @@ def _make_parts(
     sizes = sizes_of(every, layers, options)
     rules = rules_of(sizes, served, options, draft, layers)
     limits = replace(rules[0].limits, observing_tokens=observing_tokens(first.model, options))
-    images = _images_of(served)
+    images = images_of(served)
     if images is not None:
         limits = replace(limits, whole_images=images.family.both_directions)
     core = create_core(sizes.layout)
-    spare_bytes = sizes.layout.large_page_bytes if spares else 0
+    spare_bytes = 0 if graphs is None else sizes.layout.large_page_bytes
     memory = memory_of(sizes, core, every, options, spare_bytes)
     buffer = cpu_buffer_of(core, memory, every, options, limits, prices)
     limits, steps = with_depth(limits, is_wanted=options.async_scheduling)
-    return _Parts(name, served, draft, options, sizes, rules, core, memory, buffer, limits, steps)
+    parts = name, served, draft, options, sizes, rules, core, memory, buffer, limits, steps
+    return _Parts(*parts, graphs)
 
 
 def _make_agent(parts: _Parts, incarnation: int) -> tuple[Agent | None, str]:
@@ -276,32 +276,16 @@ def _attach_models(parts: _Parts) -> None:
         served.model.attach(layout.seen_by(served.name), pool)
     if parts.draft is not None:
         parts.draft.attach(layout.seen_by(parts.served[0].name, is_draft=True), pool)
+    if parts.graphs is not None:
+        models = {served.name: served.model for served in parts.served}
+        record(parts.graphs, models, layout, pool, parts.limits)
 
 
-def _record(parts: _Parts, graphs: Graphs) -> None:
-    """Let every model but a draft model record its decode steps."""
-    layout, pool, limits = parts.sizes.layout, parts.memory.read, parts.limits
-    for served in parts.served:
-        own = layout.seen_by(served.name)
-        pages = sum(_most_entries(group, layout, limits) for group in own.groups)
-        seats = _num_seats(limits)
-        served.model.capture(graphs, own, pool, limits.max_num_seqs, pages, seats)
-
-
-def _most_entries(group: GroupSpec, layout: Layout, limits: Limits) -> int:
-    """Return the entries of a group's page tables in a recorded step.
-
-    Requests may share every page: twice the pool's pages is enough for most steps.
-    """
-    of_request = -(-limits.max_model_len // max(1, group.page_tokens))
-    pool_pages = group.pages_per_large * layout.num_large_pages
-    return min(limits.max_num_seqs * of_request, 2 * pool_pages)
-
-
-def _make_runner(parts: _Parts, controls: dict[str, Controls], *, starts: bool) -> ModelRunner:
+def _make_runner(parts: _Parts, controls: dict[str, Controls]) -> ModelRunner:
     first, *beside = parts.served
-    kind = StartingModelRunner if starts else ModelRunner
-    runner = kind(
+    starting = partial(StartingModelRunner, num_seats(parts.limits))
+    make = ModelRunner if parts.graphs is None else starting
+    return make(
         first.model,
         parts.sizes.layout,
         SlotTable(parts.sizes.layout.num_large_pages),
@@ -312,16 +296,8 @@ def _make_runner(parts: _Parts, controls: dict[str, Controls], *, starts: bool) 
         parts.memory.slot_memory,
         None if parts.buffer is None else parts.buffer.memory,
         controls,
-        copies_beside_passes(parts.options),
+        copies_beside_passes(parts.options.copies_under_pass),
     )
-    if isinstance(runner, StartingModelRunner):
-        runner.use_seats(_num_seats(parts.limits))
-    return runner
-
-
-def _num_seats(limits: Limits) -> int:
-    """Return the seats on a device: what has ended keeps its own for a step."""
-    return 2 * limits.max_num_seqs
 
 
 def _make_core(parts: _Parts, agent: Agent | None, incarnation: int) -> EngineCore:
@@ -367,7 +343,10 @@ def _answered_layers(parts: _Parts) -> dict[int, ServedLayers]:
 
 
 def _let_ask(parts: _Parts, runner: ModelRunner, link: PoolLink) -> None:
-    """Let passes request attention from creditors over pages that are not read in place."""
+    """Let passes report and read to and from other instances, and request attention from creditors
+    over pages that are not read in place."""
+    runner.tells_written = link.written
+    runner.stands = link.stands
     if not link.asks:
         return
     every = parts.every
@@ -382,17 +361,6 @@ def _let_ask(parts: _Parts, runner: ModelRunner, link: PoolLink) -> None:
         for served in parts.served
     }
     link.agent.asked_models = {name for name, groups in remote_groups.items() if groups <= answered}
-
-
-def _with_draft(served: Sequence[ServedModel], draft: PagedModel | None) -> list[PagedModel]:
-    """Return all models, a draft model last."""
-    return [*(member.model for member in served), *([] if draft is None else [draft])]
-
-
-def _images_of(served: Sequence[ServedModel]) -> ImageStore | None:
-    """Return the images of the one model that takes images, or None."""
-    stores = (member.model.images for member in served)
-    return next((store for store in stores if store is not None), None)
 
 
 def _make_contract(parts: _Parts, floor_bytes: int) -> MemoryContract:
@@ -416,13 +384,6 @@ def _make_contract(parts: _Parts, floor_bytes: int) -> MemoryContract:
         steps=parts.steps,
         dtype=str(parts.served[0].model.dtype).removeprefix("torch."),
     )
-
-
-def copies_beside_passes(options: EngineOptions) -> bool:
-    """Return whether pages may be copied to the CPU buffer and back during passes."""
-    if options.copies_under_pass is not None:
-        return options.copies_under_pass
-    return has_spare_processor(len(os.sched_getaffinity(0)), torch.get_num_threads())
 
 
 def _dtype(name: str) -> torch.dtype:

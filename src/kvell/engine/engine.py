@@ -7,7 +7,6 @@ the previous one.  Compiled passes release the GIL.
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -48,7 +47,7 @@ from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.running.ahead import StepsAhead
 from kvell.engine.running.engine_link import EngineLink
 from kvell.engine.running.moved_images import MovedImages
-from kvell.engine.running.runner import PreparingRunner, Runner, StartingRunner
+from kvell.engine.running.runner import Runner, StartingRunner
 from kvell.engine.running.sent_images import SentImages
 from kvell.engine.sampling.awaited_grammars import AwaitedGrammars
 from kvell.engine.sampling.grammars import Grammars
@@ -119,8 +118,8 @@ class Engine:
         self._notes_due = 0
         self._cold = cold
         self._behind: Warmer | None = None
-        threads = core.limits.depth > 0 and not isinstance(runner, StartingRunner)
-        self._ahead = StepsAhead() if threads else None
+        starts = isinstance(runner, StartingRunner)
+        self._ahead = StepsAhead() if core.limits.depth and not starts else None
         self._running: deque[tuple[StepPlan, Callable[[], StepResult]]] = deque()
         self.failed_steps = FailedSteps(self._clock)
 
@@ -170,6 +169,8 @@ class Engine:
         if isinstance(command, AskStats):
             stats = self.core.stats()
             stats = replace(stats, waiting=stats.waiting + self.grammars.count)
+            if isinstance(self.runner, StartingRunner):
+                stats = replace(stats, device_steps=self.runner.device_steps())
             return [replace(stats, problems=self.core.audit()) if command.with_audit else stats]
         if isinstance(command, AskPages | AskLargePage):
             return [self._shown(command)]
@@ -293,8 +294,7 @@ class Engine:
         while self.core.may_plan and not (self._running and self._link.has_entries):
             plan = self._plan()
             self._running.append((plan, self._started(plan)))
-        plan, wait = self._running.popleft()
-        events = self._settled(plan, wait)
+        events = self._settled(*self._running.popleft())
         return events + self._times.add_times(self._take_entries())
 
     def _settled(self, plan: StepPlan, result: Callable[[], StepResult]) -> list[Event]:
@@ -313,19 +313,12 @@ class Engine:
             self._times.on_admitted(plan.admitted)
         return plan
 
-    def _prepared(self, plan: StepPlan, begun: Callable[[], None]) -> Callable[[], StepResult]:
-        """Prepare a step; return the function that computes it once the previous step has run."""
-        if isinstance(self.runner, PreparingRunner):
-            return self.runner.prepare(plan, begun)
-        return partial(self.runner.run, plan)
-
     def _started(self, plan: StepPlan) -> Callable[[], StepResult]:
         """Let a step run on a device or on a thread; return the function that waits for it."""
         if self._ahead is None:
             assert isinstance(self.runner, StartingRunner)
             return self._run(plan, partial(self.runner.start, plan))
-        compute = self._prepared(plan, self._ahead.begun)
-        return self._ahead.ask(partial(self._run, plan, compute)).result
+        return self._ahead.start(self.runner, plan, partial(self._run, plan))
 
     def _run(self, plan: StepPlan, compute: Callable[[], Ran]) -> Ran:
         """Run a step in its slot, or in the reserve, which steps use one after the other."""
@@ -365,9 +358,8 @@ class Engine:
             raise RuntimeError("cannot abandon: other instances read this engine's pool")
         if self._ahead is not None:
             self._ahead.settle()
-        for _, wait in self._running if self._ahead is None else ():
-            with suppress(StepFailed):
-                wait()
+        if isinstance(self.runner, StartingRunner):
+            self.runner.settle()
         self._running.clear()
         self.arena.release(self.arena.granted_bytes)
         self.grammars.forget()

@@ -10,7 +10,7 @@ import torch
 from kvell.attention.interface import AttentionKernels
 from kvell.elastic.arena import ActivationNeed
 from kvell.models.captured.graphs import Graphs
-from kvell.models.captured.passes import CapturedPass, CapturedStep
+from kvell.models.captured.passes import SlotStep, StepRecords
 from kvell.models.config.description import ModelDescription
 from kvell.models.forward.forward_batch import ForwardBatch, ModelMemory
 from kvell.models.forward.kv_memory import layer_pages, storing_layer
@@ -57,7 +57,7 @@ class PagedModel:
         self.kernels = kernels
         self.kv_dtype = kv_dtype or self.dtype
         self.fused = fused
-        self.captured: CapturedPass | None = None
+        self.captured: StepRecords | None = None
         self._modules = None if fused else _module_pass(self.module, description, kernels)
         self._memory: ModelMemory | None = None
         self._last: ForwardBatch | None = None  # the last one that a compiled pass computed
@@ -152,12 +152,12 @@ class PagedModel:
         :param seats: requests whose last token stays on the device.
         """
         groups = [None if group.kind in IMAGE_KINDS else group for group in layout.groups]
-        self.captured = CapturedPass(
+        self.captured = StepRecords(
             self._computed, groups, graphs, pool, layout.pool_bytes, most_rows, most_pages, seats
         )
 
     def forward(
-        self, batch: ForwardBatch | CapturedStep, callbacks: LayerCallbacks | None = None
+        self, batch: ForwardBatch | SlotStep, callbacks: LayerCallbacks | None = None
     ) -> torch.Tensor:
         """Compute a step and return logits, float32 [rows, vocab].
 
@@ -168,7 +168,7 @@ class PagedModel:
         """
         if self._memory is None:
             raise RuntimeError("attach() memory before the first forward pass")
-        if isinstance(batch, CapturedStep):
+        if isinstance(batch, SlotStep):
             if self.captured is None or callbacks is not None:
                 raise RuntimeError("a recorded step calls nothing back, and needs its record")
             return self.captured.launch(batch)
@@ -186,22 +186,22 @@ class PagedModel:
         self._last = batch
         return self._fused.forward(batch, callbacks)
 
-    def largest(self, batch: ForwardBatch | CapturedStep) -> list[int] | None:
+    def largest(self, batch: ForwardBatch | SlotStep) -> list[int] | None:
         """Return the index of each row's largest logit, the first of equal ones.
 
-        None if modules computed the step, if it was recorded, or ``batch`` is not the last one or did not set
-        ``wants_largest``.
+        None if modules computed the step, if it was recorded, or ``batch`` is not the last one or
+        did not set ``wants_largest``.
         """
-        if isinstance(batch, CapturedStep) or self._last is not batch or not batch.wants_largest:
+        if isinstance(batch, SlotStep) or self._last is not batch or not batch.wants_largest:
             return None
         return self._fused.largest
 
-    def hidden(self, batch: ForwardBatch | CapturedStep) -> torch.Tensor:
+    def hidden(self, batch: ForwardBatch | SlotStep) -> torch.Tensor:
         """Return the head's input of each row: the final norm's output, float32 [rows, hidden].
 
         :param batch: the last one, which set ``wants_hidden``.
         """
-        if isinstance(batch, CapturedStep) or not batch.wants_hidden:
+        if isinstance(batch, SlotStep) or not batch.wants_hidden:
             raise ValueError("the step was not asked to keep what its head reads")
         return self._modules.hidden() if self._modules else self._fused.hidden().float()
 

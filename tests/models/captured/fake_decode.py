@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from kvell.memory import plan_layout
-from kvell.models.captured.device_step import DeviceMemory, Forward, batch_of, computed
+from kvell.models.captured.device_step import DeviceMemory, Forward, batch_of, compute
 from kvell.models.captured.slots import places_of, spare_pages
 from kvell.models.config.description import describe
 from kvell.models.paged_model import PagedModel
@@ -43,5 +43,5 @@ def decode_tape(
         model.attach(layout, torch.empty(size_bytes, dtype=torch.uint8, device=DEVICE))
         memory, there = moved((on_host, batch))
         forward = spoil(model.forward)
-        tape, _ = recorded(lambda: computed(memory, places, there, forward))
+        tape, _ = recorded(lambda: compute(memory, places, there, forward))
     return tape, kernels.launches

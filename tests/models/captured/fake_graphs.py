@@ -58,7 +58,7 @@ class LazyStream:
         """Return the place behind all work so far."""
         return LazyMark(self, self._asked)
 
-    def pinned(self, numbers: int) -> torch.Tensor:
+    def pinned_memory(self, numbers: int) -> torch.Tensor:
         """Return host memory."""
         return torch.full((numbers,), POISON, dtype=torch.int32)
 

@@ -9,11 +9,12 @@ import torch
 
 from kvell.engine.assembly import EngineOptions, build_engine
 from kvell.engine.core.journal import Journal
-from kvell.engine.protocol.messages import Finished, Submit
+from kvell.engine.protocol.messages import AskStats, Finished, Submit
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.protocol.statistics import Stats
 from kvell.memory import audit
-from kvell.models.captured.passes import CapturedPass, CapturedStep
-from kvell.models.captured.reasons import Reason
+from kvell.models.captured.passes import SlotStep, StepRecords
+from kvell.models.captured.reasons import RECORDED, Reason
 from kvell.models.captured.slots import DecodeRows
 from kvell.models.loading.loading import describe_as
 from kvell.models.paged_model import PagedModel
@@ -75,7 +76,9 @@ def traffic(served: Served, chance: Random, most_outputs: int = 8) -> None:
             name = f"{wave}.{number}"
             prompt = PREFIX * (number % 2) + prompt_ids(5 + 9 * number, seed=number + 7 * wave)
             temperature = RANDOM if number == 2 else GREEDY
-            served.submit(name, prompt, chance.randint(most_outputs // 2, most_outputs), temperature)
+            served.submit(
+                name, prompt, chance.randint(most_outputs // 2, most_outputs), temperature
+            )
         served.run()
 
 
@@ -97,20 +100,22 @@ def test_answers_and_journals_are_those_of_computed_steps(
     architecture: str, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seated = list[bool]()
-    step = CapturedPass.step
+    step = StepRecords.step
 
-    def spied(one: CapturedPass, decode: DecodeRows) -> CapturedStep:
+    def spied(one: StepRecords, decode: DecodeRows) -> SlotStep:
         seated.append(decode.sources is not None)
         return step(one, decode)
 
-    monkeypatch.setattr(CapturedPass, "step", spied)
+    monkeypatch.setattr(StepRecords, "step", spied)
     graphs = FakeGraphs(Random(depth))
     served = equal(architecture, depth, graphs)
     assert served.model.captured is not None
     counts = served.model.captured.counts
-    assert counts[""] == graphs.replays > 5
+    assert counts[RECORDED] == graphs.replays > 5
+    (stats,) = served.engine.handle(AskStats())
+    assert isinstance(stats, Stats) and stats.device_steps == counts
     assert any(seated) == (depth > 0), "the device knows the tokens of the step before"
-    assert set(counts) <= {"", Reason.PREFILL, Reason.CHECKPOINTS}
+    assert set(counts) <= {RECORDED, Reason.PREFILL, Reason.CHECKPOINTS}
 
 
 @pytest.mark.long

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvell.models.captured.passes import SLOTS, CapturedPass, CapturedStep
+from kvell.models.captured.passes import SLOTS, SlotStep, StepRecords
 from kvell.models.captured.slots import DecodeRows
 from kvell.models.forward.forward_batch import ForwardBatch
 from tests.models.captured.fake_graphs import FakeGraphs
@@ -38,18 +38,18 @@ class Table:
         return largest
 
 
-def captured(forward: Callable[[ForwardBatch], torch.Tensor], graphs: FakeGraphs) -> CapturedPass:
+def captured(forward: Callable[[ForwardBatch], torch.Tensor], graphs: FakeGraphs) -> StepRecords:
     pool = torch.empty(0, dtype=torch.uint8)
-    return CapturedPass(forward, (), graphs, pool, 0, ROWS, 0)
+    return StepRecords(forward, (), graphs, pool, 0, ROWS, 0)
 
 
 def rows(tokens: list[int], positions: list[int]) -> DecodeRows:
     return DecodeRows(np.array(tokens), np.array(positions), ())
 
 
-def drawn(one: CapturedPass, chance: Random, steps: int = 12, behind: int = 2) -> list[list[int]]:
+def drawn(one: StepRecords, chance: Random, steps: int = 12, behind: int = 2) -> list[list[int]]:
     """Launch steps of known tokens, up to ``behind`` before the oldest is waited for."""
-    launched: list[CapturedStep] = []
+    launched: list[SlotStep] = []
     told: list[list[int]] = []
     for number in range(steps):
         tokens = [chance.randrange(VOCABULARY) for _ in range(chance.randint(1, ROWS))]
@@ -88,7 +88,7 @@ def test_a_slot_that_is_filled_while_the_device_still_reads_it() -> None:
 
     real = one.step
 
-    def step(decode: DecodeRows) -> CapturedStep:
+    def step(decode: DecodeRows) -> SlotStep:
         slot.read = Early()
         return real(decode)
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Protocol, runtime_checkable
@@ -18,21 +17,28 @@ from kvell.engine.running.copies.copies_under_pass import Copier, StepCopies
 from kvell.engine.running.copies.page_mover import PageMover
 from kvell.engine.running.copies.written_seams import TellWritten, WrittenSeams
 from kvell.engine.running.drafter import Drafter
-from kvell.engine.running.drawn import NOTHING, DrawnBefore, Pending, pending
+from kvell.engine.running.drawn import NOTHING, DrawnBefore, pending
 from kvell.engine.running.forward_batches import ForwardBatches
 from kvell.engine.running.lent.queries import Queries
-from kvell.engine.running.pooled import NOTHING_POOLED, PooledRows, pooled_rows
-from kvell.engine.running.recorded import why_computed
+from kvell.engine.running.model_part import (
+    ModelPart,
+    first_largest,
+    in_turn,
+    rows_of,
+    with_extras,
+)
+from kvell.engine.running.pooled import NOTHING_POOLED, pooled_rows
+from kvell.engine.running.recorded.why import why_computed
 from kvell.engine.running.slot_memory import SlotMemory
-from kvell.engine.sampling.controls import Controls, SampledPart, StepControls
-from kvell.engine.sampling.draw import GREEDY, RowSampling, sample
+from kvell.engine.sampling.controls import Controls, SampledPart
+from kvell.engine.sampling.draw import GREEDY, sample
 from kvell.memory import Layout, SlotTable
-from kvell.models.captured.passes import CapturedStep
-from kvell.models.captured.reasons import Reason
+from kvell.models.captured.passes import SlotStep
+from kvell.models.captured.reasons import RECORDED, Reason
 from kvell.models.captured.slots import DecodeRows
 from kvell.models.forward.segments import LayerCallbacks
 from kvell.models.images.image_store import ImageStore
-from kvell.models.paged_model import ForwardBatch, PagedModel
+from kvell.models.paged_model import PagedModel
 from kvell.pages.stages import stages_of
 
 NANO = 1_000_000_000
@@ -76,26 +82,13 @@ class StartingRunner(Runner, Protocol):
         """
         ...
 
+    def settle(self) -> None:
+        """Wait until no step runs, whatever comes of it."""
+        ...
 
-@dataclass(frozen=True)
-class Part:
-    """One model's part of a step.
-
-    :param pending: rows of tokens that the previous step draws, and the device does not know.
-    """
-
-    work: Sequence[TokenWork]
-    batch: ForwardBatch | CapturedStep
-    rows: list[RowSampling]
-    pending: Pending
-    controls: StepControls | None
-    pooled: PooledRows
-
-    @property
-    def is_ahead(self) -> bool:
-        """Whether the device draws its tokens by itself."""
-        is_greedy = self.controls is None and all(row is GREEDY for row in self.rows)
-        return is_greedy and isinstance(self.batch, CapturedStep)
+    def device_steps(self) -> dict[str, int]:
+        """Return the numbers of ``recorded`` steps, and of others by reason."""
+        ...
 
 
 class ModelRunner:
@@ -195,7 +188,7 @@ class ModelRunner:
         return partial(self._launched, plan, parts)
 
     def _launched(
-        self, plan: StepPlan, parts: Mapping[str, Part] | None
+        self, plan: StepPlan, parts: Mapping[str, ModelPart] | None
     ) -> Callable[[], StepResult]:
         with self.copier.begin(plan) as copies, self._failing(plan):
             return partial(self._ended, plan, self._launch(plan, parts, copies))
@@ -220,7 +213,7 @@ class ModelRunner:
             raise StepFailed(f"step {plan.step} failed") from failure
 
     def _launch(
-        self, plan: StepPlan, parts: Mapping[str, Part] | None, copies: StepCopies
+        self, plan: StepPlan, parts: Mapping[str, ModelPart] | None, copies: StepCopies
     ) -> Callable[[], StepResult]:
         """Compute a step; return a function that waits for its tokens, if a device is not done."""
         self.is_ahead = False
@@ -243,8 +236,8 @@ class ModelRunner:
     def _finish(self, plan: StepPlan, parts: Mapping[str, Callable[[], SampledPart]]) -> StepResult:
         drawn = {name: part() for name, part in parts.items()}
         tokens = {name: model_drawn.tokens for name, model_drawn in drawn.items()}
-        in_order = next(iter(tokens.values())) if len(tokens) == 1 else _in_turn(plan, tokens)
-        result = _told(verify(plan, in_order), drawn)
+        in_order = next(iter(tokens.values())) if len(tokens) == 1 else in_turn(plan, tokens)
+        result = with_extras(verify(plan, in_order), drawn)
         result = structs.replace(result, team=self._team(drawn))
         if plan.borrowed:
             result = structs.replace(result, missed=self._missed(plan))
@@ -268,7 +261,9 @@ class ModelRunner:
         lacking = () if self.queries is None else self.queries.lacking()
         return tuple(sorted({*plan.find_missed(self.stands), *lacking}))
 
-    def _parts(self, plan: StepPlan, begun: Callable[[], None] | None = None) -> dict[str, Part]:
+    def _parts(
+        self, plan: StepPlan, begun: Callable[[], None] | None = None
+    ) -> dict[str, ModelPart]:
         if len(self._models) == 1 and plan.work:
             (name,) = self._models
             return {name: self._part(name, plan.work, plan, begun)}
@@ -285,7 +280,7 @@ class ModelRunner:
         work: Sequence[TokenWork],
         plan: StepPlan,
         begun: Callable[[], None] | None,
-    ) -> Part:
+    ) -> ModelPart:
         _, batches = self._models[name]
         rows = rows_of(work)
         controls = self._controls[name].begin(work)
@@ -299,12 +294,12 @@ class ModelRunner:
             begun=begun,
             wants_hidden=bool(pooled.rows),
         )
-        is_known = isinstance(batch, CapturedStep) and batch.takes_seats
-        return Part(work, batch, rows, NOTHING if is_known else pending(work), controls, pooled)
+        is_known = isinstance(batch, SlotStep) and batch.takes_seats
+        return ModelPart(
+            work, batch, rows, NOTHING if is_known else pending(work), controls, pooled
+        )
 
-    def _recorded(
-        self, name: str, work: Sequence[TokenWork], plan: StepPlan
-    ) -> CapturedStep | None:
+    def _recorded(self, name: str, work: Sequence[TokenWork], plan: StepPlan) -> SlotStep | None:
         """Return a model's part of a step in a slot of its records; None if it must be computed."""
         model, batches = self._models[name]
         captured = model.captured
@@ -314,8 +309,9 @@ class ModelRunner:
         reason = why_computed(plan, work, drops=batches.drops, takes_images=takes_images)
         decode = self._decode_rows(name, work) if reason is None else None
         if decode is not None and not captured.holds(len(work), decode.num_pages):
-            reason, decode = Reason.TOO_LARGE, None
-        captured.counts[reason or ""] += 1
+            reason = Reason.TOO_LARGE
+            decode = None
+        captured.counts[reason or RECORDED] += 1
         return None if decode is None else captured.step(decode)
 
     def _decode_rows(self, name: str, work: Sequence[TokenWork]) -> DecodeRows:
@@ -334,7 +330,7 @@ class ModelRunner:
         return WrittenSeams(self._stages, partial(self.tells_written, plan.streams), seams)
 
     def _draw(
-        self, name: str, part: Part, seams: LayerCallbacks | None
+        self, name: str, part: ModelPart, seams: LayerCallbacks | None
     ) -> Callable[[], SampledPart]:
         """Compute one model's part of a step; return what waits for a token of each row."""
         model, _ = self._models[name]
@@ -346,9 +342,9 @@ class ModelRunner:
         logits = model.forward(part.batch, *(() if seams is None else (seams,)))
         if self.queries is not None:
             self.queries.note(number, part.work)
-        if isinstance(part.batch, CapturedStep):
+        if isinstance(part.batch, SlotStep):
             if part.is_ahead:
-                return partial(_first_largest, part.batch)
+                return partial(first_largest, part.batch)
             part.batch.wait()
         if part.controls is not None:
             drawn = part.controls.draw(logits, part.rows)
@@ -373,33 +369,3 @@ class ModelRunner:
 
 def _in_full(launch: Callable[[], Callable[[], StepResult]]) -> StepResult:
     return launch()()
-
-
-def _first_largest(step: CapturedStep) -> SampledPart:
-    return SampledPart(step.tokens())
-
-
-def _in_turn(plan: StepPlan, drawn: Mapping[str, list[int]]) -> list[int]:
-    """Return the tokens that several models drew, in the order of the plan's work."""
-    left = {name: iter(tokens) for name, tokens in drawn.items()}
-    return [next(left[work.spec.model]) for work in plan.work for _ in range(work.num_draws)]
-
-
-def _told(result: StepResult, drawn: Mapping[str, SampledPart]) -> StepResult:
-    """Return the result with the logprobs and prompt vectors that requests asked for."""
-    if not any(part.logprobs or part.scored or part.pooled for part in drawn.values()):
-        return result
-    logprobs = {handle: value for part in drawn.values() for handle, value in part.logprobs.items()}
-    scored = {handle: value for part in drawn.values() for handle, value in part.scored.items()}
-    pooled = {handle: value for part in drawn.values() for handle, value in part.pooled.items()}
-    return structs.replace(result, logprobs=logprobs, scored=scored, pooled=pooled)
-
-
-def rows_of(work: Sequence[TokenWork]) -> list[RowSampling]:
-    """Return the sampling of each row of the work's logits, in order."""
-    return [
-        RowSampling.of(item.spec.sampling, item.output_index + index)
-        for item in work
-        if item.samples
-        for index in range(1 + item.proposed)
-    ]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 FEWEST = (1, 2, 4, 8)
 STEPS = ((32, 8), (128, 16), (512, 64))
-"""Up to so many rows, sizes lie so many rows apart; beyond, by the last distance."""
+"""Pairs: up to the first number of rows, sizes lie the second number apart; beyond, the last."""
 
 
 def bucket_sizes(most_rows: int) -> tuple[int, ...]:

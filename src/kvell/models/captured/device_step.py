@@ -1,4 +1,4 @@
-"""What a recorded step does on the device, over memory that is filled again for each step."""
+"""The operations of a recorded step, over device memory that is filled again for each step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ from kvell.attention.interface import GroupBatch
 from kvell.models.captured.graphs import Outputs
 from kvell.models.captured.slots import GroupPlaces, Places, StatePlaces
 from kvell.models.forward.forward_batch import ForwardBatch
-from kvell.models.states.scan_plan import PlannedStateBatch
+from kvell.models.states.scan_plan import DecodeStateBatch
 from kvell.vocabulary import NOT_NUMBERS
 
 Forward = Callable[[ForwardBatch], torch.Tensor]
@@ -29,7 +29,7 @@ class DeviceMemory:
 
     @staticmethod
     def zeros(numbers: int, seats: int, device: torch.device) -> "DeviceMemory":
-        """Return memory for slots of so many numbers."""
+        """Return memory for slots of ``numbers`` numbers."""
         sizes = numbers, seats + 1
         return DeviceMemory(*(torch.zeros(n, dtype=torch.int32, device=device) for n in sizes))
 
@@ -42,11 +42,11 @@ def batch_of(memory: DeviceMemory, places: Places) -> ForwardBatch:
     """Return the batch of a bucket, whose tensors are views of the arena."""
     arena, rows = memory.arena, places.rows
     numbers = torch.arange(rows + 1, dtype=torch.int32, device=arena.device)
-    groups: list[GroupBatch | PlannedStateBatch | None] = []
+    groups: list[GroupBatch | DecodeStateBatch | None] = []
     for group in places.groups:
         if isinstance(group, StatePlaces):
             pages = arena[group.page_ids].view(rows, group.slices)
-            groups.append(PlannedStateBatch.of_decodes(pages))
+            groups.append(DecodeStateBatch.of_decodes(pages))
         elif isinstance(group, GroupPlaces):
             groups.append(_group_batch(arena, group, numbers, arena[places.page_ids]))
         else:
@@ -56,9 +56,7 @@ def batch_of(memory: DeviceMemory, places: Places) -> ForwardBatch:
 
 
 @torch.inference_mode()
-def computed(
-    memory: DeviceMemory, places: Places, batch: ForwardBatch, forward: Forward
-) -> Outputs:
+def compute(memory: DeviceMemory, places: Places, batch: ForwardBatch, forward: Forward) -> Outputs:
     """Compute a step: its logits, and the tokens that seats keep."""
     arena, last = memory.arena, memory.last
     sources = arena[places.sources]

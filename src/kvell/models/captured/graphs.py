@@ -52,7 +52,7 @@ class Graphs(Protocol):
         """Record a step, which reads and writes only memory that stays where it is."""
         ...
 
-    def pinned(self, numbers: int) -> torch.Tensor:
+    def pinned_memory(self, numbers: int) -> torch.Tensor:
         """Return int32 [numbers] in host memory that :meth:`upload` and :meth:`download` take."""
         ...
 
@@ -97,7 +97,7 @@ class CudaGraphs:
             outputs = step()
         return _CudaGraph(graph, outputs)
 
-    def pinned(self, numbers: int) -> torch.Tensor:
+    def pinned_memory(self, numbers: int) -> torch.Tensor:
         """Return int32 [numbers] in host memory that :meth:`upload` and :meth:`download` take."""
         return torch.zeros(numbers, dtype=torch.int32, pin_memory=True)
 

@@ -13,15 +13,13 @@ last tokens.  So its Python runs once, whatever the number of layers.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
 
 from kvell.models.captured.buckets import bucket_sizes, smallest
-from kvell.models.captured.device_step import DeviceMemory, Forward, batch_of, computed
+from kvell.models.captured.device_step import DeviceMemory, Forward, batch_of, compute
 from kvell.models.captured.graphs import Graph, Graphs, Mark
-from kvell.models.captured.reasons import Reason
 from kvell.models.captured.slots import DecodeRows, Places, fill, places_of, spare_pages
 from kvell.pages.layout import GroupSpec
 
@@ -39,7 +37,7 @@ class _Slot:
 
 
 @dataclass(eq=False)
-class CapturedStep:
+class SlotStep:
     """A step that waits in a slot, or was launched.
 
     :ivar rows: rows of requests; those behind them are pads.
@@ -70,7 +68,7 @@ class CapturedStep:
         return tokens
 
 
-class CapturedPass:
+class StepRecords:
     """The recorded steps of one model.
 
     :param forward: the model's pass, over attached memory.
@@ -79,7 +77,7 @@ class CapturedPass:
     :param most_rows: of a step.
     :param most_pages: page ids of a step, all groups together.
     :param seats: requests whose last token stays on the device.
-    :ivar counts: steps so far, by the reason why they were not recorded; "" for those that were.
+    :ivar counts: steps so far: ``RECORDED``, or by the reason why they were computed.
     """
 
     def __init__(
@@ -95,14 +93,15 @@ class CapturedPass:
     ) -> None:
         self._forward, self._graphs, self._no_seat = forward, graphs, seats
         self._most_pages = most_pages
-        self.counts = Counter[Reason | Literal[""]]()
+        self.counts = Counter[str]()
         self._sizes = bucket_sizes(most_rows)
         spares = spare_pages(groups, pool, pool_bytes)
         self._places = {rows: places_of(rows, groups, spares, most_pages) for rows in self._sizes}
         largest = max(places.size for places in self._places.values())
         self._memory = DeviceMemory.zeros(largest, seats, pool.device)
         self.slots = [
-            _Slot(graphs.pinned(largest), graphs.pinned(self._sizes[-1])) for _ in range(SLOTS)
+            _Slot(graphs.pinned_memory(largest), graphs.pinned_memory(self._sizes[-1]))
+            for _ in range(SLOTS)
         ]
         self._records: dict[int, Graph] = {}
         self._turn = 0
@@ -111,7 +110,7 @@ class CapturedPass:
         """Return whether slots have room for a step."""
         return 0 < rows <= self._sizes[-1] and pages <= self._most_pages
 
-    def step(self, decode: DecodeRows) -> CapturedStep:
+    def step(self, decode: DecodeRows) -> SlotStep:
         """Fill the next slot, once the device has read what was there.
 
         :raises ValueError: if slots do not hold the step.
@@ -125,9 +124,9 @@ class CapturedPass:
         if slot.read is not None:
             slot.read.wait()
         used = fill(slot.memory.numpy(), places, decode, self._no_seat)
-        return CapturedStep(rows, places, slot, used, decode.sources is not None)
+        return SlotStep(rows, places, slot, used, decode.sources is not None)
 
-    def launch(self, step: CapturedStep) -> torch.Tensor:
+    def launch(self, step: SlotStep) -> torch.Tensor:
         """Compute a step; return its logits, float32 [rows, vocab].
 
         The next step overwrites them.
@@ -160,6 +159,6 @@ class CapturedPass:
             self._graphs.follow()
             memory.put(torch.from_numpy(slot))
             batch = batch_of(memory, places)
-            record = self._graphs.record(lambda: computed(memory, places, batch, forward))
+            record = self._graphs.record(lambda: compute(memory, places, batch, forward))
             self._records[places.rows] = record
         return record

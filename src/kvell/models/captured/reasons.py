@@ -2,6 +2,9 @@
 
 from enum import StrEnum
 
+RECORDED = "recorded"
+"""Stands for no reason, in counts of steps."""
+
 
 class Reason(StrEnum):
     """The first of these that holds."""

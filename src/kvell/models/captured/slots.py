@@ -28,7 +28,7 @@ NO_SEAT = -1
 
 @dataclass(frozen=True)
 class GroupPlaces:
-    """Where the numbers of an attention group lie in a slot; the names are those of GroupBatch."""
+    """The places of an attention group's numbers in a slot; the names are those of GroupBatch."""
 
     table_starts: slice
     context_lens: slice
@@ -39,7 +39,7 @@ class GroupPlaces:
 
 @dataclass(frozen=True)
 class StatePlaces:
-    """Where the pages of a state group lie in a slot.
+    """The place of a state group's pages in a slot.
 
     :param slices: pages of a state.
     :param spare: page that pads read and write.
@@ -52,7 +52,7 @@ class StatePlaces:
 
 @dataclass(frozen=True)
 class Places:
-    """Where everything lies in a slot of a bucket.
+    """The places of all numbers in a slot of a bucket.
 
     :param rows: the size of the bucket.
     :param page_ids: of all attention groups, one after the other.
@@ -127,10 +127,10 @@ class DecodeRows:
     def none(groups: Sequence[GroupPlaces | StatePlaces | None]) -> "DecodeRows":
         """Return a step without a request, for these groups."""
         ids = np.zeros(0, np.int32)
-        one, starts = ids, np.zeros(1, np.int32)
+        starts = np.zeros(1, np.int32)
         rows = {
-            GroupPlaces: HostRows.of([starts, one, starts, one, one, one, one], np.int32),
-            StatePlaces: HostRows.of([starts, one, one], np.int32),
+            GroupPlaces: HostRows.of([starts, ids, starts, ids, ids, ids, ids], np.int32),
+            StatePlaces: HostRows.of([starts, ids, ids], np.int32),
         }
         return DecodeRows(ids, ids, [rows.get(type(group)) for group in groups])
 

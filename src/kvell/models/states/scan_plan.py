@@ -99,13 +99,13 @@ class ScanPlan:
 
 
 @dataclass(frozen=True)
-class PlannedStateBatch(StateBatch):
+class DecodeStateBatch(StateBatch):
     """A state group's metadata whose plan is made already, and holds whatever the pages are."""
 
     plan: ScanPlan = field(kw_only=True)
 
     @staticmethod
-    def of_decodes(page_ids: torch.Tensor) -> "PlannedStateBatch":
+    def of_decodes(page_ids: torch.Tensor) -> "DecodeStateBatch":
         """Return the metadata of requests that each go on by one token.
 
         :param page_ids: int32 [n, slices], which may be filled again for every step.
@@ -114,14 +114,14 @@ class PlannedStateBatch(StateBatch):
         none = torch.zeros(0, dtype=torch.int32)
         counts = torch.arange(count + 1, dtype=torch.int32)
         batch = StateBatch(counts, torch.ones_like(counts[1:]), page_ids, none, none, page_ids[:0])
-        return PlannedStateBatch(
+        return DecodeStateBatch(
             *(getattr(batch, item.name) for item in fields(batch)), plan=plan_scans(batch)
         )
 
 
 def plan_scans(batch: StateBatch) -> ScanPlan:
     """Plan a step's scans, once for all layers of the group."""
-    if isinstance(batch, PlannedStateBatch):
+    if isinstance(batch, DecodeStateBatch):
         return batch.plan
     device = batch.page_ids.device
     rows = batch.query_starts.numpy().astype(np.int64)

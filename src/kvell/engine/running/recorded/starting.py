@@ -9,15 +9,18 @@ A recorded step reads the tokens of the one before from their seats.  A step tha
 them on the host, and so waits.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from typing_extensions import override
 
 from kvell.engine.failing.failures import StepFailed
 from kvell.engine.requests.plan import StepPlan, StepResult, TokenWork
+from kvell.engine.running.batching import Ints
+from kvell.engine.running.recorded.seats import DeviceSeats
 from kvell.engine.running.runner import ModelRunner
-from kvell.engine.running.seats import DeviceSeats
 from kvell.models.captured.slots import DecodeRows
 
 
@@ -58,9 +61,11 @@ class Flight:
 class StartingModelRunner(ModelRunner):
     """Models on a device that records their decode steps."""
 
-    def use_seats(self, count: int) -> None:
-        """Keep the last tokens of so many requests of each model on the device; call it first."""
-        self._seats = {name: DeviceSeats(count) for name in self._models}
+    def __init__(self, num_seats: int, *arguments: Any) -> None:
+        """:param num_seats: requests of each model whose last tokens stay on the device.
+        :param arguments: those of :class:`ModelRunner`."""
+        super().__init__(*arguments)
+        self._seats = {name: DeviceSeats(num_seats) for name in self._models}
         self._flight: Flight | None = None
 
     def start(self, plan: StepPlan) -> Callable[[], StepResult]:
@@ -79,6 +84,17 @@ class StartingModelRunner(ModelRunner):
         self._flight = flight
         return flight.result
 
+    def settle(self) -> None:
+        """Wait until no step runs, whatever comes of it."""
+        if self._flight is not None:
+            self._flight.settle()
+
+    def device_steps(self) -> dict[str, int]:
+        """Return the numbers of ``recorded`` steps, and of others by reason."""
+        passes = [model.captured for model, _ in self._models.values()]
+        counts = sum((each.counts for each in passes if each is not None), Counter[str]())
+        return dict(counts)
+
     def _follow(self) -> None:
         for model, _ in self._models.values():
             if model.captured is not None:
@@ -87,15 +103,15 @@ class StartingModelRunner(ModelRunner):
     @override
     def _decode_rows(self, name: str, work: Sequence[TokenWork]) -> DecodeRows:
         _, batches = self._models[name]
-        seats, sources = self._seats[name], None
+        seats = self._seats[name]
+        sources: Ints | None = None
         if self._flight is not None and not self._flight.is_done:
             sources = seats.sources(work)
         return batches.decode_rows(work, sources, seats.targets(work))
 
     @override
     def _newest(self, handles: Sequence[int]) -> list[int]:
-        if self._flight is not None:
-            self._flight.settle()
+        self.settle()
         return super()._newest(handles)
 
 
