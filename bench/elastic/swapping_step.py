@@ -18,9 +18,9 @@ from bench.engine.forward import Shape
 from kvell.calibration.copy_rig import BEFORE, UNDER, CopyRig, SideSeconds, moved_bytes
 from kvell.calibration.host_copies import fit_slowdown, link_of
 from kvell.clock import MonotonicClock
-from kvell.engine.assembly import copies_beside_passes, load_model
+from kvell.engine.assembly import load_model
 from kvell.engine.requests.plan import StepPlan
-from kvell.engine.setup.options import EngineOptions
+from kvell.engine.running.copies.copies_under_pass import copies_beside_passes
 from kvell.models.sources.progress import quiet
 from kvell.models.sources.source import resolve_model
 from kvell.vocabulary import MIB
@@ -106,7 +106,7 @@ def main() -> None:
         print(line(rows[-1]), flush=True)
     read_gbs = machine.read_bandwidth_gb_per_second()
     print(f"slows {slows:.2f}, learned from {FIT}; reads at {read_gbs:.0f} GB/s")
-    has_spare = copies_beside_passes(EngineOptions())
+    has_spare = copies_beside_passes(None)
     chosen = [row.chosen(has_spare=has_spare) for row in rows]
     print(
         f"by default pages are copied {UNDER if has_spare else BEFORE} the pass here: "

@@ -139,7 +139,7 @@ class Served(Audited):
         for event, row in zip(drawn, self.recorder.logits, strict=bool(drawn)):
             answer = self.answers[event.request_id]
             answer.output += event.token_ids
-            answer.logits.append(row)
+            answer.logits.append(row.clone())  # a recorded step overwrites them
         for end in (event for event in events if isinstance(event, Finished)):
             self.answers[end.request_id].finished = end
 

@@ -14,10 +14,10 @@ from kvell.cost.calibration import ModelPrint
 from kvell.engine.assembly import (
     EngineOptions,
     build_engine,
-    copies_beside_passes,
     load_model,
 )
 from kvell.engine.engine import Engine
+from kvell.engine.running.copies.copies_under_pass import copies_beside_passes
 from kvell.memory import requests_that_fit
 from kvell.models.loading.loading import check_model
 from kvell.models.paged_model import PagedModel
@@ -82,7 +82,7 @@ def subject_of(model: PagedModel, name: str, options: EngineOptions) -> Subject:
         print_of(model, name),
         description.hidden_size,
         model.dtype,
-        copies_beside_passes(options),
+        copies_beside_passes(options.copies_under_pass),
     )
 
 

@@ -1,8 +1,8 @@
 """Assembly of an engine from model, pool, memory core, runner and contract."""
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,9 +22,11 @@ from kvell.engine.lending.sections import full_groups
 from kvell.engine.planning.overlap import with_depth
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.model_rules import ModelRules
-from kvell.engine.running.copies.copy_order import has_spare_processor
+from kvell.engine.running.copies.copies_under_pass import copies_beside_passes
 from kvell.engine.running.lent.queries import Queries
 from kvell.engine.running.pool_link import PoolLink
+from kvell.engine.running.recorded.recording import num_seats, record
+from kvell.engine.running.recorded.starting import StartingModelRunner
 from kvell.engine.running.runner import ModelRunner
 from kvell.engine.sampling.controls import Controls
 from kvell.engine.setup.budget_limits import observing_tokens
@@ -34,7 +36,12 @@ from kvell.engine.setup.model_limits import make_limits, rules_of
 from kvell.engine.setup.objectives import check_objectives, watch_of
 from kvell.engine.setup.options import EngineOptions
 from kvell.engine.setup.pool_place import pool_problem
-from kvell.engine.setup.several_models import ServedModel, check_several
+from kvell.engine.setup.several_models import (
+    ServedModel,
+    check_several,
+    images_of,
+    with_draft,
+)
 from kvell.engine.setup.sizes import Sizes, sizes_of
 from kvell.engine.setup.speculative_models import check_speculation
 from kvell.errors import ChangeSomething
@@ -46,6 +53,7 @@ from kvell.memory import (
 )
 from kvell.mempool.agent import Agent
 from kvell.mempool.rendezvous import DEFAULT_PD_CACHING, stream_costs
+from kvell.models.captured.graphs import Graphs
 from kvell.models.config.kv_dtypes import kv_dtype_named
 from kvell.models.images.image_store import ImageStore
 from kvell.models.loading.loading import load_paged_model
@@ -125,6 +133,7 @@ def build_engine(
     clock: Clock | None = None,
     tokenizer_json: Callable[[], str] | None = None,
     prices: InstancePrices = DEFAULT_PRICES,
+    graphs: Graphs | None = None,
 ) -> Engine:
     """Build an engine over a loaded model, with its pool attached.
 
@@ -134,6 +143,7 @@ def build_engine(
     :param clock: None: the machine's clock.
     :param tokenizer_json: returns the first model's tokenizer, for grammars.
     :param prices: prices of the first model here.
+    :param graphs: record decode steps; None: every step runs its Python.
     :raises ChangeSomething: if the KV memory cannot hold one request of max_model_len, the
         draft model does not suit ``model``, the models cannot be served together, or objectives
         would have no effect.
@@ -142,15 +152,13 @@ def build_engine(
     check_objectives(options)
     check_speculation(model, draft, options)
     first = ServedModel(name if beside else "", model, eos_token_ids, tokenizer_json)
-    parts = _make_parts(name, (first, *beside), draft, options, prices)
+    parts = _make_parts(name, (first, *beside), draft, options, prices, graphs)
     agent, staying = _make_agent(parts, incarnation)
     _attach_models(parts)
     controls = {served.name: served.controls() for served in parts.served}
     runner = _make_runner(parts, controls)
     link = _make_link(parts, agent)
     if link is not None:
-        runner.tells_written = link.written
-        runner.stands = link.stands
         _let_ask(parts, runner, link)
     core = _make_core(parts, agent, incarnation)
     return Engine(
@@ -193,16 +201,17 @@ class _Parts:
     buffer: CpuBuffer | None
     limits: Limits
     steps: str
+    graphs: Graphs | None
 
     @property
     def every(self) -> list[PagedModel]:
         """All models, a draft model last."""
-        return _with_draft(self.served, self.draft)
+        return with_draft(self.served, self.draft)
 
     @property
     def images(self) -> ImageStore | None:
         """The images of the one model that takes images, or None."""
-        return _images_of(self.served)
+        return images_of(self.served)
 
 
 def _make_parts(
@@ -211,11 +220,15 @@ def _make_parts(
     draft: PagedModel | None,
     options: EngineOptions,
     prices: InstancePrices,
+    graphs: Graphs | None,
 ) -> _Parts:
-    """Check that the models can be served together, and give them a pool."""
+    """Check that the models can be served together, and give them a pool.
+
+    A large page behind it is for pads of recorded steps.
+    """
     check_several(served, options)
     first = served[0]
-    every = _with_draft(served, draft)
+    every = with_draft(served, draft)
     layers = [layer for member in served for layer in member.layers()]
     if draft is not None:
         own = as_draft(draft.description.layers)
@@ -223,14 +236,16 @@ def _make_parts(
     sizes = sizes_of(every, layers, options)
     rules = rules_of(sizes, served, options, draft, layers)
     limits = replace(rules[0].limits, observing_tokens=observing_tokens(first.model, options))
-    images = _images_of(served)
+    images = images_of(served)
     if images is not None:
         limits = replace(limits, whole_images=images.family.both_directions)
     core = create_core(sizes.layout)
-    memory = memory_of(sizes, core, every, options)
+    spare_bytes = 0 if graphs is None else sizes.layout.large_page_bytes
+    memory = memory_of(sizes, core, every, options, spare_bytes)
     buffer = cpu_buffer_of(core, memory, every, options, limits, prices)
     limits, steps = with_depth(limits, is_wanted=options.async_scheduling)
-    return _Parts(name, served, draft, options, sizes, rules, core, memory, buffer, limits, steps)
+    parts = name, served, draft, options, sizes, rules, core, memory, buffer, limits, steps
+    return _Parts(*parts, graphs)
 
 
 def _make_agent(parts: _Parts, incarnation: int) -> tuple[Agent | None, str]:
@@ -261,11 +276,16 @@ def _attach_models(parts: _Parts) -> None:
         served.model.attach(layout.seen_by(served.name), pool)
     if parts.draft is not None:
         parts.draft.attach(layout.seen_by(parts.served[0].name, is_draft=True), pool)
+    if parts.graphs is not None:
+        models = {served.name: served.model for served in parts.served}
+        record(parts.graphs, models, layout, pool, parts.limits)
 
 
 def _make_runner(parts: _Parts, controls: dict[str, Controls]) -> ModelRunner:
     first, *beside = parts.served
-    return ModelRunner(
+    starting = partial(StartingModelRunner, num_seats(parts.limits))
+    make = ModelRunner if parts.graphs is None else starting
+    return make(
         first.model,
         parts.sizes.layout,
         SlotTable(parts.sizes.layout.num_large_pages),
@@ -276,7 +296,7 @@ def _make_runner(parts: _Parts, controls: dict[str, Controls]) -> ModelRunner:
         parts.memory.slot_memory,
         None if parts.buffer is None else parts.buffer.memory,
         controls,
-        copies_beside_passes(parts.options),
+        copies_beside_passes(parts.options.copies_under_pass),
     )
 
 
@@ -323,7 +343,10 @@ def _answered_layers(parts: _Parts) -> dict[int, ServedLayers]:
 
 
 def _let_ask(parts: _Parts, runner: ModelRunner, link: PoolLink) -> None:
-    """Let passes request attention from creditors over pages that are not read in place."""
+    """Let passes report and read to and from other instances, and request attention from creditors
+    over pages that are not read in place."""
+    runner.tells_written = link.written
+    runner.stands = link.stands
     if not link.asks:
         return
     every = parts.every
@@ -338,17 +361,6 @@ def _let_ask(parts: _Parts, runner: ModelRunner, link: PoolLink) -> None:
         for served in parts.served
     }
     link.agent.asked_models = {name for name, groups in remote_groups.items() if groups <= answered}
-
-
-def _with_draft(served: Sequence[ServedModel], draft: PagedModel | None) -> list[PagedModel]:
-    """Return all models, a draft model last."""
-    return [*(member.model for member in served), *([] if draft is None else [draft])]
-
-
-def _images_of(served: Sequence[ServedModel]) -> ImageStore | None:
-    """Return the images of the one model that takes images, or None."""
-    stores = (member.model.images for member in served)
-    return next((store for store in stores if store is not None), None)
 
 
 def _make_contract(parts: _Parts, floor_bytes: int) -> MemoryContract:
@@ -372,13 +384,6 @@ def _make_contract(parts: _Parts, floor_bytes: int) -> MemoryContract:
         steps=parts.steps,
         dtype=str(parts.served[0].model.dtype).removeprefix("torch."),
     )
-
-
-def copies_beside_passes(options: EngineOptions) -> bool:
-    """Return whether pages may be copied to the CPU buffer and back during passes."""
-    if options.copies_under_pass is not None:
-        return options.copies_under_pass
-    return has_spare_processor(len(os.sched_getaffinity(0)), torch.get_num_threads())
 
 
 def _dtype(name: str) -> torch.dtype:

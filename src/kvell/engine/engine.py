@@ -1,16 +1,16 @@
 """An engine for the instance protocol: it takes commands, runs steps and returns events.
 
-At depth 0, each step is planned, run and committed before the next.  At depth 1, a second thread
-runs the steps in order; meanwhile the engine's thread plans the next step and commits the previous
-one.  Compiled passes release the GIL.
+At depth 0, each step is planned, run and committed before the next.  At depth 1, a device or a
+second thread runs the steps in order; meanwhile the engine's thread plans the next step and commits
+the previous one.  Compiled passes release the GIL.
 """
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
+from typing import TypeVar
 
 from kvell.clock import Clock, MonotonicClock
 from kvell.cost.prices import DEFAULT_PRICES, InstancePrices
@@ -47,7 +47,7 @@ from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.running.ahead import StepsAhead
 from kvell.engine.running.engine_link import EngineLink
 from kvell.engine.running.moved_images import MovedImages
-from kvell.engine.running.runner import PreparingRunner, Runner
+from kvell.engine.running.runner import Runner, StartingRunner
 from kvell.engine.running.sent_images import SentImages
 from kvell.engine.sampling.awaited_grammars import AwaitedGrammars
 from kvell.engine.sampling.grammars import Grammars
@@ -57,6 +57,8 @@ from kvell.engine.setup.warmer import Warmer
 from kvell.errors import ChangeSomething, TryLater
 from kvell.mempool.entries import Draining
 from kvell.models.images.image_store import ImageStore
+
+Ran = TypeVar("Ran")
 
 WARMING_SECONDS = 0.5
 """Longest wait of a step without work while the pool is still being committed."""
@@ -116,8 +118,9 @@ class Engine:
         self._notes_due = 0
         self._cold = cold
         self._behind: Warmer | None = None
-        self._ahead = StepsAhead() if core.limits.depth else None
-        self._running: deque[tuple[StepPlan, Future[StepResult]]] = deque()
+        starts = isinstance(runner, StartingRunner)
+        self._ahead = StepsAhead() if core.limits.depth and not starts else None
+        self._running: deque[tuple[StepPlan, Callable[[], StepResult]]] = deque()
         self.failed_steps = FailedSteps(self._clock)
 
     def warm(self) -> Warmer | None:
@@ -166,6 +169,8 @@ class Engine:
         if isinstance(command, AskStats):
             stats = self.core.stats()
             stats = replace(stats, waiting=stats.waiting + self.grammars.count)
+            if isinstance(self.runner, StartingRunner):
+                stats = replace(stats, device_steps=self.runner.device_steps())
             return [replace(stats, problems=self.core.audit()) if command.with_audit else stats]
         if isinstance(command, AskPages | AskLargePage):
             return [self._shown(command)]
@@ -276,8 +281,8 @@ class Engine:
         return events
 
     def _stepped(self) -> list[Event]:
-        if self._ahead is not None:
-            return self._step_ahead(self._ahead)
+        if self.core.limits.depth:
+            return self._step_ahead()
         self._take_warm()
         plan = self._plan()
         events = self._settled(plan, partial(self._run, plan, partial(self.runner.run, plan)))
@@ -285,13 +290,11 @@ class Engine:
             self._warmer.wait(WARMING_SECONDS)
         return events
 
-    def _step_ahead(self, ahead: StepsAhead) -> list[Event]:
+    def _step_ahead(self) -> list[Event]:
         while self.core.may_plan and not (self._running and self._link.has_entries):
             plan = self._plan()
-            compute = self._prepared(plan, ahead.begun)
-            self._running.append((plan, ahead.ask(partial(self._run, plan, compute))))
-        plan, running = self._running.popleft()
-        events = self._settled(plan, running.result)
+            self._running.append((plan, self._started(plan)))
+        events = self._settled(*self._running.popleft())
         return events + self._times.add_times(self._take_entries())
 
     def _settled(self, plan: StepPlan, result: Callable[[], StepResult]) -> list[Event]:
@@ -310,13 +313,14 @@ class Engine:
             self._times.on_admitted(plan.admitted)
         return plan
 
-    def _prepared(self, plan: StepPlan, begun: Callable[[], None]) -> Callable[[], StepResult]:
-        """Prepare a step; return the function that computes it once the previous step has run."""
-        if isinstance(self.runner, PreparingRunner):
-            return self.runner.prepare(plan, begun)
-        return partial(self.runner.run, plan)
+    def _started(self, plan: StepPlan) -> Callable[[], StepResult]:
+        """Let a step run on a device or on a thread; return the function that waits for it."""
+        if self._ahead is None:
+            assert isinstance(self.runner, StartingRunner)
+            return self._run(plan, partial(self.runner.start, plan))
+        return self._ahead.start(self.runner, plan, partial(self._run, plan))
 
-    def _run(self, plan: StepPlan, compute: Callable[[], StepResult]) -> StepResult:
+    def _run(self, plan: StepPlan, compute: Callable[[], Ran]) -> Ran:
         """Run a step in its slot, or in the reserve, which steps use one after the other."""
         if plan.slot is not None:
             return compute()
@@ -354,6 +358,8 @@ class Engine:
             raise RuntimeError("cannot abandon: other instances read this engine's pool")
         if self._ahead is not None:
             self._ahead.settle()
+        if isinstance(self.runner, StartingRunner):
+            self.runner.settle()
         self._running.clear()
         self.arena.release(self.arena.granted_bytes)
         self.grammars.forget()

@@ -9,6 +9,8 @@ import torch
 
 from kvell.attention.interface import AttentionKernels
 from kvell.elastic.arena import ActivationNeed
+from kvell.models.captured.graphs import Graphs
+from kvell.models.captured.passes import SlotStep, StepRecords
 from kvell.models.config.description import ModelDescription
 from kvell.models.forward.forward_batch import ForwardBatch, ModelMemory
 from kvell.models.forward.kv_memory import layer_pages, storing_layer
@@ -19,7 +21,7 @@ from kvell.models.images.image_store import ImageStore
 from kvell.models.partials.remote_sections import RemoteSections
 from kvell.models.partials.served_layers import ServedLayers
 from kvell.models.states.state_memory import state_memory
-from kvell.pages.layout import GroupKind, Layout
+from kvell.pages.layout import IMAGE_KINDS, GroupKind, Layout
 
 if TYPE_CHECKING:
     from kvell.models.forward.module_pass import ModulePass
@@ -31,6 +33,8 @@ class PagedModel:
     """A causal LM that runs steps; it sees requests only as rows of a batch.
 
     Not for concurrent use: one forward pass at a time.
+
+    :ivar captured: records of decode steps (:meth:`capture`); None: every step runs its Python.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class PagedModel:
         self.kernels = kernels
         self.kv_dtype = kv_dtype or self.dtype
         self.fused = fused
+        self.captured: StepRecords | None = None
         self._modules = None if fused else _module_pass(self.module, description, kernels)
         self._memory: ModelMemory | None = None
         self._last: ForwardBatch | None = None  # the last one that a compiled pass computed
@@ -130,14 +135,50 @@ class PagedModel:
             self._fused.attach(pages, groups, memory.states)
         self._memory = memory
 
-    def forward(self, batch: ForwardBatch, callbacks: LayerCallbacks | None = None) -> torch.Tensor:
+    def capture(
+        self,
+        graphs: Graphs,
+        layout: Layout,
+        pool: torch.Tensor,
+        most_rows: int,
+        most_pages: int,
+        seats: int,
+    ) -> None:
+        """Record decode steps from now on, over attached memory.
+
+        :param pool: with a large page behind the layout's, if the model has states.
+        :param most_rows: requests of a step.
+        :param most_pages: page ids of a step, all groups together.
+        :param seats: requests whose last token stays on the device.
+        """
+        groups = [None if group.kind in IMAGE_KINDS else group for group in layout.groups]
+        self.captured = StepRecords(
+            self._computed, groups, graphs, pool, layout.pool_bytes, most_rows, most_pages, seats
+        )
+
+    def forward(
+        self, batch: ForwardBatch | SlotStep, callbacks: LayerCallbacks | None = None
+    ) -> torch.Tensor:
         """Compute a step and return logits, float32 [rows, vocab].
+
+        Those of a recorded step stand until the next one.
 
         :raises RuntimeError: if no memory is attached, or if the model's code did not
             call attention exactly once per layer, with the description's window.
         """
         if self._memory is None:
             raise RuntimeError("attach() memory before the first forward pass")
+        if isinstance(batch, SlotStep):
+            if self.captured is None or callbacks is not None:
+                raise RuntimeError("a recorded step calls nothing back, and needs its record")
+            return self.captured.launch(batch)
+        if self.captured is not None:
+            self.captured.follow()
+        return self._computed(batch, callbacks)
+
+    def _computed(
+        self, batch: ForwardBatch, callbacks: LayerCallbacks | None = None
+    ) -> torch.Tensor:
         if self._modules:
             if batch.begun is not None:
                 batch.begun()
@@ -145,22 +186,22 @@ class PagedModel:
         self._last = batch
         return self._fused.forward(batch, callbacks)
 
-    def largest(self, batch: ForwardBatch) -> list[int] | None:
+    def largest(self, batch: ForwardBatch | SlotStep) -> list[int] | None:
         """Return the index of each row's largest logit, the first of equal ones.
 
-        None if modules computed the step, or ``batch`` is not the last one or did not set
-        ``wants_largest``.
+        None if modules computed the step, if it was recorded, or ``batch`` is not the last one or
+        did not set ``wants_largest``.
         """
-        if self._last is not batch or not batch.wants_largest:
+        if isinstance(batch, SlotStep) or self._last is not batch or not batch.wants_largest:
             return None
         return self._fused.largest
 
-    def hidden(self, batch: ForwardBatch) -> torch.Tensor:
+    def hidden(self, batch: ForwardBatch | SlotStep) -> torch.Tensor:
         """Return the head's input of each row: the final norm's output, float32 [rows, hidden].
 
         :param batch: the last one, which set ``wants_hidden``.
         """
-        if not batch.wants_hidden:
+        if isinstance(batch, SlotStep) or not batch.wants_hidden:
             raise ValueError("the step was not asked to keep what its head reads")
         return self._modules.hidden() if self._modules else self._fused.hidden().float()
 

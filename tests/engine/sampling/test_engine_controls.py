@@ -12,7 +12,7 @@ import torch
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
 from kvell.engine.requests.plan import NO_TOKEN, TokenWork
-from kvell.engine.running.runner import rows_of
+from kvell.engine.running.model_part import rows_of
 from kvell.engine.sampling.adjust import adjust
 from kvell.engine.sampling.controls import Controls, SampledPart
 from kvell.engine.sampling.draw import sample

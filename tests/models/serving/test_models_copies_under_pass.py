@@ -7,14 +7,15 @@ import pytest
 import torch
 
 from kvell.attention.choice import choose_kernels
-from kvell.engine.assembly import build_engine, copies_beside_passes
+from kvell.engine.assembly import build_engine
 from kvell.engine.engine import Engine
 from kvell.engine.protocol.messages import Submit, Tokens
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.engine.running.copies.copies_under_pass import _Under
+from kvell.engine.running.copies.copies_under_pass import _Under, copies_beside_passes
 from kvell.engine.setup.options import EngineOptions
 from kvell.memory import audit
+from kvell.models.captured.passes import SlotStep
 from kvell.models.forward.segments import LayerCallbacks
 from kvell.models.loading.random_model import random_paged_model
 from kvell.models.paged_model import ForwardBatch, PagedModel
@@ -85,9 +86,9 @@ def test_copies_are_under_the_pass_where_it_leaves_a_processor_free(
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(processors)))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert copies_beside_passes(EngineOptions()) is (processors > 2)
-    assert copies_beside_passes(EngineOptions(copies_under_pass=True))
-    assert not copies_beside_passes(EngineOptions(copies_under_pass=False))
+    assert copies_beside_passes(None) is (processors > 2)
+    assert copies_beside_passes(wanted=True)
+    assert not copies_beside_passes(wanted=False)
 
 
 def test_a_pass_that_fails_leaves_memory_lying_still(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +132,9 @@ def test_a_step_that_swaps_nothing_has_no_callbacks() -> None:
     seen: list[LayerCallbacks | None] = []
     forward = run.recorder.model.forward
 
-    def noting(batch: ForwardBatch, callbacks: LayerCallbacks | None = None) -> torch.Tensor:
+    def noting(
+        batch: ForwardBatch | SlotStep, callbacks: LayerCallbacks | None = None
+    ) -> torch.Tensor:
         seen.append(callbacks)
         return forward(batch, callbacks)
 

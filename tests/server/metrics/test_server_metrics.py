@@ -36,6 +36,7 @@ STATS = Stats(
     rungs={"own_page": 8, "preempt": 4},
     memory={"chunk_bytes": 64, "kv_chunks": 21, "cold_chunks": 0, "inflated": 13},
     misses={"never_seen": 6, "evicted": 2},
+    device_steps={"recorded": 9, "prefill": 2},
     team={"threads": 2, "shared": 1, "thread_seconds": 8.0, "lost_seconds": 2.5},
     groups=(
         GroupStats("full", 1, 2, 4, 64, 9, 3, 0, 28, 16, 1024),
@@ -212,6 +213,7 @@ def test_groups_and_rungs_have_labels() -> None:
     assert sample(metrics, "group_prefix_cache_hits_total", group="sliding(512)") == 32
     assert sample(metrics, "ladder_rungs_total", rung="own_page") == 8
     assert sample(metrics, "ladder_rungs_total", rung="preempt") == 4
+    assert sample(metrics, "device_steps_total", how="prefill") == 2
 
 
 def test_pages_by_state_and_sizes_of_groups() -> None:

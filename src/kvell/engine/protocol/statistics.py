@@ -196,6 +196,8 @@ class Stats:
     :param team: ``threads`` of the last step, and whether its processors were ``shared``; so far:
         ``thread_seconds`` of all threads in steps, and the part ``lost_seconds`` in which other
         programs ran on their processors; empty without a compiled pass.
+    :param device_steps: steps of models whose decode steps a device records: ``recorded``, or why
+        they were computed operation by operation; empty without such a device.
     """
 
     incarnation: int
@@ -228,3 +230,4 @@ class Stats:
     misses: dict[str, int] = field(default_factory=dict)
     sections: dict[str, int] = field(default_factory=dict)
     team: dict[str, float] = field(default_factory=dict)
+    device_steps: dict[str, int] = field(default_factory=dict)

@@ -13,8 +13,12 @@ delivered only once the next step computes, some tenths of a millisecond later.
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
-from kvell.engine.requests.plan import StepResult
+from kvell.engine.requests.plan import StepPlan, StepResult
+from kvell.engine.running.runner import PreparingRunner, Runner
+
+Run = Callable[[Callable[[], StepResult]], StepResult]
 
 
 class StepsAhead:
@@ -31,6 +35,15 @@ class StepsAhead:
         self._asked += 1
         self._thread.submit(self._answer, run, answer)
         return answer
+
+    def start(self, runner: Runner, plan: StepPlan, run: Run) -> Callable[[], StepResult]:
+        """Prepare a step, and let it run after all earlier ones; return what waits for its result.
+
+        :param run: runs the function that computes the step.
+        """
+        if isinstance(runner, PreparingRunner):
+            return self.ask(partial(run, runner.prepare(plan, self.begun))).result
+        return self.ask(partial(run, partial(runner.run, plan))).result
 
     def begun(self) -> None:
         """Deliver the previous step's result: the running step no longer needs the lock."""

@@ -5,18 +5,20 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from kvell.attention.host_batch import HostGroupBatch, HostStateBatch
+from kvell.attention.host_batch import HostGroupBatch, HostRows, HostStateBatch
 from kvell.attention.interface import GroupBatch, HostLengths
 from kvell.attention.states import StateBatch
 from kvell.engine.requests.plan import NewPages, TokenWork
 from kvell.engine.running.batching import (
     GroupArrays,
+    Ints,
     PageTables,
     StateArrays,
     WorkRows,
 )
 from kvell.engine.running.image_batching import ImageBatcher, literal
 from kvell.memory import IMAGE_KINDS, GroupKind, Layout
+from kvell.models.captured.slots import DecodeRows
 from kvell.models.forward.forward_batch import ForwardBatch, HostForwardBatch
 from kvell.models.images.image_store import ImageStore
 
@@ -85,6 +87,31 @@ class ForwardBatches:
             return HostForwardBatch(tokens, groups, seen, ends, *options)
         ids, positions, wanted = (part.to(self._device) for part in tokens.tensors)
         return ForwardBatch(ids, positions, groups, wanted, seen, ends, *options)
+
+    @property
+    def drops(self) -> bool:
+        """Whether layers drop prompt tokens."""
+        return self._drops
+
+    def decode_rows(
+        self, work: Sequence[TokenWork], sources: Ints | None = None, targets: Ints | None = None
+    ) -> DecodeRows:
+        """Return work of one token each as arrays in host memory.
+
+        :param sources: seats of the tokens that the device knows, as in :class:`DecodeRows`.
+        :param targets: seats of the tokens that are drawn.
+        """
+        rows = WorkRows.of(work)
+        token_ids = np.fromiter((w.token_ids.item(0) for w in work), np.int64, len(work))
+        groups = [self._host_rows(index, work, rows) for index in self._groups]
+        return DecodeRows(token_ids, rows.positions, groups, sources, targets)
+
+    def _host_rows(self, index: int, work: Sequence[TokenWork], rows: WorkRows) -> HostRows | None:
+        if index in self._of_images:
+            return None
+        if index in self._of_states:
+            return self._tables.running_states(index, rows)
+        return self._tables.arrays(index, work, rows)
 
     def _long_rope(self, work: Sequence[TokenWork]) -> torch.Tensor | None:
         """Return a mask of tokens with long RoPE, bool [T]; None if there are none."""

@@ -1,7 +1,7 @@
 """The runner of step plans, the only part of the engine that touches tensors."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
 from typing import Protocol, runtime_checkable
@@ -17,17 +17,28 @@ from kvell.engine.running.copies.copies_under_pass import Copier, StepCopies
 from kvell.engine.running.copies.page_mover import PageMover
 from kvell.engine.running.copies.written_seams import TellWritten, WrittenSeams
 from kvell.engine.running.drafter import Drafter
-from kvell.engine.running.drawn import DrawnBefore, Pending, pending
+from kvell.engine.running.drawn import NOTHING, DrawnBefore, pending
 from kvell.engine.running.forward_batches import ForwardBatches
 from kvell.engine.running.lent.queries import Queries
-from kvell.engine.running.pooled import NOTHING_POOLED, PooledRows, pooled_rows
+from kvell.engine.running.model_part import (
+    ModelPart,
+    first_largest,
+    in_turn,
+    rows_of,
+    with_extras,
+)
+from kvell.engine.running.pooled import NOTHING_POOLED, pooled_rows
+from kvell.engine.running.recorded.why import why_computed
 from kvell.engine.running.slot_memory import SlotMemory
-from kvell.engine.sampling.controls import Controls, SampledPart, StepControls
-from kvell.engine.sampling.draw import GREEDY, RowSampling, sample
+from kvell.engine.sampling.controls import Controls, SampledPart
+from kvell.engine.sampling.draw import GREEDY, sample
 from kvell.memory import Layout, SlotTable
+from kvell.models.captured.passes import SlotStep
+from kvell.models.captured.reasons import RECORDED, Reason
+from kvell.models.captured.slots import DecodeRows
 from kvell.models.forward.segments import LayerCallbacks
 from kvell.models.images.image_store import ImageStore
-from kvell.models.paged_model import ForwardBatch, PagedModel
+from kvell.models.paged_model import PagedModel
 from kvell.pages.stages import stages_of
 
 NANO = 1_000_000_000
@@ -60,16 +71,24 @@ class PreparingRunner(Runner, Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class _Part:
-    """One model's part of a step."""
+@runtime_checkable
+class StartingRunner(Runner, Protocol):
+    """A runner whose device computes a step while the next one is planned and started."""
 
-    work: Sequence[TokenWork]
-    batch: ForwardBatch
-    rows: list[RowSampling]
-    pending: Pending
-    controls: StepControls | None
-    pooled: PooledRows
+    def start(self, plan: StepPlan) -> Callable[[], StepResult]:
+        """Give the device a step; return a function that waits for its result.
+
+        That raises :class:`StepFailed`, as :meth:`run` does.  Call it once, in order of the steps.
+        """
+        ...
+
+    def settle(self) -> None:
+        """Wait until no step runs, whatever comes of it."""
+        ...
+
+    def device_steps(self) -> dict[str, int]:
+        """Return the numbers of ``recorded`` steps, and of others by reason."""
+        ...
 
 
 class ModelRunner:
@@ -88,7 +107,10 @@ class ModelRunner:
         not reported, nor is it with several models.
     :ivar stands: returns whether borrowed pages may still be read in place; None: no plan has such.
     :ivar queries: the passes' queries to creditors; None: there are none.
+    :ivar is_ahead: whether the tokens of the step that was launched last come from the device.
     """
+
+    is_ahead = False
 
     def __init__(
         self,
@@ -134,7 +156,7 @@ class ModelRunner:
 
     def run(self, plan: StepPlan) -> StepResult:
         """Run a plan and return the sampled tokens."""
-        return self._prepared(plan)()
+        return self._prepared(plan)()()
 
     def prepare(
         self, plan: StepPlan, begun: Callable[[], None] | None = None
@@ -145,7 +167,7 @@ class ModelRunner:
         tables must not change while the previous step builds its own.
         """
         if self._drafter is None:
-            return self._prepared(plan, begun)
+            return partial(_in_full, self._prepared(plan, begun))
         return partial(self._run_late, plan, begun or (lambda: None))
 
     def _run_late(self, plan: StepPlan, begun: Callable[[], None]) -> StepResult:
@@ -154,7 +176,8 @@ class ModelRunner:
 
     def _prepared(
         self, plan: StepPlan, begun: Callable[[], None] | None = None
-    ) -> Callable[[], StepResult]:
+    ) -> Callable[[], Callable[[], StepResult]]:
+        """Prepare a step; the returned function launches it, and returns what waits for it."""
         self._tables.update(plan)
         for controls in self._controls.values():
             controls.release(plan.released)
@@ -162,27 +185,40 @@ class ModelRunner:
             parts = self._parts(plan, begun) if self._drafter is None else None
         except Exception as failure:
             return partial(self._fail, plan, failure)
-        return partial(self._compute, plan, parts)
+        return partial(self._launched, plan, parts)
 
-    def _compute(self, plan: StepPlan, parts: Mapping[str, _Part] | None) -> StepResult:
-        with self.copier.begin(plan) as copies:
-            try:
-                return self._with_copies(plan, parts, copies)
-            except Exception as failure:
-                self._before.fail()
-                raise StepFailed(f"step {plan.step} failed") from failure
+    def _launched(
+        self, plan: StepPlan, parts: Mapping[str, ModelPart] | None
+    ) -> Callable[[], StepResult]:
+        with self.copier.begin(plan) as copies, self._failing(plan):
+            return partial(self._ended, plan, self._launch(plan, parts, copies))
 
-    def _fail(self, plan: StepPlan, failure: Exception) -> StepResult:
+    def _ended(self, plan: StepPlan, finish: Callable[[], StepResult]) -> StepResult:
+        with self._failing(plan):
+            return finish()
+
+    @contextmanager
+    def _failing(self, plan: StepPlan) -> Iterator[None]:
+        """Turn what fails in here into the failure of the step."""
+        try:
+            yield
+        except Exception as failure:
+            self._before.fail()
+            raise StepFailed(f"step {plan.step} failed") from failure
+
+    def _fail(self, plan: StepPlan, failure: Exception) -> Callable[[], StepResult]:
         """Make the copies of a plan whose work cannot be computed, and raise StepFailed."""
         with self.copier.begin(plan):
             self._before.fail()
             raise StepFailed(f"step {plan.step} failed") from failure
 
-    def _with_copies(
-        self, plan: StepPlan, parts: Mapping[str, _Part] | None, copies: StepCopies
-    ) -> StepResult:
+    def _launch(
+        self, plan: StepPlan, parts: Mapping[str, ModelPart] | None, copies: StepCopies
+    ) -> Callable[[], StepResult]:
+        """Compute a step; return a function that waits for its tokens, if a device is not done."""
+        self.is_ahead = False
         if not plan.work:
-            return StepResult(plan.step, ())
+            return partial(StepResult, plan.step, ())
         if self._slot_memory is not None and plan.slot is not None:
             self._slot_memory.use(plan.slot)
         if self.queries is not None:
@@ -190,14 +226,19 @@ class ModelRunner:
         if self._drafter is not None:
             plan = self._drafter.with_draft_tokens(plan, self.queries)
         parts = self._parts(plan) if parts is None else parts
+        self.is_ahead = all(part.is_ahead for part in parts.values())
         drawn = {
             name: self._draw(name, part, self._seams(name, plan, copies))
             for name, part in parts.items()
         }
+        return partial(self._finish, plan, drawn)
+
+    def _finish(self, plan: StepPlan, parts: Mapping[str, Callable[[], SampledPart]]) -> StepResult:
+        drawn = {name: part() for name, part in parts.items()}
         tokens = {name: model_drawn.tokens for name, model_drawn in drawn.items()}
-        in_order = next(iter(tokens.values())) if len(tokens) == 1 else _in_turn(plan, tokens)
-        result = _told(verify(plan, in_order), drawn)
-        result = structs.replace(result, team=self._team(parts))
+        in_order = next(iter(tokens.values())) if len(tokens) == 1 else in_turn(plan, tokens)
+        result = with_extras(verify(plan, in_order), drawn)
+        result = structs.replace(result, team=self._team(drawn))
         if plan.borrowed:
             result = structs.replace(result, missed=self._missed(plan))
         self._before.note(plan, result)
@@ -220,7 +261,9 @@ class ModelRunner:
         lacking = () if self.queries is None else self.queries.lacking()
         return tuple(sorted({*plan.find_missed(self.stands), *lacking}))
 
-    def _parts(self, plan: StepPlan, begun: Callable[[], None] | None = None) -> dict[str, _Part]:
+    def _parts(
+        self, plan: StepPlan, begun: Callable[[], None] | None = None
+    ) -> dict[str, ModelPart]:
         if len(self._models) == 1 and plan.work:
             (name,) = self._models
             return {name: self._part(name, plan.work, plan, begun)}
@@ -237,20 +280,47 @@ class ModelRunner:
         work: Sequence[TokenWork],
         plan: StepPlan,
         begun: Callable[[], None] | None,
-    ) -> _Part:
+    ) -> ModelPart:
         _, batches = self._models[name]
         rows = rows_of(work)
         controls = self._controls[name].begin(work)
         greedy = controls is None and all(row is GREEDY for row in rows)
         pooled = pooled_rows(work) if plan.pools else NOTHING_POOLED
-        batch = batches.batch(
+        recorded = self._recorded(name, work, plan)
+        batch = recorded or batches.batch(
             work,
             plan.checkpoints,
             wants_largest=greedy,
             begun=begun,
             wants_hidden=bool(pooled.rows),
         )
-        return _Part(work, batch, rows, pending(work), controls, pooled)
+        is_known = isinstance(batch, SlotStep) and batch.takes_seats
+        return ModelPart(
+            work, batch, rows, NOTHING if is_known else pending(work), controls, pooled
+        )
+
+    def _recorded(self, name: str, work: Sequence[TokenWork], plan: StepPlan) -> SlotStep | None:
+        """Return a model's part of a step in a slot of its records; None if it must be computed."""
+        model, batches = self._models[name]
+        captured = model.captured
+        if captured is None:
+            return None
+        takes_images = model.images is not None
+        reason = why_computed(plan, work, drops=batches.drops, takes_images=takes_images)
+        decode = self._decode_rows(name, work) if reason is None else None
+        if decode is not None and not captured.holds(len(work), decode.num_pages):
+            reason = Reason.TOO_LARGE
+            decode = None
+        captured.counts[reason or RECORDED] += 1
+        return None if decode is None else captured.step(decode)
+
+    def _decode_rows(self, name: str, work: Sequence[TokenWork]) -> DecodeRows:
+        _, batches = self._models[name]
+        return batches.decode_rows(work)
+
+    def _newest(self, handles: Sequence[int]) -> list[int]:
+        """Return the last token that the previous step drew for each handle."""
+        return self._before.newest(handles)
 
     def _seams(self, name: str, plan: StepPlan, copies: StepCopies) -> LayerCallbacks | None:
         """Return the callbacks at the seams of a model's pass, if there are any."""
@@ -259,24 +329,30 @@ class ModelRunner:
             return seams
         return WrittenSeams(self._stages, partial(self.tells_written, plan.streams), seams)
 
-    def _draw(self, name: str, part: _Part, seams: LayerCallbacks | None) -> SampledPart:
-        """Compute one model's part of a step; return a token for each row that draws."""
+    def _draw(
+        self, name: str, part: ModelPart, seams: LayerCallbacks | None
+    ) -> Callable[[], SampledPart]:
+        """Compute one model's part of a step; return what waits for a token of each row."""
         model, _ = self._models[name]
         number = self._numbers[name]
         if part.pending.rows:
-            part.batch.put_tokens(part.pending.rows, self._before.newest(part.pending.handles))
+            part.batch.put_tokens(part.pending.rows, self._newest(part.pending.handles))
         if self.queries is not None:
             self.queries.expect(number, part.work)
         logits = model.forward(part.batch, *(() if seams is None else (seams,)))
         if self.queries is not None:
             self.queries.note(number, part.work)
+        if isinstance(part.batch, SlotStep):
+            if part.is_ahead:
+                return partial(first_largest, part.batch)
+            part.batch.wait()
         if part.controls is not None:
             drawn = part.controls.draw(logits, part.rows)
         else:
             drawn = SampledPart(model.largest(part.batch) or sample(logits, part.rows))
         if part.pooled.rows:
             drawn.pooled = part.pooled.vectors(model.hidden(part.batch))
-        return drawn
+        return lambda: drawn
 
     def _batches_of(
         self,
@@ -291,27 +367,5 @@ class ModelRunner:
         return ForwardBatches(self._layout, self._tables, groups, model.device, store)
 
 
-def _in_turn(plan: StepPlan, drawn: Mapping[str, list[int]]) -> list[int]:
-    """Return the tokens that several models drew, in the order of the plan's work."""
-    left = {name: iter(tokens) for name, tokens in drawn.items()}
-    return [next(left[work.spec.model]) for work in plan.work for _ in range(work.num_draws)]
-
-
-def _told(result: StepResult, drawn: Mapping[str, SampledPart]) -> StepResult:
-    """Return the result with the logprobs and prompt vectors that requests asked for."""
-    if not any(part.logprobs or part.scored or part.pooled for part in drawn.values()):
-        return result
-    logprobs = {handle: value for part in drawn.values() for handle, value in part.logprobs.items()}
-    scored = {handle: value for part in drawn.values() for handle, value in part.scored.items()}
-    pooled = {handle: value for part in drawn.values() for handle, value in part.pooled.items()}
-    return structs.replace(result, logprobs=logprobs, scored=scored, pooled=pooled)
-
-
-def rows_of(work: Sequence[TokenWork]) -> list[RowSampling]:
-    """Return the sampling of each row of the work's logits, in order."""
-    return [
-        RowSampling.of(item.spec.sampling, item.output_index + index)
-        for item in work
-        if item.samples
-        for index in range(1 + item.proposed)
-    ]
+def _in_full(launch: Callable[[], Callable[[], StepResult]]) -> StepResult:
+    return launch()()

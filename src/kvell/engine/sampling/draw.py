@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.models.captured.device_step import first_largest
 from kvell.vocabulary import NOT_NUMBERS
 
 _MASK = (1 << 64) - 1
@@ -78,9 +79,7 @@ def largest(logits: torch.Tensor) -> list[int]:
     a row with NaN is the first NaN, so a check of the largest number detects any.
     """
     if logits.device.type != "cpu":
-        first = logits.argmax(-1)
-        values = logits.gather(-1, first[..., None])[..., 0]
-        checked: list[int] = torch.where(values.isfinite(), first, NOT_NUMBERS).tolist()
+        checked: list[int] = first_largest(logits).tolist()
         return checked
     rows = logits.numpy()
     where = np.argmax(rows, axis=-1)

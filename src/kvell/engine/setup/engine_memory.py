@@ -172,19 +172,25 @@ def cpu_buffer_of(
 
 
 def memory_of(
-    sizes: Sizes, core: WithholdingCore, every: Sequence[PagedModel], options: EngineOptions
+    sizes: Sizes,
+    core: WithholdingCore,
+    every: Sequence[PagedModel],
+    options: EngineOptions,
+    spare_bytes: int = 0,
 ) -> Memory:
     """Build the pool, and activation memory in it or separately.
 
     Models are not attached yet, but fused passes have their activation memory.
+
+    :param spare_bytes: behind the pool, for what recorded steps write of their pads.
     """
     layout, place = sizes.layout, every[0].device
     decoders = [model.fused for model in every if model.fused]
     if not sizes.shared_chunks:
         _give_reserve(decoders, sizes.reserve_bytes)
         if place.type != "cpu":
-            return Memory(pool_tensor(None, layout.pool_bytes, place))
-        return _own_pool(layout, place, options)
+            return Memory(pool_tensor(None, layout.pool_bytes + spare_bytes, place))
+        return _own_pool(layout, place, options, spare_bytes)
     device, num_slots, buffer = _chunks(sizes.shared_chunks, "--memory", layout, options)
     shared = share_pool(device, layout, core, sizes.need, options.kv_memory_bytes)
     area = host_pool(device.view(shared.elastic.area))
@@ -199,11 +205,14 @@ def memory_of(
     return _with_beyond(memory, device, layout, num_slots)
 
 
-def _own_pool(layout: Layout, place: torch.device, options: EngineOptions) -> Memory:
+def _own_pool(
+    layout: Layout, place: torch.device, options: EngineOptions, spare_bytes: int
+) -> Memory:
     """Build a pool in host memory that holds KV alone."""
-    num_chunks = -(-layout.pool_bytes // HostChunks.chunk_bytes)
+    num_bytes = layout.pool_bytes + spare_bytes
+    num_chunks = -(-num_bytes // HostChunks.chunk_bytes)
     cold, num_slots, buffer = _chunks(num_chunks, "--kv-memory", layout, options)
-    pool = pool_tensor(cold.view(cold.home), layout.pool_bytes, place)
+    pool = pool_tensor(cold.view(cold.home), num_bytes, place)
     memory = Memory(pool, chunks=cold, descriptor=cold.descriptor, buffer=buffer)
     return _with_beyond(memory, cold, layout, num_slots)
 

@@ -12,6 +12,7 @@ from kvell.engine.sampling.grammars import Grammars, process_bytes_for
 from kvell.engine.setup.options import EngineOptions
 from kvell.errors import ChangeSomething
 from kvell.memory import IMAGE_KINDS, GroupKind, LayerSpec
+from kvell.models.images.image_store import ImageStore
 from kvell.models.paged_model import PagedModel
 
 
@@ -75,3 +76,14 @@ def check_several(models: Sequence[ServedModel], options: EngineOptions) -> None
 
 def _refusal(field_name: str, value: object, problem: str) -> ChangeSomething:
     return ChangeSomething(field_name, value, problem, "leave it out, or give one --model only")
+
+
+def with_draft(served: Sequence[ServedModel], draft: PagedModel | None) -> list[PagedModel]:
+    """Return all models, a draft model last."""
+    return [*(member.model for member in served), *([] if draft is None else [draft])]
+
+
+def images_of(served: Sequence[ServedModel]) -> ImageStore | None:
+    """Return the images of the one model that takes images, or None."""
+    stores = (member.model.images for member in served)
+    return next((store for store in stores if store is not None), None)

@@ -14,7 +14,7 @@ Decodes have a lane of their own: one token, one round, no padding.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -98,8 +98,31 @@ class ScanPlan:
     fresh: torch.Tensor | None
 
 
+@dataclass(frozen=True)
+class DecodeStateBatch(StateBatch):
+    """A state group's metadata whose plan is made already, and holds whatever the pages are."""
+
+    plan: ScanPlan = field(kw_only=True)
+
+    @staticmethod
+    def of_decodes(page_ids: torch.Tensor) -> "DecodeStateBatch":
+        """Return the metadata of requests that each go on by one token.
+
+        :param page_ids: int32 [n, slices], which may be filled again for every step.
+        """
+        count = len(page_ids)
+        none = torch.zeros(0, dtype=torch.int32)
+        counts = torch.arange(count + 1, dtype=torch.int32)
+        batch = StateBatch(counts, torch.ones_like(counts[1:]), page_ids, none, none, page_ids[:0])
+        return DecodeStateBatch(
+            *(getattr(batch, item.name) for item in fields(batch)), plan=plan_scans(batch)
+        )
+
+
 def plan_scans(batch: StateBatch) -> ScanPlan:
     """Plan a step's scans, once for all layers of the group."""
+    if isinstance(batch, DecodeStateBatch):
+        return batch.plan
     device = batch.page_ids.device
     rows = batch.query_starts.numpy().astype(np.int64)
     starts = batch.starts.numpy().astype(np.int64)

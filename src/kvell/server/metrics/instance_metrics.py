@@ -112,6 +112,7 @@ class _InstanceMetrics:
         yield from self._of_cpu_buffer(self.stats.buffer)
         yield from self._of_sections(self.stats.sections)
         yield from self._of_team(self.stats.team)
+        yield self._by_label("device_steps", "Steps on a GPU.", "how", self.stats.device_steps)
 
     def _gauges(self, stats: Stats) -> Iterator[Metric]:
         gauge = self._gauge

@@ -9,6 +9,7 @@ A pass waits after a layer only for the pages of the next layer.  All copies end
 even if its pass failed: between steps no memory changes.
 """
 
+import os
 import threading
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ import torch
 
 from kvell.engine.cpu_buffer.swapping import moved_bytes
 from kvell.engine.requests.plan import StepPlan
-from kvell.engine.running.copies.copy_order import CopyOrder, copy_order
+from kvell.engine.running.copies.copy_order import CopyOrder, copy_order, has_spare_processor
 from kvell.engine.running.copies.page_mover import PageMover
 from kvell.memory import GroupSpec
 from kvell.models.forward.segments import LayerCallbacks
@@ -38,6 +39,16 @@ class CopyCounts:
     before_bytes: int = 0
     under_bytes: int = 0
     waits: int = 0
+
+
+def copies_beside_passes(wanted: bool | None) -> bool:
+    """Return whether pages are copied to the CPU buffer and back during passes.
+
+    :param wanted: None: if a processor is free for it.
+    """
+    if wanted is not None:
+        return wanted
+    return has_spare_processor(len(os.sched_getaffinity(0)), torch.get_num_threads())
 
 
 class Copier:

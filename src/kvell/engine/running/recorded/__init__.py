@@ -1,0 +1,1 @@
+"""Decode steps that a device records, as the engine uses them."""

@@ -1,0 +1,126 @@
+"""Engines whose decode steps are recorded: answers and journals of engines that compute them."""
+
+import copy
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+
+from kvell.engine.assembly import EngineOptions, build_engine
+from kvell.engine.core.journal import Journal
+from kvell.engine.protocol.messages import AskStats, Finished, Submit
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.protocol.statistics import Stats
+from kvell.memory import audit
+from kvell.models.captured.passes import SlotStep, StepRecords
+from kvell.models.captured.reasons import RECORDED, Reason
+from kvell.models.captured.slots import DecodeRows
+from kvell.models.loading.loading import describe_as
+from kvell.models.paged_model import PagedModel
+from kvell.vocabulary import KIB, MIB
+from tests.engine.works import spec_of
+from tests.models.captured.fake_graphs import FakeGraphs, LaunchedKernels
+from tests.models.harness import prompt_ids, tiny_module
+
+FAMILIES = (
+    "LlamaForCausalLM",
+    "Gemma3ForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "GptOssForCausalLM",
+    "FalconH1ForCausalLM",
+    "Qwen3NextForCausalLM",
+)
+PREFIX = prompt_ids(24, seed=24)
+GREEDY, RANDOM = 0.0, 1.0
+
+
+class Served:
+    """An engine over a tiny model, on a device of the tests or computed step by step."""
+
+    def __init__(
+        self, architecture: str, graphs: FakeGraphs | None, depth: int, kv_bytes: int
+    ) -> None:
+        module = copy.deepcopy(tiny_module(architecture))
+        description = describe_as(module.config, torch.float32, torch.float32)
+        self.model = PagedModel(module, description, LaunchedKernels(), torch.float32)
+        self.journal = Journal()
+        options = EngineOptions(
+            kv_memory_bytes=kv_bytes, max_model_len=128, max_num_batched_tokens=64, max_num_seqs=4,
+            async_scheduling=depth > 0, copies_under_pass=False,
+        )  # fmt: skip
+        self.engine = build_engine(
+            self.model, architecture, options, journal=self.journal, graphs=graphs
+        )
+
+    def submit(self, name: str, prompt: list[int], outputs: int, temperature: float) -> None:
+        sampling = SamplingParams(
+            temperature=temperature, max_tokens=outputs, ignore_eos=True, seed=len(name)
+        )
+        spec = spec_of(np.array(prompt, np.int32), sampling, name)
+        assert self.engine.handle(Submit(spec)) == []
+
+    def run(self) -> None:
+        memory = self.engine.core.memory
+        while self.engine.has_work():
+            events = self.engine.step()
+            assert audit(memory.layout, memory.snapshot()) == []
+            ends = [event for event in events if isinstance(event, Finished)]
+            assert all(end.reason == "length" for end in ends)
+
+
+def traffic(served: Served, chance: Random, most_outputs: int = 8) -> None:
+    """Requests that come and go, some with a prefix that hits, some with random tokens."""
+    for wave in range(2):
+        for number in range(3):
+            name = f"{wave}.{number}"
+            prompt = PREFIX * (number % 2) + prompt_ids(5 + 9 * number, seed=number + 7 * wave)
+            temperature = RANDOM if number == 2 else GREEDY
+            served.submit(
+                name, prompt, chance.randint(most_outputs // 2, most_outputs), temperature
+            )
+        served.run()
+
+
+def equal(
+    architecture: str, depth: int, graphs: FakeGraphs, kv_bytes: int = 8 * MIB, outputs: int = 8
+) -> Served:
+    """Run the traffic recorded and computed; return the recorded one."""
+    recorded = Served(architecture, graphs, depth, kv_bytes)
+    computed = Served(architecture, None, depth, kv_bytes)
+    for served in (recorded, computed):
+        traffic(served, Random(depth), outputs)
+    assert recorded.journal.entries == computed.journal.entries
+    return recorded
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_answers_and_journals_are_those_of_computed_steps(
+    architecture: str, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seated = list[bool]()
+    step = StepRecords.step
+
+    def spied(one: StepRecords, decode: DecodeRows) -> SlotStep:
+        seated.append(decode.sources is not None)
+        return step(one, decode)
+
+    monkeypatch.setattr(StepRecords, "step", spied)
+    graphs = FakeGraphs(Random(depth))
+    served = equal(architecture, depth, graphs)
+    assert served.model.captured is not None
+    counts = served.model.captured.counts
+    assert counts[RECORDED] == graphs.replays > 5
+    (stats,) = served.engine.handle(AskStats())
+    assert isinstance(stats, Stats) and stats.device_steps == counts
+    assert any(seated) == (depth > 0), "the device knows the tokens of the step before"
+    assert set(counts) <= {RECORDED, Reason.PREFILL, Reason.CHECKPOINTS}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(4))
+def test_waits_at_random_moments(seed: int) -> None:
+    """The pool holds two requests: others wait, and some are computed twice."""
+    served = equal("LlamaForCausalLM", 1, FakeGraphs(Random(seed)), 96 * KIB, outputs=56)
+    assert served.engine.core.stats().rungs["preempt"] > 0

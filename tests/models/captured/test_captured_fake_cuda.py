@@ -1,0 +1,93 @@
+"""Decode steps of all families on a GPU without numbers: nothing waits, all is on the device."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from kvell.models.captured.device_step import Forward
+from tests.models import harness
+from tests.models.captured.fake_decode import decode_tape
+from tests.models.captured.test_captured_engine import FAMILIES
+from tests.models.cases import long_unless
+from tests.models.harness import tiny_module
+
+SHAPES: dict[str, dict[str, int]] = {
+    "1B": {"hidden_size": 2048, "intermediate_size": 8192, "head_dim": 64},
+    "8B": {"hidden_size": 4096, "intermediate_size": 14336, "head_dim": 128},
+}
+
+
+def tiny(architecture: str) -> Callable[[], Any]:
+    """Makes a tiny model of a family, in bfloat16; on the meta device it has no numbers."""
+    module = tiny_module(architecture)
+    return lambda: type(module)._from_config(module.config, dtype=torch.bfloat16)
+
+
+def llama(shape: str) -> Any:
+    """A Llama of a real width, with fewer layers."""
+    config = LlamaConfig(
+        vocab_size=128_256, num_hidden_layers=2, num_attention_heads=32,
+        num_key_value_heads=8, **SHAPES[shape],
+    )  # fmt: skip
+    return LlamaForCausalLM._from_config(config, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [pytest.param(name, marks=long_unless(name in FAMILIES)) for name in sorted(harness.FAMILIES)],
+)
+def test_a_decode_step_waits_for_nothing(architecture: str) -> None:
+    tape, _ = decode_tape(tiny(architecture))
+    assert len(tape.lines) > 50
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_steps_of_real_widths(shape: str) -> None:
+    tape, launches = decode_tape(lambda: llama(shape))
+    assert launches == 2 * 2, "each layer writes and attends"
+    assert not any("cpu" in line for line in tape.lines)
+
+
+def waits(forward: Forward) -> Forward:
+    """Reads a number of the device."""
+    return lambda batch: forward(batch) * batch.positions[0].item()
+
+
+def lists(forward: Forward) -> Forward:
+    """Reads all of them."""
+    return lambda batch: forward(batch) * sum(batch.positions.tolist())
+
+
+def reads_arrays(forward: Forward) -> Forward:
+    """Reads them as an array of the host."""
+    return lambda batch: forward(batch) * float(batch.positions.cpu().numpy().sum())
+
+
+def mixes(forward: Forward) -> Forward:
+    """Adds a tensor of the host."""
+    return lambda batch: forward(batch) + torch.ones(1, 509)
+
+
+def selects(forward: Forward) -> Forward:
+    """Chooses rows by what the device knows."""
+    return lambda batch: forward(batch)[batch.positions > 3]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (waits, "_local_scalar_dense"),
+        (lists, "_local_scalar_dense|tolist"),
+        (reads_arrays, "numpy|aten._to_copy"),
+        (mixes, "device"),
+        (selects, "nonzero|indexed by"),
+    ],
+)
+def test_what_waits_or_mixes_devices_is_caught(
+    spoil: Callable[[Forward], Forward], told: str
+) -> None:
+    with pytest.raises(Exception, match=told):
+        decode_tape(tiny("LlamaForCausalLM"), spoil)
