@@ -13,6 +13,22 @@ from functools import cached_property
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
+HOST_READS = frozenset({"item", "tolist", "cpu", "numpy", "nonzero", "as_tensor", "tensor"})
+RECORDED = (
+    "kvell.models.captured.device_step",
+    "kvell.models.forward.hook",
+    "kvell.models.forward.latents",
+    "kvell.models.forward.module_pass",
+    "kvell.models.forward.true_positions",
+    "kvell.models.states.delta_mixers",
+    "kvell.models.states.delta_scans",
+    "kvell.models.states.mixers",
+    "kvell.models.states.scans",
+    "kvell.models.states.state_pages",
+    "kvell.attention.triton.backend",
+    "kvell.attention.triton.launch",
+)
+"""Modules whose operations a GPU records: nothing of theirs may wait for it."""
 LONG_FILE_LINES, LONG_FUNCTION_LINES, FULL_FOLDER_FILES = 250, 60, 14
 """A file has at most this many lines of code: without docstrings, imports, comments and blanks."""
 KERNELS = "kvell.attention.triton"
@@ -128,6 +144,18 @@ def long_functions(known: Mapping[str, Module]) -> dict[str, int]:
         for function in module.functions()
         if (lines := (function.end_lineno or 0) - function.lineno + 1) > LONG_FUNCTION_LINES
     }
+
+
+def host_reads(known: Mapping[str, Module]) -> list[str]:
+    """Places in recorded steps that wait for the device, or copy Python's numbers to it."""
+    return [
+        f"{name}:{node.lineno}"
+        for name in RECORDED
+        for node in ast.walk(known[name].tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and ast.unparse(node.func).rpartition(".")[2] in HOST_READS
+    ]
 
 
 def _overriding(kind: ast.ClassDef) -> set[str]:

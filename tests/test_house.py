@@ -10,6 +10,7 @@ from scripts.house import (
     circles,
     count_any,
     full_folders,
+    host_reads,
     long_files,
     long_functions,
     modules,
@@ -88,6 +89,10 @@ def test_types_are_said(known: dict[str, Module]) -> None:
 def test_a_name_is_of_one_thing(known: dict[str, Module]) -> None:
     assert len(shared_classes(known)) <= MOST_SHARED_CLASSES
     assert len(shared_methods(known)) <= MOST_SHARED_METHODS
+
+
+def test_recorded_steps_wait_for_nothing(known: dict[str, Module]) -> None:
+    assert host_reads(known) == []
 
 
 def test_english_is_plain(known: dict[str, Module]) -> None:

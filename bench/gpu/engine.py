@@ -7,7 +7,7 @@ after every step.
 
 import copy
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -59,22 +59,36 @@ class OnDevice(Served):
         place: Place,
         kv_bytes: int = 8 * MIB,
         kv_dtype: torch.dtype = torch.float32,
+        *,
+        records: bool = False,
     ) -> None:
+        """:param records: record decode steps."""
         self.architecture = architecture
         module = copy.deepcopy(tiny_module(architecture)).to(place.device)
         description = describe_as(module.config, torch.float32, kv_dtype)
-        model = PagedModel(module, description, place.engine_kernels(), kv_dtype)
+        kernels = place.recorded_kernels() if records else place.engine_kernels()
+        model = PagedModel(module, description, kernels, kv_dtype)
         self.recorder = _OnHost(model)
         options = EngineOptions(
             kv_memory_bytes=kv_bytes, max_model_len=256, max_num_batched_tokens=64
         )
-        self.engine = build_engine(self.recorder, architecture, options)  # type: ignore[arg-type]
+        self.engine = build_engine(
+            self.recorder,  # type: ignore[arg-type]
+            architecture,
+            options,
+            graphs=place.graphs() if records else None,
+        )
         self.answers = {}
 
 
-def answers(architecture: str, place: Place) -> str:
+def recorded(architecture: str, place: Place) -> str:
+    """Check the same with recorded decode steps."""
+    return answers(architecture, place, records=True)
+
+
+def answers(architecture: str, place: Place, *, records: bool = False) -> str:
     """Check a batch, a prefix that hits, and a longer prompt."""
-    served = OnDevice(architecture, place)
+    served = OnDevice(architecture, place, records=records)
     for name, length in (("a", 70), ("b", 9), ("c", 130)):
         served.submit(name, prompt_ids(length, seed=length), outputs=12)
     served.run()
@@ -103,19 +117,28 @@ def preempted(architecture: str, place: Place) -> str:
 def exact(pretends: bool, part: int, of: int) -> Iterator[Row]:
     """Yield a row for every ``of``-th check."""
     place = Place.of(pretends)
-    tasks = [(answers, name) for name in FAMILIES] + [(preempted, name) for name in TIGHT_BYTES]
+    tasks: list[tuple[Callable[[str, Place], str], str]]
+    tasks = [(way, name) for way in (answers, recorded) for name in FAMILIES]
+    tasks += [(preempted, name) for name in TIGHT_BYTES]
     for run, architecture in tasks[part::of]:
         name = f"engine, {architecture}, {run.__name__}"
         yield check(name, partial(run, architecture, place))
 
 
 def throughput(pretends: bool, part: int, of: int) -> Iterator[Row]:
-    """Time steps of a random llama of 8 wide layers, bf16, through the whole engine."""
-    place = Place.of(pretends)
+    """Time steps of a random llama of 8 wide layers, bf16, through the whole engine: computed, then
+    recorded, then started one ahead."""
+    for records, ahead in ((False, False), (True, False), (True, True)):
+        yield timed_steps(Place.of(pretends), records=records, ahead=ahead)
+
+
+def timed_steps(place: Place, *, records: bool, ahead: bool) -> Row:
+    """Time the steps of one way."""
+    pretends = place.pretends
     requests, prompt, outputs = sizes_of(pretends).engine
     model = random_paged_model(
         timed_config(pretends),
-        place.kernels(),
+        place.recorded_kernels() if records else place.kernels(),
         dtype=place.dtype,
         device=place.device,
         scale=1.0,
@@ -127,7 +150,9 @@ def throughput(pretends: bool, part: int, of: int) -> Iterator[Row]:
             kv_memory_bytes=64 * MIB if pretends else 4 * GIB,
             max_model_len=4096,
             max_num_batched_tokens=8192,
+            async_scheduling=ahead,
         ),
+        graphs=place.graphs() if records else None,
     )
     served = Served.__new__(Served)
     served.engine, served.answers = engine, {}
@@ -136,7 +161,8 @@ def throughput(pretends: bool, part: int, of: int) -> Iterator[Row]:
     for index in range(requests):
         served.submit(str(index), prompt_ids(prompt, index, 31_000), outputs)
     while engine.has_work():
-        place.wait()
+        if not ahead:
+            place.wait()
         begin = time.perf_counter()
         events += engine.step()
         steps.append(time.perf_counter() - begin)
@@ -144,8 +170,10 @@ def throughput(pretends: bool, part: int, of: int) -> Iterator[Row]:
     if failed:
         raise RuntimeError(f"requests failed: {failed[0].message or failed[0].reason}")
     decodes = sorted(steps[-outputs // 2 :])
-    yield {
+    return {
         "kind": "engine",
+        "records": records,
+        "ahead": ahead,
         "requests": requests,
         "prompt": prompt,
         "prefill_tokens_per_second": requests * prompt / sum(steps[: -outputs + 1]),

@@ -8,6 +8,8 @@ from kvell.attention.interface import AttentionKernels
 from kvell.attention.portable import PortableKernels
 from kvell.attention.triton.backend import TritonKernels
 from kvell.attention.triton.sizes import Blocks
+from kvell.models.captured.graphs import CudaGraphs, Graphs
+from tests.models.captured.fake_graphs import FakeGraphs, Launched
 
 SMALL_BLOCKS = (Blocks(16, 16, 4, 1, section_tokens=32), Blocks(32, 16, 4, 1))
 """Small cases have several of these."""
@@ -41,6 +43,14 @@ class Place:
     def engine_kernels(self) -> AttentionKernels:
         """Return kernels for whole engines, which would take minutes in the interpreter."""
         return PortableKernels() if self.pretends else self.kernels()
+
+    def graphs(self) -> Graphs:
+        """Return what records decode steps."""
+        return FakeGraphs() if self.pretends else CudaGraphs(self.device)
+
+    def recorded_kernels(self) -> AttentionKernels:
+        """Return kernels for engines whose decode steps are recorded."""
+        return Launched(PortableKernels()) if self.pretends else self.kernels()
 
     def wait(self) -> None:
         """Wait for all work of the device."""

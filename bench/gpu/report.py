@@ -73,8 +73,9 @@ def _figures(row: Row, read: float | None) -> str:
     if kind == "warm":
         return f"compiled {row['heads']} in {row['seconds']:.1f} s"
     if kind == "engine":
+        way = "ahead" if row.get("ahead") else "recorded" if row.get("records") else "computed"
         return (
-            f"llama of 8 layers, {row['requests']} x {row['prompt']}:"
+            f"llama of 8 layers, {way}, {row['requests']} x {row['prompt']}:"
             f" prefill {row['prefill_tokens_per_second']:.0f} tokens/s,"
             f" decode {row['decode_tokens_per_second']:.0f} tokens/s,"
             f" {row['decode_step_seconds'] * 1e3:.1f} ms a step"

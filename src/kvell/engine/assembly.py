@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,7 +24,7 @@ from kvell.engine.requests.model_rules import ModelRules
 from kvell.engine.running.copies.copies_under_pass import copies_beside_passes
 from kvell.engine.running.lent.queries import Queries
 from kvell.engine.running.pool_link import PoolLink
-from kvell.engine.running.recorded.recording import num_seats, record
+from kvell.engine.running.recorded.recording import record
 from kvell.engine.running.recorded.starting import StartingModelRunner
 from kvell.engine.running.runner import ModelRunner
 from kvell.engine.sampling.controls import Controls
@@ -283,8 +282,7 @@ def _attach_models(parts: _Parts) -> None:
 
 def _make_runner(parts: _Parts, controls: dict[str, Controls]) -> ModelRunner:
     first, *beside = parts.served
-    starting = partial(StartingModelRunner, num_seats(parts.limits))
-    make = ModelRunner if parts.graphs is None else starting
+    make = ModelRunner if parts.graphs is None else StartingModelRunner
     return make(
         first.model,
         parts.sizes.layout,

@@ -14,6 +14,7 @@ from kvell.engine.engine import Engine
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.engine.setup.several_models import ServedModel
 from kvell.engine.unloaded import check_named
+from kvell.models.captured.graphs import CudaGraphs
 from kvell.models.families.draft_model import check_draft
 from kvell.models.loading.loading import check_model
 from kvell.models.loading.named_models import NamedModel, open_named
@@ -60,7 +61,8 @@ class OpenedModels:
         prices = DEFAULT_PRICES
         if pricing is not None:
             prices = pricing(first, self.main.name, settings)
-        return build_engine(
+        records = first.device.type == "cuda" and not settings.enforce_eager
+        engine = build_engine(
             first,
             self.main.name,
             settings,
@@ -75,7 +77,12 @@ class OpenedModels:
             floor_bytes=self.floor_bytes,
             tokenizer_json=self.main.tokenizer_json,
             prices=prices,
+            graphs=CudaGraphs(first.device) if records else None,
         )
+        for model in self.loaded:
+            if model.captured is not None:
+                model.captured.record_all()
+        return engine
 
 
 def open_served(

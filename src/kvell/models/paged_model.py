@@ -11,6 +11,7 @@ from kvell.attention.interface import AttentionKernels
 from kvell.elastic.arena import ActivationNeed
 from kvell.models.captured.graphs import Graphs
 from kvell.models.captured.passes import SlotStep, StepRecords
+from kvell.models.captured.slots import SlotLimits
 from kvell.models.config.description import ModelDescription
 from kvell.models.forward.forward_batch import ForwardBatch, ModelMemory
 from kvell.models.forward.kv_memory import layer_pages, storing_layer
@@ -140,20 +141,18 @@ class PagedModel:
         graphs: Graphs,
         layout: Layout,
         pool: torch.Tensor,
-        most_rows: int,
-        most_pages: int,
+        limits: SlotLimits,
         seats: int,
     ) -> None:
         """Record decode steps from now on, over attached memory.
 
         :param pool: with a large page behind the layout's, if the model has states.
-        :param most_rows: requests of a step.
-        :param most_pages: page ids of a step, all groups together.
+        :param limits: of a step.
         :param seats: requests whose last token stays on the device.
         """
         groups = [None if group.kind in IMAGE_KINDS else group for group in layout.groups]
         self.captured = StepRecords(
-            self._computed, groups, graphs, pool, layout.pool_bytes, most_rows, most_pages, seats
+            self._computed, groups, graphs, pool, layout.pool_bytes, limits, self.kernels, seats
         )
 
     def forward(

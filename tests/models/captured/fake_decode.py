@@ -7,7 +7,7 @@ import torch
 
 from kvell.memory import plan_layout
 from kvell.models.captured.device_step import DeviceMemory, Forward, batch_of, compute
-from kvell.models.captured.slots import places_of, spare_pages
+from kvell.models.captured.slots import SlotLimits, places_of, spare_pages
 from kvell.models.config.description import describe
 from kvell.models.paged_model import PagedModel
 from kvell.vocabulary import MIB
@@ -33,7 +33,7 @@ def decode_tape(
     spares = spare_pages(
         layout.groups, torch.empty(size_bytes, dtype=torch.uint8), layout.pool_bytes
     )
-    places = places_of(ROWS, layout.groups, spares, 4096)
+    places = places_of(ROWS, layout.groups, spares, SlotLimits(ROWS, 4096, 512, 4096))
     on_host = DeviceMemory.zeros(places.size, ROWS, torch.device("cpu"))
     batch = batch_of(on_host, places)
     with fake_cuda():

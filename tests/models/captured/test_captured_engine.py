@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from kvell.attention.portable import PortableKernels
 from kvell.engine.assembly import EngineOptions, build_engine
 from kvell.engine.core.journal import Journal
 from kvell.engine.protocol.messages import AskStats, Finished, Submit
@@ -20,7 +21,7 @@ from kvell.models.loading.loading import describe_as
 from kvell.models.paged_model import PagedModel
 from kvell.vocabulary import KIB, MIB
 from tests.engine.works import spec_of
-from tests.models.captured.fake_graphs import FakeGraphs, LaunchedKernels
+from tests.models.captured.fake_graphs import FakeGraphs, Launched
 from tests.models.harness import prompt_ids, tiny_module
 
 FAMILIES = (
@@ -43,7 +44,7 @@ class Served:
     ) -> None:
         module = copy.deepcopy(tiny_module(architecture))
         description = describe_as(module.config, torch.float32, torch.float32)
-        self.model = PagedModel(module, description, LaunchedKernels(), torch.float32)
+        self.model = PagedModel(module, description, Launched(PortableKernels()), torch.float32)
         self.journal = Journal()
         options = EngineOptions(
             kv_memory_bytes=kv_bytes, max_model_len=128, max_num_batched_tokens=64, max_num_seqs=4,
@@ -102,7 +103,7 @@ def test_answers_and_journals_are_those_of_computed_steps(
     seated = list[bool]()
     step = StepRecords.step
 
-    def spied(one: StepRecords, decode: DecodeRows) -> SlotStep:
+    def spied(one: StepRecords, decode: DecodeRows) -> SlotStep | None:
         seated.append(decode.sources is not None)
         return step(one, decode)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kvell.models.captured.passes import SLOTS, SlotStep, StepRecords
-from kvell.models.captured.slots import DecodeRows
+from kvell.models.captured.slots import DecodeRows, SlotLimits
 from kvell.models.forward.forward_batch import ForwardBatch
 from tests.models.captured.fake_graphs import FakeGraphs
 from tests.models.captured.tape import NotRepeatableError
@@ -40,11 +40,17 @@ class Table:
 
 def captured(forward: Callable[[ForwardBatch], torch.Tensor], graphs: FakeGraphs) -> StepRecords:
     pool = torch.empty(0, dtype=torch.uint8)
-    return StepRecords(forward, (), graphs, pool, 0, ROWS, 0)
+    return StepRecords(forward, (), graphs, pool, 0, SlotLimits(ROWS, 0, 0, 0))
 
 
 def rows(tokens: list[int], positions: list[int]) -> DecodeRows:
     return DecodeRows(np.array(tokens), np.array(positions), ())
+
+
+def slot_step(one: StepRecords, decode: DecodeRows) -> SlotStep:
+    step = one.step(decode)
+    assert step is not None
+    return step
 
 
 def drawn(one: StepRecords, chance: Random, steps: int = 12, behind: int = 2) -> list[list[int]]:
@@ -53,7 +59,7 @@ def drawn(one: StepRecords, chance: Random, steps: int = 12, behind: int = 2) ->
     told: list[list[int]] = []
     for number in range(steps):
         tokens = [chance.randrange(VOCABULARY) for _ in range(chance.randint(1, ROWS))]
-        step = one.step(rows(tokens, [number + at for at in range(len(tokens))]))
+        step = slot_step(one, rows(tokens, [number + at for at in range(len(tokens))]))
         one.launch(step)
         launched.append(step)
         if len(launched) > behind:
@@ -88,7 +94,7 @@ def test_a_slot_that_is_filled_while_the_device_still_reads_it() -> None:
 
     real = one.step
 
-    def step(decode: DecodeRows) -> SlotStep:
+    def step(decode: DecodeRows) -> SlotStep | None:
         slot.read = Early()
         return real(decode)
 
@@ -99,7 +105,7 @@ def test_a_slot_that_is_filled_while_the_device_still_reads_it() -> None:
 
 def test_tokens_that_are_read_before_they_are_there() -> None:
     table, one = Table(), captured(Table().forward, FakeGraphs())
-    step = one.step(rows([3], [5]))
+    step = slot_step(one, rows([3], [5]))
     one.launch(step)
     early = step.slot.tokens[:1].tolist()
     assert early != table.next_tokens([3], [5]) == step.tokens()
@@ -109,7 +115,7 @@ def twice(forward: Callable[[ForwardBatch], torch.Tensor]) -> None:
     """Record a step and repeat it."""
     one = captured(forward, FakeGraphs())
     for number in range(3):
-        step = one.step(rows([number], [number]))
+        step = slot_step(one, rows([number], [number]))
         one.launch(step)
         step.tokens()
 

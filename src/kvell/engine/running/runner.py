@@ -307,12 +307,11 @@ class ModelRunner:
             return None
         takes_images = model.images is not None
         reason = why_computed(plan, work, drops=batches.drops, takes_images=takes_images)
-        decode = self._decode_rows(name, work) if reason is None else None
-        if decode is not None and not captured.holds(len(work), decode.num_pages):
-            reason = Reason.TOO_LARGE
-            decode = None
+        reason = Reason.FAILED if captured.has_failed else reason
+        step = None if reason else captured.step(self._decode_rows(name, work))
+        reason = reason or (Reason.TOO_LARGE if step is None else None)
         captured.counts[reason or RECORDED] += 1
-        return None if decode is None else captured.step(decode)
+        return step
 
     def _decode_rows(self, name: str, work: Sequence[TokenWork]) -> DecodeRows:
         _, batches = self._models[name]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from kvell.attention.interface import GroupBatch
+from kvell.attention.triton.held import HeldGroupBatch, held_work, most_programs
 from kvell.models.captured.graphs import Outputs
 from kvell.models.captured.slots import GroupPlaces, Places, StatePlaces
 from kvell.models.forward.forward_batch import ForwardBatch
@@ -48,7 +49,7 @@ def batch_of(memory: DeviceMemory, places: Places) -> ForwardBatch:
             pages = arena[group.page_ids].view(rows, group.slices)
             groups.append(DecodeStateBatch.of_decodes(pages))
         elif isinstance(group, GroupPlaces):
-            groups.append(_group_batch(arena, group, numbers, arena[places.page_ids]))
+            groups.append(_group_batch(arena, group, numbers, places.page_ids))
         else:
             groups.append(None)
     ids = numbers[:rows].long()
@@ -80,14 +81,19 @@ def first_largest(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _group_batch(
-    arena: torch.Tensor, group: GroupPlaces, numbers: torch.Tensor, page_ids: torch.Tensor
+    arena: torch.Tensor, group: GroupPlaces, numbers: torch.Tensor, page_ids: slice
 ) -> GroupBatch:
-    return GroupBatch(
-        query_starts=numbers,
-        context_lens=arena[group.context_lens],
-        table_starts=arena[group.table_starts],
-        page_ids=page_ids,
-        first_positions=arena[group.first_positions],
-        write_page_ids=arena[group.write_page_ids],
-        write_offsets=arena[group.write_offsets],
+    programs = most_programs(arena.device) if group.works else 0
+    works = {
+        work.tiling: held_work(arena[work.numbers], work.capacity, programs) for work in group.works
+    }
+    parts = (
+        numbers,
+        arena[group.context_lens],
+        arena[group.table_starts],
+        arena[page_ids],
+        arena[group.first_positions],
+        arena[group.write_page_ids],
+        arena[group.write_offsets],
     )
+    return HeldGroupBatch(*parts, works=works) if works else GroupBatch(*parts)

@@ -10,18 +10,32 @@ A record sees only memory that stays where it is: the slot's range, the pool, th
 last tokens.  So its Python runs once, whatever the number of layers.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
+from kvell.attention.triton.work import Tiling
 from kvell.models.captured.buckets import bucket_sizes, smallest
 from kvell.models.captured.device_step import DeviceMemory, Forward, batch_of, compute
 from kvell.models.captured.graphs import Graph, Graphs, Mark
-from kvell.models.captured.slots import DecodeRows, Places, fill, places_of, spare_pages
+from kvell.models.captured.slots import (
+    DecodeRows,
+    NoRoomError,
+    Places,
+    SlotLimits,
+    fill,
+    places_of,
+    spare_pages,
+)
+from kvell.models.captured.work_in_memory import WorkInMemory, reserve, tilings_of
 from kvell.pages.layout import GroupSpec
+
+logger = logging.getLogger(__name__)
 
 SLOTS = 3
 """Copies on the host: one is filled, one is read by the device, one may still be read."""
@@ -41,14 +55,14 @@ class SlotStep:
     """A step that waits in a slot, or was launched.
 
     :ivar rows: rows of requests; those behind them are pads.
-    :ivar used: numbers of the slot that the device needs.
+    :ivar used: parts of the slot that the device needs.
     :ivar takes_seats: whether the device knows the tokens that the previous step draws.
     """
 
     rows: int
     places: Places
     slot: _Slot
-    used: int
+    used: list[slice]
     takes_seats: bool
     done: Mark | None = None
 
@@ -74,9 +88,10 @@ class StepRecords:
     :param forward: the model's pass, over attached memory.
     :param groups: the model's groups in its order; None for one without text tokens.
     :param pool: the pool's memory, uint8 [bytes], with a large page behind ``pool_bytes`` for pads.
-    :param most_rows: of a step.
-    :param most_pages: page ids of a step, all groups together.
+    :param limits: of a step.
+    :param kernels: the pass's, which may read their work from memory (:class:`WorkInMemory`).
     :param seats: requests whose last token stays on the device.
+    :ivar has_failed: whether the device could not record a step; then none is recorded any more.
     :ivar counts: steps so far: ``RECORDED``, or by the reason why they were computed.
     """
 
@@ -87,18 +102,28 @@ class StepRecords:
         graphs: Graphs,
         pool: torch.Tensor,
         pool_bytes: int,
-        most_rows: int,
-        most_pages: int,
+        limits: SlotLimits,
+        kernels: object = None,
         seats: int = 0,
     ) -> None:
-        self._forward, self._graphs, self._no_seat = forward, graphs, seats
-        self._most_pages = most_pages
+        self._forward, self._graphs, self.num_seats = forward, graphs, seats
+        self._limits = limits
         self.counts = Counter[str]()
-        self._sizes = bucket_sizes(most_rows)
+        self.has_failed = False
+        self._sizes = bucket_sizes(limits.rows)
+        place = partial(places_of, groups=groups, limits=limits)
         spares = spare_pages(groups, pool, pool_bytes)
-        self._places = {rows: places_of(rows, groups, spares, most_pages) for rows in self._sizes}
+        tilings: Sequence[Sequence[Tiling]] = ()
+        if isinstance(kernels, WorkInMemory):
+            tilings = tilings_of(kernels, forward, place(1, spares=spares), pool.device)
+        self._places = {rows: place(rows, spares=spares, tilings=tilings) for rows in self._sizes}
         largest = max(places.size for places in self._places.values())
         self._memory = DeviceMemory.zeros(largest, seats, pool.device)
+        self._batches = {
+            rows: batch_of(self._memory, places) for rows, places in self._places.items()
+        }
+        if isinstance(kernels, WorkInMemory):
+            reserve(kernels, self._batches.values(), pool.device)
         self.slots = [
             _Slot(graphs.pinned_memory(largest), graphs.pinned_memory(self._sizes[-1]))
             for _ in range(SLOTS)
@@ -106,24 +131,20 @@ class StepRecords:
         self._records: dict[int, Graph] = {}
         self._turn = 0
 
-    def holds(self, rows: int, pages: int) -> bool:
-        """Return whether slots have room for a step."""
-        return 0 < rows <= self._sizes[-1] and pages <= self._most_pages
-
-    def step(self, decode: DecodeRows) -> SlotStep:
-        """Fill the next slot, once the device has read what was there.
-
-        :raises ValueError: if slots do not hold the step.
-        """
+    def step(self, decode: DecodeRows) -> SlotStep | None:
+        """Fill the next slot, once the device has read what was there; None if it has no room."""
         rows = len(decode.token_ids)
         size = smallest(self._sizes, rows)
-        if size is None or not self.holds(rows, decode.num_pages):
-            raise ValueError(f"slots hold no step of {rows} rows and {decode.num_pages} pages")
+        if size is None or decode.num_pages > self._limits.page_ids:
+            return None
         places, slot = self._places[size], self.slots[self._turn]
-        self._turn = (self._turn + 1) % SLOTS
         if slot.read is not None:
             slot.read.wait()
-        used = fill(slot.memory.numpy(), places, decode, self._no_seat)
+        try:
+            used = fill(slot.memory.numpy(), places, decode, self.num_seats)
+        except NoRoomError:
+            return None
+        self._turn = (self._turn + 1) % SLOTS
         return SlotStep(rows, places, slot, used, decode.sources is not None)
 
     def launch(self, step: SlotStep) -> torch.Tensor:
@@ -133,7 +154,8 @@ class StepRecords:
         """
         record = self._record(step.places)
         graphs, slot = self._graphs, step.slot
-        graphs.upload(self._memory.arena[: step.used], slot.memory[: step.used])
+        for part in step.used:
+            graphs.upload(self._memory.arena[part], slot.memory[part])
         slot.read = graphs.mark()
         record.replay()
         logits, tokens = record.outputs
@@ -146,19 +168,26 @@ class StepRecords:
         self._graphs.follow()
 
     def record_all(self) -> None:
-        """Record every size, the largest first: the others fit its memory."""
-        for size in reversed(self._sizes):
-            self._record(self._places[size])
+        """Record every size, the largest first: the others fit its memory.
+
+        A model that the device cannot record is computed by its Python, as before.
+        """
+        try:
+            for size in reversed(self._sizes):
+                self._record(self._places[size])
+        except RuntimeError as error:
+            self.has_failed = True
+            logger.warning("decode steps are not recorded, so each takes longer: %s", error)
 
     def _record(self, places: Places) -> Graph:
         record = self._records.get(places.rows)
         if record is None:
             slot = np.zeros(places.size, np.int32)
-            fill(slot, places, DecodeRows.none(places.groups), self._no_seat)
+            fill(slot, places, DecodeRows.none(places.groups), self.num_seats)
             memory, forward = self._memory, self._forward
             self._graphs.follow()
             memory.put(torch.from_numpy(slot))
-            batch = batch_of(memory, places)
+            batch = self._batches[places.rows]
             record = self._graphs.record(lambda: compute(memory, places, batch, forward))
             self._records[places.rows] = record
         return record

@@ -23,5 +23,7 @@ class Reason(StrEnum):
     """Creditors compute a part of its attention."""
     SEAMS = "seams"
     """Copies or transfers follow its layers."""
+    FAILED = "failed"
+    """The device could not record the model's steps."""
     TOO_LARGE = "too_large"
     """It has more rows, pages or sections than the memory of slots holds."""

@@ -2,39 +2,61 @@
 
 ::
 
-    a slot:  [ids, seats, positions │ lengths and write places, group by group │ page ids of all]
-             └─────────────── fixed by the size of the bucket ───────────────┘ └─ as many as used
+    a slot:  [ids, seats, positions, lengths, write places │ attention's work │ page ids of all]
+             └──────────── fixed by the size ────────────┘ └─────── as many as used ──────────┘
 
-The host fills a slot, whose used part one copy brings to the device.  The next step fills another
-slot, while the device may still read this one.
+The host fills a slot, whose used parts are copied to the device.  The next step fills another slot,
+while the device may still read this one.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from kvell.attention.host_batch import HostRows
+from kvell.attention.triton.filling import fill_items
+from kvell.attention.triton.held import Capacity
+from kvell.attention.triton.work import MOST_DOUBLINGS, MOST_SECTIONS, Lengths, Tiling
 from kvell.pages.layout import GroupKind, GroupSpec
 
 Ints = npt.NDArray[np.int32]
 
+ALIGNED = 4
+"""Numbers of 16 bytes, at whose multiples a kernel's work begins."""
 NO_PAGE = -1
 """The page of a pad's key and value, which are not written."""
 NO_SEAT = -1
 
 
+class NoRoomError(Exception):
+    """A slot is too small for a step."""
+
+
+@dataclass(frozen=True)
+class WorkPlace:
+    """The place of an attention group's work, by the tiling of some of its layers."""
+
+    tiling: Tiling
+    capacity: Capacity
+    numbers: slice
+
+
 @dataclass(frozen=True)
 class GroupPlaces:
-    """The places of an attention group's numbers in a slot; the names are those of GroupBatch."""
+    """The places of an attention group's numbers in a slot; the names are those of GroupBatch.
+
+    :param works: for kernels that read their work from memory.
+    """
 
     table_starts: slice
     context_lens: slice
     first_positions: slice
     write_page_ids: slice
     write_offsets: slice
+    works: tuple[WorkPlace, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,6 +77,7 @@ class Places:
     """The places of all numbers in a slot of a bucket.
 
     :param rows: the size of the bucket.
+    :param fixed: all numbers of which there are always as many.
     :param page_ids: of all attention groups, one after the other.
     """
 
@@ -64,6 +87,7 @@ class Places:
     targets: slice
     positions: slice
     groups: tuple[GroupPlaces | StatePlaces | None, ...]
+    fixed: slice
     page_ids: slice
 
     @property
@@ -72,21 +96,56 @@ class Places:
         return int(self.page_ids.stop)
 
 
+@dataclass(frozen=True)
+class SlotLimits:
+    """The limits of steps that slots hold.
+
+    :param rows: requests.
+    :param page_ids: of all groups together.
+    :param context_tokens: of a request.
+    :param pool_tokens: of all requests together, unless they share pages.
+    """
+
+    rows: int
+    page_ids: int
+    context_tokens: int
+    pool_tokens: int
+
+    def items(self, tiling: Tiling, rows: int) -> int:
+        """Return the most items of work of ``rows`` rows."""
+        tokens = self.context_tokens
+        if tiling.window_tokens:
+            tokens = min(tokens, tiling.window_tokens)
+        longest = -(-tokens // (tiling.section_tokens << MOST_DOUBLINGS))
+        most = min(max(longest, MOST_SECTIONS), -(-tokens // tiling.section_tokens)) + 2
+        return min(rows * most, self.pool_tokens // tiling.section_tokens + 3 * rows)
+
+
 def places_of(
-    rows: int, groups: Sequence[GroupSpec | None], spares: Sequence[int], most_pages: int
+    rows: int,
+    groups: Sequence[GroupSpec | None],
+    spares: Sequence[int],
+    limits: SlotLimits,
+    tilings: Sequence[Sequence[Tiling]] = (),
 ) -> Places:
     """Return the places of a bucket's numbers.
 
     :param groups: of the model, in its order; None for one without text tokens.
     :param spares: by group, the page that pads of a state group use.
-    :param most_pages: page ids of all groups together.
+    :param tilings: by group, those of kernels that read their work from memory.
     """
     end = 0
 
     def take(count: int) -> slice:
         nonlocal end
-        begin, end = end, end + count
+        begin = end
+        end += count
         return slice(begin, end)
+
+    def work(tiling: Tiling) -> WorkPlace:
+        capacity = Capacity(limits.items(tiling, rows), rows, 1)
+        take(-end % ALIGNED)
+        return WorkPlace(tiling, capacity, take(capacity.num_ints))
 
     own = (take(rows), take(rows), take(rows), take(rows))
     made: list[GroupPlaces | StatePlaces | None] = []
@@ -96,8 +155,14 @@ def places_of(
         elif group.kind is GroupKind.STATE:
             made.append(StatePlaces(take(rows * group.slices), group.slices, spare))
         else:
-            made.append(GroupPlaces(take(rows + 1), *(take(rows) for _ in range(4))))
-    return Places(rows, *own, tuple(made), take(most_pages))
+            made.append(GroupPlaces(take(rows + 1), take(rows), take(rows), take(rows), take(rows)))
+    fixed = slice(0, end)
+    for number, of_group in enumerate(tilings):
+        group_places = made[number]
+        if isinstance(group_places, GroupPlaces):
+            works = tuple(map(work, of_group))
+            made[number] = replace(group_places, works=works)
+    return Places(rows, *own, tuple(made), fixed, take(limits.page_ids))
 
 
 @dataclass(frozen=True)
@@ -141,12 +206,13 @@ _PAGE_IDS = 3
 """Place of the page ids among the fields of GroupBatch."""
 
 
-def fill(slot: Ints, places: Places, step: DecodeRows, no_seat: int) -> int:
-    """Write a step into a slot; return how many of its numbers are used.
+def fill(slot: Ints, places: Places, step: DecodeRows, no_seat: int) -> list[slice]:
+    """Write a step into a slot; return the parts that the device needs.
 
     A pad has no context, no page to read, and none to write.
 
     :param no_seat: the seat that stands for NO_SEAT among targets.
+    :raises NoRoomError: if there is too little room for attention's work.
     """
     count = len(step.token_ids)
     _put(slot[places.literals], step.token_ids, 0)
@@ -161,7 +227,29 @@ def fill(slot: Ints, places: Places, step: DecodeRows, no_seat: int) -> int:
             _put(slot[group.page_ids], rows.arrays[2], group.spare)
         elif isinstance(group, GroupPlaces) and rows is not None:
             used = _fill_group(slot, group, rows.arrays, count, used, places.page_ids.start)
-    return used
+    works = [
+        _fill_work(slot, places.rows, group, work)
+        for group in places.groups
+        if isinstance(group, GroupPlaces)
+        for work in group.works
+    ]
+    return [places.fixed, *works, slice(places.page_ids.start, used)]
+
+
+def _fill_work(slot: Ints, rows: int, group: GroupPlaces, work: WorkPlace) -> slice:
+    """Cut a group's attention into items; return their place."""
+    lengths = Lengths(
+        np.arange(rows + 1, dtype=np.int32),
+        slot[group.context_lens],
+        slot[group.table_starts],
+        slot[group.first_positions],
+    )
+    begin: int = work.numbers.start
+    try:
+        count = fill_items(lengths, work.tiling, work.capacity, slot[work.numbers])
+    except ValueError as error:
+        raise NoRoomError from error
+    return slice(begin, begin + Capacity(count, 0, 1).num_ints)
 
 
 def _fill_group(

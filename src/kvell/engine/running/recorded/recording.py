@@ -7,6 +7,7 @@ import torch
 from kvell.engine.requests.limits import Limits
 from kvell.memory import GroupSpec, Layout
 from kvell.models.captured.graphs import Graphs
+from kvell.models.captured.slots import SlotLimits
 from kvell.models.paged_model import PagedModel
 
 
@@ -25,10 +26,12 @@ def record(
     for name, model in models.items():
         own = layout.seen_by(name)
         pages = sum(_most_entries(group, layout, limits) for group in own.groups)
-        model.capture(graphs, own, pool, limits.max_num_seqs, pages, num_seats(limits))
+        tokens = max(group.page_tokens * _num_pages(group, layout) for group in own.groups)
+        within = SlotLimits(limits.max_num_seqs, pages, limits.max_model_len, tokens)
+        model.capture(graphs, own, pool, within, _num_seats(limits))
 
 
-def num_seats(limits: Limits) -> int:
+def _num_seats(limits: Limits) -> int:
     """Return the seats on a device: a request that has ended keeps its own for a step."""
     return 2 * limits.max_num_seqs
 
@@ -39,5 +42,8 @@ def _most_entries(group: GroupSpec, layout: Layout, limits: Limits) -> int:
     Requests may share every page: twice the pool's pages is enough for most steps.
     """
     of_request = -(-limits.max_model_len // max(1, group.page_tokens))
-    pool_pages = group.pages_per_large * layout.num_large_pages
-    return min(limits.max_num_seqs * of_request, 2 * pool_pages)
+    return min(limits.max_num_seqs * of_request, 2 * _num_pages(group, layout))
+
+
+def _num_pages(group: GroupSpec, layout: Layout) -> int:
+    return group.pages_per_large * layout.num_large_pages

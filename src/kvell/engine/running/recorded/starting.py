@@ -11,8 +11,7 @@ them on the host, and so waits.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
 
 from typing_extensions import override
 
@@ -61,12 +60,16 @@ class Flight:
 class StartingModelRunner(ModelRunner):
     """Models on a device that records their decode steps."""
 
-    def __init__(self, num_seats: int, *arguments: Any) -> None:
-        """:param num_seats: requests of each model whose last tokens stay on the device.
-        :param arguments: those of :class:`ModelRunner`."""
-        super().__init__(*arguments)
-        self._seats = {name: DeviceSeats(num_seats) for name in self._models}
-        self._flight: Flight | None = None
+    _flight: Flight | None = None
+
+    @cached_property
+    def _seats(self) -> dict[str, DeviceSeats]:
+        """The seats of each model whose steps are recorded."""
+        return {
+            name: DeviceSeats(model.captured.num_seats)
+            for name, (model, _) in self._models.items()
+            if model.captured is not None
+        }
 
     def start(self, plan: StepPlan) -> Callable[[], StepResult]:
         """Give the device a step; return a function that waits for its result."""
