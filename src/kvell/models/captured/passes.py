@@ -25,7 +25,7 @@ from kvell.models.captured.device_step import DeviceMemory, Forward, batch_of, c
 from kvell.models.captured.graphs import Graph, Graphs, Mark
 from kvell.models.captured.slots import (
     DecodeRows,
-    NoRoomError,
+    SlotFullError,
     Places,
     SlotLimits,
     fill,
@@ -142,7 +142,7 @@ class StepRecords:
             slot.read.wait()
         try:
             used = fill(slot.memory.numpy(), places, decode, self.num_seats)
-        except NoRoomError:
+        except SlotFullError:
             return None
         self._turn = (self._turn + 1) % SLOTS
         return SlotStep(rows, places, slot, used, decode.sources is not None)

@@ -31,7 +31,7 @@ NO_PAGE = -1
 NO_SEAT = -1
 
 
-class NoRoomError(Exception):
+class SlotFullError(Exception):
     """A slot is too small for a step."""
 
 
@@ -212,7 +212,7 @@ def fill(slot: Ints, places: Places, step: DecodeRows, no_seat: int) -> list[sli
     A pad has no context, no page to read, and none to write.
 
     :param no_seat: the seat that stands for NO_SEAT among targets.
-    :raises NoRoomError: if there is too little room for attention's work.
+    :raises SlotFullError: if there is too little room for attention's work.
     """
     count = len(step.token_ids)
     _put(slot[places.literals], step.token_ids, 0)
@@ -248,7 +248,7 @@ def _fill_work(slot: Ints, rows: int, group: GroupPlaces, work: WorkPlace) -> sl
     try:
         count = fill_items(lengths, work.tiling, work.capacity, slot[work.numbers])
     except ValueError as error:
-        raise NoRoomError from error
+        raise SlotFullError from error
     return slice(begin, begin + Capacity(count, 0, 1).num_ints)
 
 
