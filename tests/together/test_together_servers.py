@@ -36,8 +36,8 @@ class Load:
         that the first of them are only in the buffer when the second turns come.
     :param turn_tokens: of a first turn.
     :param long_tokens: of a request that an instance cannot hold; 0: there is none.
-    :param crowd: requests of which an instance holds one or two, so that it is short of memory
-        while none fits another instance as a whole.
+    :param crowd: requests of which an instance holds two, but not with their whole answers, while
+        another has room for a part of one.
     """
 
     memory: str
@@ -49,10 +49,11 @@ class Load:
 
 SMALL_MEMORY = Load("760MiB", 9, 700, 6500)
 """An instance holds 5,000 tokens."""
-LARGE_MEMORY = Load("1200MiB", 20, 700, crowd=8)
-"""An instance holds 13,000 tokens, more than SmolLM2's context: only a crowd needs loans."""
-CROWD_TOKENS = (4500, 7800)
-CROWD_AT_ONCE = 6
+LARGE_MEMORY = Load("1200MiB", 20, 700, crowd=3)
+"""An instance holds 15,000 tokens, more than SmolLM2's context: only a crowd needs loans."""
+CROWD_TOKENS = 7200
+CROWD_ANSWER = 800
+"""Two fit when the second comes, though the first has grown, and not when both have grown."""
 
 
 @dataclass(frozen=True)
@@ -153,11 +154,8 @@ def answers(server: Server, load: Load, models: Sequence[str] = (SMOLLM2,)) -> l
     said += firsts + server.ask_all(list(starmap(next_turn, zip(turns, firsts, strict=True))), 2)
     if load.long_tokens:
         said.append(server.ask(Question(words(100, load.long_tokens), 40)))
-    chance = random.Random(load.crowd)
-    crowd = [
-        Question(words(200 + i, chance.randint(*CROWD_TOKENS)), 150) for i in range(load.crowd)
-    ]
-    return said + server.ask_all(crowd, CROWD_AT_ONCE)
+    crowd = [Question(words(200 + i, CROWD_TOKENS), CROWD_ANSWER) for i in range(load.crowd)]
+    return said + (server.ask_all(crowd, load.crowd) if crowd else [])
 
 
 def signs(server: Server) -> dict[str, float]:
