@@ -25,8 +25,8 @@ from kvell.models.captured.device_step import DeviceMemory, Forward, batch_of, c
 from kvell.models.captured.graphs import Graph, Graphs, Mark
 from kvell.models.captured.slots import (
     DecodeRows,
-    SlotFullError,
     Places,
+    SlotFullError,
     SlotLimits,
     fill,
     places_of,
