@@ -14,6 +14,7 @@ from kvell.cost.operators import Operators
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.running.runner import Runner
 from kvell.engine.setup.options import EngineOptions
+from kvell.models.captured.passes import SlotStep
 from kvell.models.config.description import describe
 from kvell.models.forward.segments import LayerCallbacks
 from kvell.models.paged_model import ForwardBatch, PagedModel
@@ -39,7 +40,10 @@ class KnownRunner:
 class IdleModel(PagedModel):
     """Answers with zeros, for those who only ask how long it took."""
 
-    def forward(self, batch: ForwardBatch, callbacks: LayerCallbacks | None = None) -> torch.Tensor:
+    def forward(
+        self, batch: ForwardBatch | SlotStep, callbacks: LayerCallbacks | None = None
+    ) -> torch.Tensor:
+        assert isinstance(batch, ForwardBatch)
         return torch.zeros(1).expand(len(batch.logits_rows), self.description.vocab_size)
 
 

@@ -175,8 +175,7 @@ def test_of_two_debtors_that_wait_for_each_other_one_goes_on() -> None:
 def test_of_two_requests_that_wait_for_each_other_the_first_goes_on() -> None:
     """At one debtor, where each has borrowed a part of what both need."""
     cluster = cluster_of("full", LARGE)
-    for name, planned in {"a": "ed", "b": "de"}.items():
-        first, second = planned
+    for name, first, second in (("a", "e", "d"), ("b", "d", "e")):
         placement = (("p", 2), (first, 5), (second, 5))
         cluster.submit(name, Entry(prompt_of(ord(name), 90), 12, "", placement=placement), "p", "")
     one_goes_on(cluster, "a", "b")

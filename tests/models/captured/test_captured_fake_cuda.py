@@ -1,5 +1,6 @@
 """Decode steps of all families on a GPU without numbers: nothing waits, all is on the device."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,8 @@ SHAPES: dict[str, dict[str, int]] = {
 def tiny(architecture: str) -> Callable[[], Any]:
     """Makes a tiny model of a family, in bfloat16; on the meta device it has no numbers."""
     module = tiny_module(architecture)
-    return lambda: type(module)._from_config(module.config, dtype=torch.bfloat16)
+    config = copy.deepcopy(module.config)  # a paged model changes it
+    return lambda: type(module)._from_config(config, dtype=torch.bfloat16)
 
 
 def llama(shape: str) -> Any:

@@ -44,7 +44,7 @@ class Asking:
                 self.seen.append(model.hidden(asked).clone())
             return logits
 
-        model.forward = asking  # type: ignore[method-assign]
+        model.forward = asking  # type: ignore[assignment, method-assign]
         self.runner = runner_over(model)
 
     def of(self, ids: list[int]) -> torch.Tensor:

@@ -27,7 +27,7 @@ def asked(model: PagedModel, ids: list[int]) -> tuple[torch.Tensor, list[int] | 
         batches.append(replace(batch, wants_largest=True))
         return forward(batches[-1], callbacks)
 
-    model.forward = asking  # type: ignore[method-assign]
+    model.forward = asking  # type: ignore[assignment, method-assign]
     logits = runner_over(model).step([("a", ids)])
     return logits, model.largest(batches[-1])
 
@@ -72,7 +72,7 @@ def test_nobody_found_it_for_a_batch_that_was_not_computed_or_did_not_want_it() 
         seen.append(batch)
         return forward(batch, callbacks)
 
-    model.forward = noting  # type: ignore[method-assign]
+    model.forward = noting  # type: ignore[assignment, method-assign]
     runner_over(model).step([("a", prompt_ids(4))])
     assert model.largest(seen[0]) is None
     _, largest = asked(model, prompt_ids(4))

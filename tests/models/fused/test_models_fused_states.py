@@ -201,7 +201,7 @@ def test_the_compiled_pass_checks_states_for_itself() -> None:
         seen.append(batch)
         return forward(batch, callbacks)
 
-    model.forward = spy  # type: ignore[method-assign]
+    model.forward = spy  # type: ignore[assignment, method-assign]
     runner.step([("a", prompt_ids(6))], {"a": (7,)})
     batch = seen[0]
     states = batch.groups[1]

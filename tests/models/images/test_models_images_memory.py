@@ -40,7 +40,7 @@ class Peak:
         self.used_bytes = 0
         self._served = served
         self._forward = served.recorder.model.forward
-        served.recorder.model.forward = self.forward  # type: ignore[method-assign]
+        served.recorder.model.forward = self.forward  # type: ignore[assignment, method-assign]
 
     def forward(self, batch: ForwardBatch, callbacks: LayerCallbacks | None = None) -> torch.Tensor:
         used = self._served.engine.core.memory.totals().used_pages

@@ -189,7 +189,7 @@ def test_a_group_of_states_needs_metadata_of_states() -> None:
         seen.append(batch)
         return forward(batch, callbacks)
 
-    model.forward = spy  # type: ignore[method-assign]
+    model.forward = spy  # type: ignore[assignment, method-assign]
     runner.step([("a", prompt_ids(4))])
     with pytest.raises(RuntimeError, match="no metadata for"):
         forward(replace(seen[0], groups=seen[0].groups[::-1]))

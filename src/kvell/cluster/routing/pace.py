@@ -55,7 +55,7 @@ class Pace:
         """
         if predicted_seconds <= 0 or measured_seconds <= 0:
             return
-        factor = _bounded(self._log(priced) + log(measured_seconds / predicted_seconds))
+        factor = _bounded(self._log(priced) + log(measured_seconds) - log(predicted_seconds))
         self._sizes_seen += 1
         self._size += max(SLOW_WEIGHT, 1.0 / self._sizes_seen) * (log(priced.seconds) - self._size)
         larger = log(priced.seconds) - self._size
