@@ -9,7 +9,7 @@ from kvell.engine.requests.plan import StepPlan, StepResult, TokenWork
 from kvell.engine.running.drawn import Pending
 from kvell.engine.running.pooled import PooledRows
 from kvell.engine.sampling.controls import SampledPart, StepControls
-from kvell.engine.sampling.draw import GREEDY, RowSampling
+from kvell.engine.sampling.draw import RowSampling
 from kvell.models.captured.passes import SlotStep
 from kvell.models.paged_model import ForwardBatch
 
@@ -19,6 +19,7 @@ class ModelPart:
     """One model's part of a step.
 
     :param pending: rows of tokens that the previous step draws, and the device does not know.
+    :param is_ahead: whether the device draws its tokens by itself.
     """
 
     work: Sequence[TokenWork]
@@ -27,15 +28,10 @@ class ModelPart:
     pending: Pending
     controls: StepControls | None
     pooled: PooledRows
-
-    @property
-    def is_ahead(self) -> bool:
-        """Whether the device draws its tokens by itself."""
-        is_greedy = self.controls is None and all(row is GREEDY for row in self.rows)
-        return is_greedy and isinstance(self.batch, SlotStep)
+    is_ahead: bool
 
 
-def first_largest(step: SlotStep) -> SampledPart:
+def device_tokens(step: SlotStep) -> SampledPart:
     """Wait for a recorded step; return the tokens that the device drew."""
     return SampledPart(step.tokens())
 

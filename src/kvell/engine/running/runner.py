@@ -22,7 +22,7 @@ from kvell.engine.running.forward_batches import ForwardBatches
 from kvell.engine.running.lent.queries import Queries
 from kvell.engine.running.model_part import (
     ModelPart,
-    first_largest,
+    device_tokens,
     in_turn,
     rows_of,
     with_extras,
@@ -294,10 +294,9 @@ class ModelRunner:
             begun=begun,
             wants_hidden=bool(pooled.rows),
         )
-        is_known = isinstance(batch, SlotStep) and batch.takes_seats
-        return ModelPart(
-            work, batch, rows, NOTHING if is_known else pending(work), controls, pooled
-        )
+        is_recorded = isinstance(batch, SlotStep)
+        awaited = NOTHING if isinstance(batch, SlotStep) and batch.takes_seats else pending(work)
+        return ModelPart(work, batch, rows, awaited, controls, pooled, greedy and is_recorded)
 
     def _recorded(self, name: str, work: Sequence[TokenWork], plan: StepPlan) -> SlotStep | None:
         """Return a model's part of a step in a slot of its records; None if it must be computed."""
@@ -343,7 +342,7 @@ class ModelRunner:
             self.queries.note(number, part.work)
         if isinstance(part.batch, SlotStep):
             if part.is_ahead:
-                return partial(first_largest, part.batch)
+                return partial(device_tokens, part.batch)
             part.batch.wait()
         if part.controls is not None:
             drawn = part.controls.draw(logits, part.rows)

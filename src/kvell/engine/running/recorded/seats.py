@@ -13,8 +13,7 @@ import numpy as np
 
 from kvell.engine.requests.plan import PENDING, TokenWork
 from kvell.engine.running.batching import Ints
-
-NO_SEAT = -1
+from kvell.models.captured.slots import NO_SEAT
 
 
 class DeviceSeats:
