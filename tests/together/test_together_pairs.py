@@ -21,12 +21,13 @@ SETS = (
     ("memory", "buffer", "offload", "draft", "async", "two models"),
     ("memory", "buffer", "offload", "draft", "two models", "images", "hybrid", "int8"),
 )
-SLOW = {"images"}
-"""Mechanisms whose pairs run in the long suite, but for one."""
+SLOW = {"images", "int8"}
+"""Mechanisms that run in the long suite, but for those of ``FAST``."""
+FAST = (("draft", "images"), ("memory", "int8"), ("buffer", "int8"))
 
 
 def is_fast(mechanisms: tuple[str, ...]) -> bool:
-    return not SLOW & set(mechanisms) or mechanisms in (("buffer", "images"), ("draft", "images"))
+    return not SLOW & set(mechanisms) or mechanisms in FAST
 
 
 @pytest.mark.parametrize(
