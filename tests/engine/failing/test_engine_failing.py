@@ -49,7 +49,7 @@ class Failing(VirtualModel):
             return super().run(plan)
         except ArithmeticError as failure:
             self._drafted.clear()
-            self._before.fail()
+            self._before.fail(plan.step)
             self.broken |= {work.handle for work in plan.work}
             raise StepFailed("it failed") from failure
 

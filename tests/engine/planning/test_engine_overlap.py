@@ -301,6 +301,22 @@ def test_a_token_pending_is_the_last_that_the_step_before_drew(ahead: Ahead) -> 
         DrawnBefore().newest([handle])
 
 
+def test_the_newest_tokens_stay_if_the_result_of_an_earlier_step_is_taken_later(
+    ahead: Ahead,
+) -> None:
+    ahead.submit("a", PROMPT)
+    first, second = ahead.plan(), ahead.plan()
+    (handle,) = {work.handle for plan in (first, second) for work in plan.work}
+    before = DrawnBefore()
+    before.note(second, StepResult(second.step, (9,)))
+    before.note(first, StepResult(first.step, (8,)))
+    before.fail(first.step)
+    assert before.newest([handle]) == [9]
+    before.fail(second.step)
+    before.note(first, StepResult(first.step, (8,)))
+    assert before.newest([handle]) == [0]
+
+
 # --------------------------------------------------------------------------- fences
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from kvell.engine.requests.plan import PENDING, StepPlan, StepResult, TokenWork
+from kvell.vocabulary import StepNumber
 
 
 @dataclass(frozen=True)
@@ -32,20 +33,30 @@ def pending(work: Sequence[TokenWork]) -> Pending:
 
 
 class DrawnBefore:
-    """The tokens that one step has drawn, for the next step; steps run in order."""
+    """The tokens that one step has drawn, for the next step.
+
+    Steps run in order, but the result of one may be taken after that of the next.
+    """
 
     def __init__(self) -> None:
         self._last: tuple[StepPlan, StepResult] | None = None
         self._has_failed = False
+        self._step = StepNumber(0)
 
     def note(self, plan: StepPlan, result: StepResult) -> None:
         """Note the result of a step that has run."""
-        self._last = (plan, result)
-        self._has_failed = False
+        if self._is_newest(plan.step):
+            self._last = (plan, result)
+            self._has_failed = False
 
-    def fail(self) -> None:
+    def fail(self, step: StepNumber) -> None:
         """Note that a step has failed; the next step's results from its tokens are discarded."""
-        self._has_failed = True
+        if self._is_newest(step):
+            self._has_failed = True
+
+    def _is_newest(self, step: StepNumber) -> bool:
+        self._step = max(self._step, step)
+        return step == self._step
 
     def newest(self, handles: Sequence[int]) -> list[int]:
         """Return the last token that the previous step drew for each handle.

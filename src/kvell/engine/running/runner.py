@@ -203,13 +203,13 @@ class ModelRunner:
         try:
             yield
         except Exception as failure:
-            self._before.fail()
+            self._before.fail(plan.step)
             raise StepFailed(f"step {plan.step} failed") from failure
 
     def _fail(self, plan: StepPlan, failure: Exception) -> Callable[[], StepResult]:
         """Make the copies of a plan whose work cannot be computed, and raise StepFailed."""
         with self.copier.begin(plan):
-            self._before.fail()
+            self._before.fail(plan.step)
             raise StepFailed(f"step {plan.step} failed") from failure
 
     def _launch(
