@@ -31,6 +31,11 @@ class LazyStream:
         self._waiting = deque[Callable[[], None]]()
         self._asked = self._done = 0
 
+    @property
+    def num_waiting(self) -> int:
+        """Pieces of work that have not run."""
+        return len(self._waiting)
+
     def follow(self) -> None:
         """Let operations that are called from now on run after all work so far."""
         self.settle()

@@ -1,28 +1,18 @@
 """Engines whose decode steps are recorded: answers and journals of engines that compute them."""
 
-import copy
 from random import Random
 
-import numpy as np
 import pytest
-import torch
 
-from kvell.attention.portable import PortableKernels
-from kvell.engine.assembly import EngineOptions, build_engine
-from kvell.engine.core.journal import Journal
-from kvell.engine.protocol.messages import AskStats, Finished, Submit
-from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.protocol.messages import AskStats
 from kvell.engine.protocol.statistics import Stats
-from kvell.memory import audit
 from kvell.models.captured.passes import SlotStep, StepRecords
 from kvell.models.captured.reasons import RECORDED, Reason
 from kvell.models.captured.slots import DecodeRows
-from kvell.models.loading.loading import describe_as
-from kvell.models.paged_model import PagedModel
 from kvell.vocabulary import KIB, MIB
-from tests.engine.works import spec_of
-from tests.models.captured.fake_graphs import FakeGraphs, Launched
-from tests.models.harness import prompt_ids, tiny_module
+from tests.models.captured.fake_graphs import FakeGraphs
+from tests.models.captured.served import PREFIX, Served
+from tests.models.harness import prompt_ids
 
 FAMILIES = (
     "LlamaForCausalLM",
@@ -32,42 +22,7 @@ FAMILIES = (
     "FalconH1ForCausalLM",
     "Qwen3NextForCausalLM",
 )
-PREFIX = prompt_ids(24, seed=24)
 GREEDY, RANDOM = 0.0, 1.0
-
-
-class Served:
-    """An engine over a tiny model, on a device of the tests or computed step by step."""
-
-    def __init__(
-        self, architecture: str, graphs: FakeGraphs | None, depth: int, kv_bytes: int
-    ) -> None:
-        module = copy.deepcopy(tiny_module(architecture))
-        description = describe_as(module.config, torch.float32, torch.float32)
-        self.model = PagedModel(module, description, Launched(PortableKernels()), torch.float32)
-        self.journal = Journal()
-        options = EngineOptions(
-            kv_memory_bytes=kv_bytes, max_model_len=128, max_num_batched_tokens=64, max_num_seqs=4,
-            async_scheduling=depth > 0, copies_under_pass=False,
-        )  # fmt: skip
-        self.engine = build_engine(
-            self.model, architecture, options, journal=self.journal, graphs=graphs
-        )
-
-    def submit(self, name: str, prompt: list[int], outputs: int, temperature: float) -> None:
-        sampling = SamplingParams(
-            temperature=temperature, max_tokens=outputs, ignore_eos=True, seed=len(name)
-        )
-        spec = spec_of(np.array(prompt, np.int32), sampling, name)
-        assert self.engine.handle(Submit(spec)) == []
-
-    def run(self) -> None:
-        memory = self.engine.core.memory
-        while self.engine.has_work():
-            events = self.engine.step()
-            assert audit(memory.layout, memory.snapshot()) == []
-            ends = [event for event in events if isinstance(event, Finished)]
-            assert all(end.reason == "length" for end in ends)
 
 
 def traffic(served: Served, chance: Random, most_outputs: int = 8) -> None:
