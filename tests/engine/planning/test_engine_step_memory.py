@@ -1,11 +1,12 @@
 """One pool for KV and activations: right answers, no partial grants, no request hangs."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.device.chunks import AddressRange, Ints
+from kvell.device.chunks import AddressRange, ChunkDevice, Ints
 from kvell.elastic.arena import ActivationModel
 from kvell.elastic.memory import ElasticMemory
 from kvell.elastic.tiling import Tiling
@@ -37,7 +38,7 @@ class Shared(Traffic):
         model: ActivationModel,
         implementation: Implementation = "compiled",
         chunk_bytes: int = CHUNK_BYTES,
-        device: type[FakeChunks] = FakeChunks,
+        device: Callable[[int, int], ChunkDevice] = FakeChunks,
         committed: int | None = None,
     ) -> None:
         super().__init__(layout, chosen)
@@ -62,6 +63,11 @@ class Shared(Traffic):
         events = super().finish_step(plan)
         assert self.elastic.audit() == []
         return events
+
+
+def fake(traffic: Shared) -> FakeChunks:
+    assert isinstance(traffic.device, FakeChunks)
+    return traffic.device
 
 
 def longest(layout: Layout, model: ActivationModel, chunk_bytes: int = CHUNK_BYTES) -> int:
@@ -132,7 +138,7 @@ def test_with_idle_activations_and_a_full_cache_a_prefill_evicts_nothing() -> No
 def test_what_the_device_refuses_waits_for_the_next_step() -> None:
     traffic = Shared(full(8), limits(batched=32), ActivationModel(0, 16, 0))
     traffic.submit("a", range(8))
-    traffic.device.fail("map")
+    fake(traffic).fail("map")
     assert traffic.step() == []
     assert traffic.rung("refused_by_device") == 1
     assert traffic.step() == [("a", 0, 8)]
@@ -144,7 +150,7 @@ def test_decodes_go_on_in_a_mapped_slot_while_a_prefill_is_refused_more() -> Non
     traffic.submit("a", range(2), max_tokens=12)
     traffic.step()
     traffic.submit("b", range(20, 44), max_tokens=4)
-    traffic.device.fail("map")
+    fake(traffic).fail("map")
     assert traffic.step() == [("a", 2, 1)], "b has its pages and no slot that is large enough"
     assert traffic.step() == [("a", 3, 1), ("b", 0, 24)]
     traffic.run()
