@@ -70,7 +70,10 @@ class OnDevice(Served):
         model = PagedModel(module, description, kernels, kv_dtype)
         self.recorder = _OnHost(model)
         options = EngineOptions(
-            kv_memory_bytes=kv_bytes, max_model_len=256, max_num_batched_tokens=64
+            kv_memory_bytes=kv_bytes,
+            max_model_len=256,
+            max_num_batched_tokens=64,
+            async_scheduling=False,
         )
         self.engine = build_engine(
             self.recorder,  # type: ignore[arg-type]

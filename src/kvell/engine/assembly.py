@@ -142,7 +142,8 @@ def build_engine(
     :param clock: None: the machine's clock.
     :param tokenizer_json: returns the first model's tokenizer, for grammars.
     :param prices: prices of the first model here.
-    :param graphs: record decode steps; None: every step runs its Python.
+    :param graphs: record decode steps, and plan steps ahead unless ``options`` say otherwise; None:
+        every step runs its Python.
     :raises ChangeSomething: if the KV memory cannot hold one request of max_model_len, the
         draft model does not suit ``model``, the models cannot be served together, or objectives
         would have no effect.
@@ -242,7 +243,7 @@ def _make_parts(
     spare_bytes = 0 if graphs is None else sizes.layout.large_page_bytes
     memory = memory_of(sizes, core, every, options, spare_bytes)
     buffer = cpu_buffer_of(core, memory, every, options, limits, prices)
-    limits, steps = with_depth(limits, is_wanted=options.async_scheduling)
+    limits, steps = with_depth(limits, options.async_scheduling, default=graphs is not None)
     parts = name, served, draft, options, sizes, rules, core, memory, buffer, limits, steps
     return _Parts(*parts, graphs)
 

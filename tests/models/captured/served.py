@@ -44,6 +44,7 @@ class Served:
     """An engine over a tiny model.
 
     :param graphs: the device that records its steps; None: each step is computed.
+    :param depth: None: as the engine chooses.
     :param buffer_bytes: of a CPU buffer, to which it swaps whenever it can; None: there is none.
     """
 
@@ -51,7 +52,7 @@ class Served:
         self,
         architecture: str,
         graphs: FakeGraphs | None,
-        depth: int,
+        depth: int | None,
         kv_bytes: int,
         buffer_bytes: int | None = None,
         max_model_len: int = 128,
@@ -64,7 +65,8 @@ class Served:
         options = EngineOptions(
             kv_memory_bytes=kv_bytes, max_model_len=max_model_len,
             max_num_batched_tokens=64, max_num_seqs=4,
-            async_scheduling=depth > 0, copies_under_pass=False, cpu_buffer_bytes=buffer_bytes,
+            async_scheduling=None if depth is None else depth > 0,
+            copies_under_pass=False, cpu_buffer_bytes=buffer_bytes,
         )  # fmt: skip
         self.engine = build_engine(
             self.model, architecture, options, journal=self.journal, graphs=graphs

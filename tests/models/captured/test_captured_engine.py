@@ -74,6 +74,20 @@ def test_answers_and_journals_are_those_of_computed_steps(
     assert set(counts) <= {RECORDED, Reason.PREFILL, Reason.CHECKPOINTS}
 
 
+@pytest.mark.parametrize(
+    ("records", "asked", "depth"),
+    [(True, None, 1), (True, 0, 0), (False, None, 0), (False, 1, 1)],
+)
+def test_steps_are_planned_ahead_by_default_where_they_are_recorded(
+    records: bool, asked: int | None, depth: int
+) -> None:
+    served = Served("LlamaForCausalLM", FakeGraphs() if records else None, asked, 8 * MIB)
+    assert served.engine.core.limits.depth == depth
+    lines = " ".join(served.engine.contract.lines())
+    assert ("planned while the previous step runs" in lines) == (depth > 0)
+    served.engine.close()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 def test_waits_at_random_moments(seed: int) -> None:

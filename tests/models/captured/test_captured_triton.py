@@ -37,7 +37,9 @@ def answers(
     description = describe_as(module.config, torch.float32, torch.float32)
     model = PagedModel(module, description, kernels, torch.float32)
     journal = Journal()
-    options = EngineOptions(kv_memory_bytes=8 * MIB, max_model_len=64, max_num_seqs=2)
+    options = EngineOptions(
+        kv_memory_bytes=8 * MIB, max_model_len=64, max_num_seqs=2, async_scheduling=False
+    )
     engine = build_engine(model, architecture, options, journal=journal, graphs=graphs)
     for number, length in enumerate((18, 6)):
         sampling = SamplingParams(temperature=0, max_tokens=2 + number, ignore_eos=True)

@@ -51,12 +51,16 @@ class Fences:
         )
 
 
-def with_depth(limits: Limits, *, is_wanted: bool) -> tuple[Limits, str]:
-    """Return the limits with the depth to use, and its description in the startup message."""
+def with_depth(limits: Limits, is_wanted: bool | None, *, default: bool) -> tuple[Limits, str]:
+    """Return the limits with the depth to use, and its description in the startup message.
+
+    :param is_wanted: whether to plan ahead; None: ``default``.
+    """
+    is_ahead = default if is_wanted is None else is_wanted
     steps = "each is planned while the previous step runs"
     if limits.num_speculative_tokens:
         steps += ", except after steps that may have draft tokens"
-    return replace(limits, depth=MOST_DEPTH * is_wanted), steps if is_wanted else ""
+    return replace(limits, depth=MOST_DEPTH * is_ahead), steps if is_ahead else ""
 
 
 def require_depth(depth: int) -> None:

@@ -133,8 +133,10 @@ class EngineSettings(EngineOptions):
         words = [word for model in (self.model, *self.beside) for word in ("--model", model)]
         for field, flag in settings_with_flag(EngineSettings):
             value = getattr(self, field.name)
+            if value is None:
+                continue
             if flag.kind == "switch":
                 words.append(flag.name if value else flag.opposite)
-            elif value is not None:
+            else:
                 words += [flag.name, str(value)]
         return words

@@ -100,13 +100,14 @@ class EngineOptions:
         2, "--prompt-lookup-min", "Shortest end of the text to look up.", "integer"
     )
     """Fewest tokens that are looked up for draft tokens."""
-    async_scheduling: bool = setting(
-        False,
+    async_scheduling: bool | None = setting(
+        None,
         "--async-scheduling",
-        "Plan a step while the previous one runs.",
+        "Plan a step while the previous one runs. [default: on a GPU, without --enforce-eager]",
         "switch",
     )
-    """Plan a step while the previous one runs; answers stay the same."""
+    """Plan a step while the previous one runs; answers stay the same. None: on a GPU that records
+    decode steps, which computes a started step by itself; not on a CPU."""
     manager: Manager = setting(
         "kvell",
         "--manager",
