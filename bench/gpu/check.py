@@ -19,6 +19,7 @@ STAGES = (
     Stage("exact", "bench.gpu.engine:exact", 60, most_parts=10),
     Stage("attention", "bench.gpu.speed:timings", 100),
     Stage("engine", "bench.gpu.engine:throughput", 45),
+    Stage("chunks", "bench.gpu.chunks:rows", 35),
     Stage("contract", "bench.gpu.contract:rows", 125, most_parts=16),
 )
 """In this order; what is known to hold comes last, in case that time runs out."""

@@ -1,5 +1,6 @@
 """Where checks and timings run: on a GPU, or on a CPU that pretends to be one."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -8,11 +9,17 @@ from kvell.attention.interface import AttentionKernels
 from kvell.attention.portable import PortableKernels
 from kvell.attention.triton.backend import TritonKernels
 from kvell.attention.triton.sizes import Blocks
+from kvell.device.chunks import ChunkDevice
+from kvell.device.cuda_chunks import CudaChunks
+from kvell.device.host_chunks import HostChunks
 from kvell.models.captured.graphs import CudaGraphs, Graphs
 from tests.models.captured.fake_graphs import FakeGraphs, Launched
 
 SMALL_BLOCKS = (Blocks(16, 16, 4, 1, section_tokens=32), Blocks(32, 16, 4, 1))
 """Small cases have several of these."""
+
+BUSY_CYCLES = 40_000_000
+"""Of a GPU's clock, near 2 GHz."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,23 @@ class Place:
     def recorded_kernels(self) -> AttentionKernels:
         """Return kernels for engines whose decode steps are recorded."""
         return Launched(PortableKernels()) if self.pretends else self.kernels()
+
+    def chunks(self, count: int) -> ChunkDevice:
+        """Return chunks of the device's memory; of the host's if it pretends."""
+        return HostChunks(count) if self.pretends else CudaChunks(count)
+
+    def memory_bytes(self) -> int:
+        """Return the memory of the device; little if it pretends."""
+        return 1 << 30 if self.pretends else torch.cuda.mem_get_info()[1]
+
+    def busy(self) -> Callable[[], bool]:
+        """Start a kernel of some 20 ms; return what says whether it still runs."""
+        if self.pretends:
+            return lambda: False
+        torch.cuda._sleep(BUSY_CYCLES)
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record()
+        return lambda: not done.query()
 
     def wait(self) -> None:
         """Wait for all work of the device."""

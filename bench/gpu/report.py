@@ -72,6 +72,8 @@ def _figures(row: Row, read: float | None) -> str:
         return f"{row['microseconds']:8.1f} us of host: {row['call']}"
     if kind == "warm":
         return f"compiled {row['heads']} in {row['seconds']:.1f} s"
+    if kind == "chunks":
+        return _chunks(row)
     if kind == "engine":
         way = "ahead" if row.get("ahead") else "recorded" if row.get("records") else "computed"
         return (
@@ -81,6 +83,16 @@ def _figures(row: Row, read: float | None) -> str:
             f" {row['decode_step_seconds'] * 1e3:.1f} ms a step"
         )
     return _kernel(row, read)
+
+
+def _chunks(row: Row) -> str:
+    said = f"{row['call']:8} {row['chunks']:4} chunks: {row['microseconds']:8.1f} us each"
+    if "busy" not in row:
+        return said
+    said += f", unmap {row['unmap_microseconds']:.1f} us"
+    said += ", apart" if row["apart"] else ""
+    beside = "beside a kernel" if all(row["ran_beside"]) else "waited for a kernel"
+    return said + (f", {beside}" if row["busy"] else "")
 
 
 def _kernel(row: Row, read: float | None) -> str:

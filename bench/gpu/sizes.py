@@ -44,6 +44,8 @@ class Sizes:
     :param chunk_contexts: context and new tokens of pieces of prompts, for the first shape.
     :param copied: bytes of a page, and pages that are copied.
     :param engine: requests, prompt and output tokens of whole steps.
+    :param chunk_counts: chunks that are mapped at once.
+    :param alias_writes: writes to a chunk that another of its addresses must see.
     """
 
     decodes: tuple[tuple[Heads, tuple[Batch, ...]], ...]
@@ -54,6 +56,8 @@ class Sizes:
     engine: tuple[int, int, int]
     memory_bytes: int
     product: int
+    chunk_counts: tuple[int, ...]
+    alias_writes: int
 
 
 LLAMA = Heads("llama 32/8 x 128", 32, 8, 128)
@@ -81,6 +85,8 @@ FULL = Sizes(
     engine=(32, 1024, 48),
     memory_bytes=4 << 30,
     product=8192,
+    chunk_counts=(1, 16, 256),
+    alias_writes=1000,
 )
 TINY = Sizes(
     tuple((heads.tiny(), ((1, 16),)) for heads in DECODES),
@@ -91,6 +97,8 @@ TINY = Sizes(
     engine=(2, 20, 3),
     memory_bytes=1 << 20,
     product=64,
+    chunk_counts=(1, 2),
+    alias_writes=4,
 )
 
 

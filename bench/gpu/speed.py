@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.gpu.copying import copy_pages
-from bench.gpu.place import Place
+from bench.gpu.place import SMALL_BLOCKS, Place
 from bench.gpu.report import Row, figures
 from bench.gpu.sizes import Heads, sizes_of
 from bench.gpu.timing import graphed, timed
@@ -22,6 +22,8 @@ from kvell.attention.interface import (
     LayerPages,
 )
 from kvell.attention.quantised import is_quantised, quantise
+from kvell.attention.triton.backend import TritonKernels
+from kvell.attention.triton.sizes import HeadShape, long_blocks, short_blocks
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,19 @@ def prefill(
     return row | {name: flops / seconds for name, seconds in peers}
 
 
+def with_warps(place: Place, heads: Heads, warps: int) -> TritonKernels:
+    """Return kernels whose prefill has so many warps, to time it beside the one that is used."""
+    layer = one_layer(heads)
+    shape = HeadShape.of(layer, heads.heads)
+    long = SMALL_BLOCKS[1] if place.pretends else long_blocks(layer, shape, place.dtype)
+    short = SMALL_BLOCKS[0] if place.pretends else short_blocks(layer, shape, place.dtype)
+    return TritonKernels((short, replace(long, warps=warps)))
+
+
+def _named(heads: Heads, what: str) -> Heads:
+    return replace(heads, name=f"{heads.name}, {what}")
+
+
 def _peers(place: Place, heads: Heads, requests: int, context: int) -> Iterator[tuple[str, float]]:
     """Seconds of torch's own attention over contiguous tensors, and of FlashAttention."""
     q, k, v = (
@@ -244,6 +259,10 @@ def timings(pretends: bool, part: int, of: int) -> Iterator[Row]:
         for time_batch, shapes in ((decode, sizes.decodes), (prefill, sizes.prefills))
         for heads, batches in shapes
         for requests, context in batches
+    ]
+    calls += [
+        partial(prefill, place, with_warps(place, heads, 4), _named(heads, "4 warps"), *batch, True)
+        for heads, (batch, *_) in sizes.prefills
     ]
     plain = sizes.decodes[0][0]
     calls += [

@@ -31,14 +31,13 @@ class Limits:
     today: tuple[int, int, int]
 
 
-# 168 registers let three programs of 4 warps share a multiprocessor, 128 four.  The spills of
-# prefill are mostly in its masked loops.
+# 168 registers let three programs of 4 warps share a multiprocessor, 128 four.
 LIMITS = {
     "8B decode": Limits(168, 0, 64, today=(168, 0, 98)),
-    "8B prefill": Limits(255, 384, 64, today=(255, 312, 80)),
+    "8B prefill": Limits(255, 0, 32, today=(254, 0, 40)),
     "8B write": Limits(32, 0, 1, today=(18, 0, 1)),
     "1B decode": Limits(128, 0, 32, today=(128, 0, 49)),
-    "1B prefill": Limits(255, 96, 32, today=(255, 56, 40)),
+    "1B prefill": Limits(192, 0, 16, today=(182, 0, 20)),
     "1B write": Limits(32, 0, 0, today=(16, 0, 0)),
 }
 

@@ -110,5 +110,5 @@ def long_blocks(layer: LayerPages, shape: HeadShape, dtype: torch.dtype) -> Bloc
     if shape.size_block >= 512:
         return Blocks(64, 32, 8, 1)
     if shape.size_block >= 256:
-        return Blocks(128, 64, 8, 2)
-    return Blocks(128, 64, 8 if layer.quantised else 4, 3)
+        return Blocks(128, 64, 8, 3)  # with 4 warps registers spill
+    return Blocks(128, 64, 8, 3)  # with 4 warps registers spill

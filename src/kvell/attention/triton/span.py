@@ -184,10 +184,11 @@ def attend_span(
         reads = readable & stored[None, :]
         weights = tl.where(reads, weights, 0.0)
     if SPOILS:
-        # Zero times NaN is NaN, so such a value becomes 0, and the weights of its readers NaN.
+        # Zero times NaN is NaN, so such a value becomes 0, and the sum of its readers NaN.
         broken = ~(tl.abs(value.to(tl.float32)) < float("inf"))
         value = tl.where(broken, 0.0, value)
         spoils = tl.max(broken.to(tl.int32), 1) > 0
-        weights = tl.where(reads & spoils[None, :], float("nan"), weights)
+        meets = tl.max((reads & spoils[None, :]).to(tl.int32), 1) > 0
+        denominator = tl.where(meets, float("nan"), denominator)
     output = tl.dot(weights.to(query.dtype), value, acc=output, input_precision="ieee")
     return new_maximum, denominator, output
