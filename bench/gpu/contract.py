@@ -231,7 +231,7 @@ def few_checks() -> Iterator[Check]:
     shape = tiny(Shape(RAGGED, 2, 1, 16))
     yield _check("alone and together", alone, shape)
     # Whole tiles: a row of numpy's products may round by its place among the others.
-    yield _check("prefill chunks", partial(chunked, ends=(16, 32, 51)), shape)
+    yield _check("prefill chunks", partial(chunked, ends=(32, 64, 83)), shape)
     yield _check("partials", parts, replace(shape, requests=((90, 1), (20, 5)), sinks=True))
     yield _check("stored bytes", same_bytes, Shape(((40, 40),), 2, 2, 16, pool_dtype=torch.int8))
     yield Check("pages of 6 bytes", partial(copies, page_bytes=6))
