@@ -71,10 +71,10 @@ class Place:
         """Start a kernel of some 20 ms; return what says whether it still runs."""
         if self.pretends:
             return lambda: False
-        torch.cuda._sleep(BUSY_CYCLES)
+        torch.cuda._sleep(BUSY_CYCLES)  # type: ignore[no-untyped-call]
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done.record()
-        return lambda: not done.query()
+        return lambda: not done.query()  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
         """Wait for all work of the device."""

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from bench.gpu import copying
+from bench.gpu.sizes import Heads
+from bench.gpu.speed import one_layer
 from kvell.attention.interface import AttendParams, GroupBatch, LayerPages
 from kvell.attention.triton import backend, launch
 from kvell.attention.triton.backend import TritonKernels
@@ -26,10 +30,22 @@ from tests.attention.cases import starts_of
 
 TARGET = GPUTarget("cuda", 90, 32)
 TOOL = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-KINDS = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32"}
+KINDS = {
+    torch.bfloat16: "bf16",
+    torch.float32: "fp32",
+    torch.float8_e4m3fn: "fp8e4nv",
+    torch.int8: "i8",
+    torch.int32: "i32",
+    torch.int64: "i64",
+}
 OPTIONS = ("num_warps", "maxnreg", "enable_fp_fusion")
-HEADS = {"8B": (32, 8, 128), "1B": (32, 8, 64)}
-"""Query heads, kv heads and head size of Llama 3."""
+SHAPES = (
+    Heads("8B", 32, 8, 128),
+    Heads("1B", 32, 8, 64),
+    Heads("int8", 4, 2, 16, dtype=torch.int8),
+    Heads("fp8 latents", 4, 2, 24, 16, dtype=torch.float8_e4m3fn),
+)
+"""Two sizes of Llama 3, and two small shapes whose kernels have the other branches."""
 
 Launched = tuple[Sequence[Any], dict[str, Any]]
 
@@ -56,46 +72,62 @@ def recorded(module: Any, name: str, launch_it: Callable[[], Any]) -> tuple[Any,
     return kernel, recorder.launched
 
 
-def attended(model: str, new_tokens: int) -> tuple[Any, Launched]:
-    """The kernel and arguments of one request's attention in bfloat16, pages of 16 tokens."""
+def attended(heads: Heads, new_tokens: int) -> tuple[Any, Launched]:
+    """The kernel and arguments of one request's attention in bfloat16, pages of 16 tokens.
+
+    Over int8 it is capped and a partial; over latents it has sinks.
+    """
     name = "attend_sections" if new_tokens == 1 else "attend_tiles"
-    step = _step(model, new_tokens)
-    return recorded(launch, name, lambda: TritonKernels().attend(*step, AttendParams(0.1)))
+    layer, batch, query = _step(heads, new_tokens)
+    is_partial = layer.dtype == torch.int8
+    sinks = torch.zeros(heads.heads) if layer.value_size else None
+    params = AttendParams(0.1, softcap=3.0 * is_partial, sinks=sinks)
+    kernels = TritonKernels()
+    attend = kernels.attend_partial if is_partial else kernels.attend
+    return recorded(launch, name, lambda: attend(layer, batch, query, params))
 
 
-def written(model: str, new_tokens: int) -> tuple[Any, Launched]:
+def written(heads: Heads, new_tokens: int) -> tuple[Any, Launched]:
     """The kernel and arguments that store keys and values."""
-    layer, batch, query = _step(model, new_tokens)
+    layer, batch, query = _step(heads, new_tokens)
     new = query[:, : layer.kv_heads].contiguous()
-    return recorded(backend, "write_rows", lambda: TritonKernels().write_kv(layer, batch, new, new))
+    name = "write_quantised" if layer.quantised else "write_rows"
+    value = None if layer.value_size else new
+    return recorded(backend, name, lambda: TritonKernels().write_kv(layer, batch, new, value))
 
 
-def _step(model: str, tokens: int) -> tuple[LayerPages, GroupBatch, torch.Tensor]:
-    heads, kv_heads, size = HEADS[model]
-    empty = torch.empty(0, dtype=torch.uint8)
-    layer = LayerPages(empty, torch.bfloat16, 0, 0, 16, kv_heads, size)
-    stride = 4 * layer.page_bytes
-    layer = LayerPages(
-        torch.zeros(16 * stride, dtype=torch.uint8), torch.bfloat16, stride, 0, 16, kv_heads, size
+def copied() -> tuple[Any, Launched]:
+    """The kernel and arguments that copy two pages."""
+    memory, starts = torch.zeros(256, dtype=torch.uint8), torch.tensor([0, 64])
+    return recorded(
+        copying, "copy_runs", lambda: copying.copy_pages(memory, starts, memory, starts, 64, 64)
     )
+
+
+def _step(heads: Heads, tokens: int) -> tuple[LayerPages, GroupBatch, torch.Tensor]:
+    layer = one_layer(heads)
+    stride = 4 * layer.page_bytes
+    pool = torch.zeros(16 * stride, dtype=torch.uint8)
+    layer = replace(layer, pool=pool, page_stride_bytes=stride)
     pages = torch.arange(16, dtype=torch.int32)
     positions = torch.arange(tokens, dtype=torch.int32)
     batch = GroupBatch(
         starts_of([tokens]), torch.tensor([256], dtype=torch.int32), starts_of([16]), pages,
         pages[:1], positions // 16, positions % 16,
     )  # fmt: skip
-    return layer, batch, torch.zeros(tokens, heads, size, dtype=torch.bfloat16)
+    query = torch.zeros(tokens, heads.heads, heads.head_size, dtype=torch.bfloat16)
+    return layer, batch, query
 
 
 LAUNCHES: dict[str, Callable[[], tuple[Any, Launched]]] = {
-    f"{model} {name}": partial(make, model, tokens)
-    for model in HEADS
+    f"{heads.name} {name}": partial(make, heads, tokens)
+    for heads in SHAPES
     for name, make, tokens in (
         ("decode", attended, 1),
         ("prefill", attended, 200),
         ("write", written, 1),
     )
-}
+} | {"copy": copied}
 
 
 def source_of(kernel: Any, launched: Launched) -> ASTSource:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,13 +41,15 @@ LIMITS = {
     "1B prefill": Limits(192, 0, 16, today=(182, 0, 20)),
     "1B write": Limits(32, 0, 0, today=(16, 0, 0)),
 }
+KINDS = ("decode", "prefill", "write")
+OTHERS = (*(f"int8 {kind}" for kind in KINDS), *(f"fp8 latents {kind}" for kind in KINDS), "copy")
 
 
-def run(module: str, argument: str, cache: Path) -> Any:
-    """What a program prints that compiles kernels, in a process that does not interpret them."""
+def run(names: Sequence[str], cache: Path) -> Any:
+    """Figures of kernels that a program compiles, in a process that does not interpret them."""
     without = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-m", f"tests.attention.{module}", argument],
+        [sys.executable, "-m", "tests.attention.machine_code", *names],
         env=without | {"TRITON_CACHE_DIR": str(cache)},
         cwd=Path(__file__).parents[2],
         capture_output=True,
@@ -61,7 +64,7 @@ def run(module: str, argument: str, cache: Path) -> Any:
     "name", [pytest.param(name, marks=long_unless(name == "8B decode")) for name in LIMITS]
 )
 def test_machine_code_is_within_its_limits(name: str, tmp_path: Path) -> None:
-    figures, limits = run("machine_code", name, tmp_path)[name], LIMITS[name]
+    figures, limits = run([name], tmp_path)[name], LIMITS[name]
     assert figures["registers"] <= limits.registers
     assert figures["stack_bytes"] <= limits.stack_bytes
     assert figures["shared_bytes"] <= SHARED_BYTES
@@ -69,7 +72,8 @@ def test_machine_code_is_within_its_limits(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_every_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
-    sizes = run("compiled_kernels", "", tmp_path)
-    assert len(sizes) == 10
-    assert min(sizes.values()) > 1000
+def test_every_other_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
+    """The interpreter runs much that the compiler refuses."""
+    others = run(OTHERS, tmp_path)
+    assert set(others) == set(OTHERS)
+    assert all(figures["registers"] > 0 for figures in others.values())
