@@ -9,7 +9,7 @@ other requests of a batch nor the number of programs can change a result.
 import triton
 import triton.language as tl
 
-from kvell.attention.triton.span import NOWHERE, attend_span, finish, first_readable, load_query
+from kvell.attention.triton.span import NOWHERE, attend_span, finish, first_readable, tile_of
 
 ITEM_FIELDS = tl.constexpr(12)
 
@@ -90,20 +90,11 @@ def attend_sections(
         tile = tl.load(fields + 10)
 
         row = tl.arange(0, M)
-        token = row // PART_HEADS
-        head_of_group = (place % PARTS) * PART_HEADS + row % PART_HEADS
-        head = kv_head * GROUP + head_of_group
-        used = (token < count) & (head_of_group < GROUP)
-        own = first_own + token
-        lowest = first_readable(own, window, chunk)
         dims = tl.arange(0, SIZE_BLOCK)
-        query_rows = query + (
-            (first_row + token).to(tl.int64) * query_token_stride + head * query_head_stride
-        )
-        q = load_query(query_rows, used, SIZE, SIZE_BLOCK)
-        q_rest = q
-        if REST > 0:
-            q_rest = load_query(query_rows + SIZE, used, REST, REST_BLOCK)
+        token, head, used, own, lowest, q, q_rest = tile_of(
+            query, query_token_stride, query_head_stride, first_row, first_own, count, kv_head,
+            place % PARTS, window, chunk, SIZE, SIZE_BLOCK, REST, REST_BLOCK, GROUP, PART_HEADS, M,
+        )  # fmt: skip
 
         maximum = tl.full([M], NOWHERE, tl.float32)
         denominator = tl.zeros([M], tl.float32)

@@ -38,12 +38,48 @@ def _rows_of(
 
 
 @triton.jit
-def load_query(rows, used, LENGTH: tl.constexpr, BLOCK: tl.constexpr):
+def _load_query(rows, used, LENGTH: tl.constexpr, BLOCK: tl.constexpr):
     """Load [M, BLOCK] numbers of a tile's query rows; 0 past a row's length, in unused rows."""
     dims = tl.arange(0, BLOCK)
     return tl.load(
         rows[:, None] + dims[None, :], mask=used[:, None] & (dims < LENGTH)[None, :], other=0.0
     )
+
+
+@triton.jit
+def tile_of(
+    query,
+    token_stride,
+    head_stride,
+    first_row,
+    first_own,
+    count,
+    kv_head,
+    part,
+    window,
+    chunk,
+    SIZE: tl.constexpr,
+    SIZE_BLOCK: tl.constexpr,
+    REST: tl.constexpr,
+    REST_BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+    PART_HEADS: tl.constexpr,
+    M: tl.constexpr,
+):
+    """Load the rows of ``count`` tokens: token, head, whether used, positions, query, its rest."""
+    row = tl.arange(0, M)
+    token = row // PART_HEADS
+    head_of_group = part * PART_HEADS + row % PART_HEADS
+    head = kv_head * GROUP + head_of_group
+    used = (token < count) & (head_of_group < GROUP)
+    own = first_own + token
+    lowest = first_readable(own, window, chunk)
+    rows = query + ((first_row + token).to(tl.int64) * token_stride + head * head_stride)
+    q = _load_query(rows, used, SIZE, SIZE_BLOCK)
+    q_rest = q
+    if REST > 0:
+        q_rest = _load_query(rows + SIZE, used, REST, REST_BLOCK)
+    return token, head, used, own, lowest, q, q_rest
 
 
 @triton.jit
