@@ -156,7 +156,7 @@ def replay_of(bench: Bench, side: Side, rows: list[TraceRow]) -> VirtualCluster:
 
     def swap(metered: MemoryCore) -> Swapping:
         num_large = int(bench.case.buffer_gib * GIB) // layout.large_page_bytes
-        buffer = PageBuffer(layout.groups, num_large)
+        buffer = PageBuffer(layout.groups, num_large, is_far=True)
         model = AnalyticModel(bench.machine.profile, bench.machine.cost)
         rule = SwapByCost(model, bench.bytes_per_second, limits.max_num_batched_tokens)
         return Swapping(metered, buffer, rule)

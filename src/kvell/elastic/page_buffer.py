@@ -40,11 +40,14 @@ class PageBuffer:
     """The pages of ``num_large`` large pages; the caller names the holders.
 
     :param groups: of the pool whose pages are copied here.
+    :param is_far: whether a pass that reads pages here has them come over a link.
     :ivar counts: of moved pages; the caller updates them.
     """
 
-    def __init__(self, groups: Sequence[GroupSpec], num_large: int) -> None:
-        self.groups, self.num_large = groups, num_large
+    def __init__(
+        self, groups: Sequence[GroupSpec], num_large: int, *, is_far: bool = False
+    ) -> None:
+        self.groups, self.num_large, self.is_far = groups, num_large, is_far
         self.counts = BufferCounts()
         self._group = [NO_GROUP] * num_large
         self._empty_large = list(range(num_large - 1, -1, -1))

@@ -33,6 +33,7 @@ class Parking:
     """The parked requests, and the choice of decodes to park.
 
     :param sizes: the buffer's logical size, in its large pages.
+    :param chunk_tokens: of a prompt, in a step of which decodes are a part.
     :ivar parked: in order of arrival.
     :ivar count: number of times that a request was parked for a prompt.
     """
@@ -43,7 +44,8 @@ class Parking:
         self.parked: list[Request] = []
         self.sizes = sizes
         self.count = self._last_key = 0
-        self._core, self._swapping, self._chunk_tokens = core, swapping, chunk_tokens
+        self.chunk_tokens = chunk_tokens
+        self._core, self._swapping = core, swapping
         self._keys: dict[RequestId, int] = {}
         self._since: dict[RequestId, int] = {}
         self._step = 0
@@ -145,7 +147,7 @@ class Parking:
         layout = self._core.layout
         is_shared = len({group.model for group in layout.groups}) > 1
         seen = layout.held_by(request.model) if is_shared else layout
-        need_bytes = pool_bytes_for(seen, request.num_tokens, self._chunk_tokens)
+        need_bytes = pool_bytes_for(seen, request.num_tokens, self.chunk_tokens)
         return need_bytes - self._core.empty_large_pages() * layout.large_page_bytes
 
     def _larges(self, size_bytes: int) -> int:

@@ -70,12 +70,15 @@ class OffloadedPrompts:
         """Return whether a prompt should be computed into the buffer.
 
         Its pages are copied once, when its decode is scheduled; those of parked requests twice.
+        If the buffer is far, each chunk of the prompt also reads the chunks before it there.
 
         :param leaving: the requests that would be parked for it; empty if that is not possible.
         """
         size_bytes = self.size_bytes(request)
         parked_bytes = sum(map(self._swapping.size_bytes, leaving))
-        return size_bytes > 0 and (not leaving or size_bytes <= WAYS * parked_bytes)
+        chunks = -(-request.num_tokens // self._parking.chunk_tokens)
+        reads = (chunks - 1) / 2 if self._swapping.buffer.is_far else 0.0
+        return size_bytes > 0 and (not leaving or size_bytes * (1 + reads) <= WAYS * parked_bytes)
 
     def begin(self, request: Request, draft: PlanDraft) -> None:
         """Give a waiting request pages in the buffer for its whole prompt."""
