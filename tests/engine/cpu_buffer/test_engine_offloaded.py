@@ -118,6 +118,22 @@ def test_what_moves_fewer_bytes_is_done() -> None:
     run.to_the_end()
 
 
+def test_a_prompt_of_many_chunks_does_not_go_to_a_far_buffer() -> None:
+    """Each chunk reads the ones before it over the link."""
+    run = started()
+    offloaded, swapping = offloaded_of(run.core), run.swapping
+    run.submit("long", LONG, 9)
+    long = run.core._scheduler.waiting.first()
+    assert long is not None
+    small = [request for request in run.core.running if request.request_id == "short"]
+    just_enough = small * -(-offloaded.size_bytes(long) // (2 * swapping.size_bytes(small[0])))
+    assert offloaded.pays(long, just_enough)
+    swapping.buffer.is_far = True
+    assert not offloaded.pays(long, just_enough)
+    assert offloaded.pays(long, [])
+    run.to_the_end()
+
+
 def test_a_request_that_leaves_soon_is_computed_in_the_pool() -> None:
     run = started()
     offloaded_of(run.core).is_leaving = lambda request: True
