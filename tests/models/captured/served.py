@@ -8,6 +8,7 @@ from itertools import count
 import numpy as np
 import torch
 
+from kvell.attention.interface import AttentionKernels
 from kvell.attention.portable import PortableKernels
 from kvell.engine.assembly import EngineOptions, build_engine
 from kvell.engine.core.journal import Journal
@@ -45,6 +46,7 @@ class Served:
 
     :param graphs: the device that records its steps; None: each step is computed.
     :param depth: None: as the engine chooses.
+    :param kernels: of attention; None: the portable ones.
     :param buffer_bytes: of a CPU buffer, to which it swaps whenever it can; None: there is none.
     """
 
@@ -56,11 +58,13 @@ class Served:
         kv_bytes: int,
         buffer_bytes: int | None = None,
         max_model_len: int = 128,
+        kernels: AttentionKernels | None = None,
     ) -> None:
         self.graphs = graphs
         module = copy.deepcopy(tiny_module(architecture))
         description = describe_as(module.config, torch.float32, torch.float32)
-        self.model = PagedModel(module, description, Launched(PortableKernels()), torch.float32)
+        attention = Launched(kernels or PortableKernels())
+        self.model = PagedModel(module, description, attention, torch.float32)
         self.journal = Journal()
         options = EngineOptions(
             kv_memory_bytes=kv_bytes, max_model_len=max_model_len,
