@@ -70,7 +70,7 @@ def _put(x: torch.Tensor, key: Any, value: Any) -> None:
         assert key.device == x.device == value.device
         aten.index_put_(x, [key], value)
     elif isinstance(value, torch.Tensor):
-        _taken(x, key).copy_(value)
+        aten.copy_(_taken(x, key), value)
     else:
         _taken(x, key).fill_(value)
 
