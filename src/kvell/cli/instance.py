@@ -3,7 +3,6 @@
 import contextlib
 import gc
 import os
-import shutil
 import socket
 import sys
 from collections.abc import Callable
@@ -29,6 +28,7 @@ from kvell.mempool.rendezvous import (
     PdCaching,
     PoolRole,
     Rendezvous,
+    remove_orphaned,
 )
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def instance(
     secret = b""
     with contextlib.ExitStack() as stack:
         if pool_dir:
-            stack.callback(_remove_orphaned, Path(pool_dir), os.getppid())
+            stack.callback(remove_orphaned, Path(pool_dir), os.getppid())
         serve: Callable[[Engine], None]
         if pool_host:
             from kvell.serving.door import FrontListener, read_secret
@@ -140,12 +140,6 @@ def _serve(engine: "OpenEngine", serve: "Callable[[Engine], None]") -> None:
     finally:
         engine.close()
         gc.unfreeze()  # so that reference cycles are freed before the process ends
-
-
-def _remove_orphaned(folder: Path, front_pid: int) -> None:
-    """Remove the pool's folder if the front, which made it, was killed before it could."""
-    if os.getppid() != front_pid:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _pricing(

@@ -1,6 +1,8 @@
 """The rendezvous of instances: their addresses and their common secret, on one host in a folder."""
 
+import os
 import secrets
+import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,8 @@ SECRET = "secret"
 SECRET_BYTES = 32
 ADDRESS_BYTES = 256
 """The largest size of a file with an instance's address."""
+FLAGS_FIELD, EXITING_FLAG = 6, 4
+"""Of ``/proc/<pid>/stat``: the field, counted from the state, and Linux's PF_EXITING."""
 
 
 class Rendezvous(Protocol):
@@ -148,3 +152,22 @@ def make_folder(folder: Path) -> None:
     path = folder / SECRET
     path.touch(0o600)
     path.write_bytes(secrets.token_bytes(SECRET_BYTES))
+
+
+def remove_orphaned(folder: Path, maker_pid: int) -> None:
+    """Remove a pool's folder if the parent process, which made it, was killed before it could.
+
+    :param maker_pid: the process id of the parent, read while it lived.
+    """
+    if os.getppid() != maker_pid or _is_exiting(maker_pid):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_exiting(pid: int) -> bool:
+    """Return whether a process has ended or is ending: its sockets close before it leaves its
+    children, so a child that sees that may still have it for its parent."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return True
+    return bool(int(fields[FLAGS_FIELD]) & EXITING_FLAG)
