@@ -164,8 +164,10 @@ def remove_orphaned(folder: Path, maker_pid: int) -> None:
 
 
 def _is_exiting(pid: int) -> bool:
-    """Return whether a process has ended or is ending: its sockets close before it leaves its
-    children, so a child that sees that may still have it for its parent."""
+    """Return whether a process has ended or is ending.
+
+    Its sockets close before it leaves its children: one that sees that may still be its child.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
