@@ -31,7 +31,7 @@ SECRET_BYTES = 32
 ADDRESS_BYTES = 256
 """The largest size of a file with an instance's address."""
 FLAGS_FIELD, EXITING_FLAG = 6, 4
-"""Of ``/proc/<pid>/stat``: the field, counted from the state, and Linux's PF_EXITING."""
+"""The flags in ``/proc/<pid>/stat``, counted from the state, and Linux's PF_EXITING."""
 
 
 class Rendezvous(Protocol):
