@@ -52,3 +52,7 @@ class AddressedBytes:
         )
         address_of = ctypes.addressof(self._described)
         self.tensor: torch.Tensor = from_dlpack(make_capsule(address_of, b"dltensor", None))
+
+    def __del__(self) -> None:
+        """Free the tensor before its description, which torch reads then."""
+        del self.tensor

@@ -99,11 +99,11 @@ def in_part(place: Place, device: ChunkDevice, area: AddressRange) -> str:
     """
     at, chunk = np.array([3], np.int32), _numbers(1, 1)
     device.map(area, at, chunk)
-    whole = _tensor(place, area.address, area.size_bytes).tensor
+    whole = _tensor(place, area.address, area.size_bytes)
     first = 3 * device.chunk_bytes
-    whole[first : first + device.chunk_bytes].fill_(7)
-    seen = _tensor(place, device.home.address + device.chunk_bytes, device.chunk_bytes).tensor
-    total = int(seen.sum(dtype=torch.int64))
+    whole.tensor[first : first + device.chunk_bytes].fill_(7)
+    seen = _tensor(place, device.home.address + device.chunk_bytes, device.chunk_bytes)
+    total = int(seen.tensor.sum(dtype=torch.int64))
     device.unmap(area, at)
     assert total == 7 * device.chunk_bytes, f"the sum is {total}"
     return f"{area.num_positions} positions, one of them mapped"
