@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from kvell.cluster.routing.pace import RequestPrice
+from kvell.cluster.routing.pace import PromptWork
 from kvell.cost.prices import USUAL_PRICES, ExecCosts
 from kvell.engine.protocol.notices import IndexedGroup
 from kvell.engine.protocol.placements import RequestPlacementEntry
@@ -118,6 +118,7 @@ class Routable:
     coming_tokens: int = 0
     slows: float = 1.0
 
-    def pace(self, priced: RequestPrice) -> float:
-        """Return the seconds of a priced second: all in a crowd share one processor."""
-        return self.slows * priced.crowd
+    def prompt_seconds(self, work: PromptWork) -> float:
+        costs = self.report.facts.prices
+        read = work.pairs * costs.pair_seconds
+        return self.slows * (work.step_seconds + work.tokens * costs.token_seconds + read)

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bench import result_file
-from kvell.cluster.routing.costs import pull_or_recompute
-from kvell.cluster.routing.pace import RequestPrice
+from kvell.cluster.routing.costs import answer_seconds, pull_or_recompute
+from kvell.cluster.routing.pace import PromptWork
 from kvell.cluster.routing.policies import router_named
 from kvell.cluster.routing.views import RequestView
 from kvell.cluster.trees.chains import PromptChain
@@ -90,9 +90,10 @@ class Instance:
     busy_until_seconds: float = 0.0
     cached: dict[int, OrderedDict[int, None]] = field(default_factory=dict)
 
-    def pace(self, priced: RequestPrice) -> float:
-        """Return 1: no instance is slower than its prices."""
-        return 1.0
+    def prompt_seconds(self, work: PromptWork) -> float:
+        """Return the price: no instance is slower."""
+        seconds = work.step_seconds + work.tokens * COSTS.token_seconds
+        return seconds + work.pairs * COSTS.pair_seconds
 
     def stores(self, chain: PromptChain, groups: Sequence[TreeGroup]) -> IndexNotice:
         """Compute a prompt; what finds no room is evicted, the ends of old prompts first."""
@@ -180,7 +181,9 @@ def measured(
         name = clock.timed("choose", lambda a=asked: router.choose(a, cluster))  # type: ignore[misc]
         clock.timed(
             "pull",
-            lambda a=asked, n=name, h=hits: pull_or_recompute(a.prompt_tokens, n, h, COSTS),  # type: ignore[misc]
+            lambda a=asked, n=name, h=hits: pull_or_recompute(
+                a.prompt_tokens, n, h, COSTS, lambda source: answer_seconds(by_id[source], 0.0)
+            ),  # type: ignore[misc]
         )
         clock.timed("expect", lambda n=name, c=chain, t=now: tree.expect(n, 1, c, t))  # type: ignore[misc]
         chosen, hit = by_id[name], hits.get(name, 0)

@@ -95,6 +95,7 @@ class LineMachine(RuleBasedStateMachine):
             one.prompt_tokens + self.made[name] for name, one in self.running.items()
         )
         assert line.held_tokens == (0 if line.role == "prefill" else held)
+        assert line.pace.crowd.computing == bool(self.computing or self.running)
         outputs = [*prompts, *self.running.values()]
         assert line.outstanding_output_tokens == sum(one.pending_output_tokens for one in outputs)
 

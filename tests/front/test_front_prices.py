@@ -76,6 +76,43 @@ def test_a_prediction_follows_what_requests_took() -> None:
     assert predicted[1] == pytest.approx(3 * predicted[0], rel=0.05)
 
 
+def one_of(queue: RequestQueue, name: str, tokens: int, now: float) -> Submit:
+    request = entry(tokens, name=name)
+    queue.add(request)
+    ((_, submission),) = queue.due(now)
+    return submission
+
+
+@pytest.mark.parametrize(("after", "source"), [(0.1, ""), (3.2, "mixed-0"), (9.0, "mixed-0")])
+def test_an_instance_is_asked_for_pages_once_it_has_time(after: float, source: str) -> None:
+    """mixed-0 has the text, and a prompt that takes longer than to compute it again."""
+
+    class InTurn:
+        def choose(self, request: RequestView, instances: Sequence[RoutableInstance]) -> str:
+            return instances[request.prompt_tokens == len(TEXT) + 1].instance_id
+
+    queue = RequestQueue(8, router=InTurn(), locality=PrefixDirectory())
+    for number in range(2):
+        own = facts(8, 1, indexed=(IndexedGroup("full", 4),))
+        queue.open(f"mixed-{number}", own, joins_others=False)
+    queue.on_event("mixed-0", IndexNotice(0, (stored(TEXT),)), 0.0)
+    assert not one_of(queue, "long", 3 * len(TEXT), 0.0).pulls_from
+    assert one_of(queue, "text", len(TEXT) + 1, after).pulls_from == source
+
+
+def test_equal_instances_of_a_host_learn_together() -> None:
+    queue = RequestQueue(8, router=Last())
+    hosts = ("", "", "", "other")
+    for number, host in enumerate(hosts):
+        costs = SLOW if number == 2 else USUAL_PRICES
+        queue.open(f"mixed-{number}", facts(8, 1, host=host, prices=costs), joins_others=False)
+    paces = [queue.line(f"mixed-{number}").pace for number in range(4)]
+    assert paces[0].shared is paces[1].shared
+    assert len({id(pace.shared) for pace in paces}) == 3
+    assert paces[0].crowd is paces[1].crowd is paces[2].crowd
+    assert paces[3].crowd is not paces[0].crowd
+
+
 def test_nothing_is_predicted_without_a_choice() -> None:
     queue = RequestQueue(8)
     queue.open("mixed-0", facts(8, 1), joins_others=False)

@@ -37,21 +37,23 @@ class InFlight:
 
     def submit(self, entry: LogEntry, line: InstanceLoad, now: float) -> None:
         """Give a waiting request to an instance."""
+        line.pace.crowd.pass_to(now)
         line.add(entry)
         self._entries[entry.request_id] = entry
         if entry.submitted_seconds is None:
             entry.submitted_seconds = now
 
-    def hand_over(self, entry: LogEntry, line: InstanceLoad) -> None:
+    def hand_over(self, entry: LogEntry, line: InstanceLoad, now: float) -> None:
         """Note that another instance continues a request, whose prompt is computed."""
-        self.line_of(entry).remove(entry)
+        line.pace.crowd.pass_to(now)
+        self._remove(entry, now)
         line.add(entry)
         line.on_tokens(entry, 0)
 
-    def take_back(self, entry: LogEntry) -> None:
+    def take_back(self, entry: LogEntry, now: float) -> None:
         """Take back a request that its instance has ended."""
         del self._entries[entry.request_id]
-        self.line_of(entry).remove(entry)
+        self._remove(entry, now)
 
     def take_back_all(self, line: InstanceLoad) -> list[LogEntry]:
         """Take back all requests of a dead instance, the oldest first, and close its line."""
@@ -63,3 +65,8 @@ class InFlight:
     def going_to(self, instance_id: str) -> list[LogEntry]:
         """Return the requests that are moving to an instance."""
         return [entry for entry in self._entries.values() if entry.goes_to == instance_id]
+
+    def _remove(self, entry: LogEntry, now: float) -> None:
+        line = self.line_of(entry)
+        line.pace.crowd.pass_to(now)
+        line.remove(entry)

@@ -1,8 +1,11 @@
 """The front's line to one instance: its report, its credits, and the requests that it has."""
 
 from collections import Counter
+from collections.abc import Iterable
 
-from kvell.cluster.routing.pace import Pace, RequestPrice
+from kvell.cluster.routing.crowd import Crowd
+from kvell.cluster.routing.instance_pace import InstancePace
+from kvell.cluster.routing.pace import Pace, PromptWork
 from kvell.cluster.routing.ramp import Ramp
 from kvell.cluster.steering.relief import MovableView, is_short
 from kvell.cost.prices import FIT_CONTEXT_TOKENS, pairs
@@ -47,9 +50,8 @@ class InstanceLoad:
         self._held_tokens = 0
         self._others = NO_OTHERS
         self._ramp: Ramp | None = None
-        self._pace = Pace()
-        self._prompts_since: float | None = None
         self._tenants: Counter[str] = Counter()
+        self.pace = InstancePace.alone(NO_FACTS.prices)
         self._begin(NO_FACTS)
 
     def _begin(self, facts: InstanceFacts) -> None:
@@ -105,27 +107,32 @@ class InstanceLoad:
         """Whether a request there is on probation, since it may have ended an instance."""
         return any(entry.attempts.on_probation for entry in self.in_flight.values())
 
-    def open(self, facts: InstanceFacts, *, joins_others: bool = False) -> None:
+    def open(
+        self, facts: InstanceFacts, pace: InstancePace | None = None, *, joins_others: bool = False
+    ) -> None:
         """Open the line to a new incarnation.
 
+        :param pace: by its prices and host; None: one of its own.
         :param joins_others: whether other instances serve already, so that the instance starts
             slowly (:class:`.Ramp`).
         """
         self._begin(facts)
-        self._pace = Pace()
+        self.pace.set_computing(False)
+        self.pace = pace or InstancePace.alone(facts.prices)
+        self.pace.set_computing(bool(self.in_flight))
         self.is_open = True
         self._ramp = Ramp(facts.credits) if joins_others else None
 
-    def pace(self, priced: RequestPrice) -> float:
-        """Return the seconds that a priced second of a request takes there (:class:`.Pace`)."""
-        return self._pace.factor(priced)
+    def prompt_seconds(self, work: PromptWork) -> float:
+        """Return what prompts take there (:class:`.InstancePace`)."""
+        return self.pace.seconds(work)
 
-    def prompt_seconds(self, now: float) -> float:
-        """Return the time since it began its present prompts: since the last one was done, or
+    def done_seconds(self, now: float) -> float:
+        """Return how long it has computed its present prompts: since the last one was done, or
         since this call if it has none."""
-        if not self.uncached_prompt_tokens or self._prompts_since is None:
-            self._prompts_since = now
-        return now - self._prompts_since
+        if not self.uncached_prompt_tokens:
+            self.pace.begin_prompts(now)
+        return self.pace.done_seconds(now)
 
     def spare_bytes(self, tokens: int, num_blocks: int) -> int:
         """Return the KV memory left with one more request, once all have their whole answers.
@@ -256,6 +263,7 @@ class InstanceLoad:
         """Count a request that is submitted now."""
         self._tenants[entry.spec.tenant] += 1
         self.in_flight[entry.request_id] = entry
+        self.pace.set_computing(True)
         self.running_requests += 1
         entry.line = self.instance_id
         entry.pending_prompt_tokens = entry.prompt_tokens + entry.emitted_tokens
@@ -282,9 +290,9 @@ class InstanceLoad:
             self._count_prompt(entry, -1)
             entry.pending_prompt_tokens = 0
             if now is not None and (predicted := entry.predicted) and not entry.attempt:
-                took_seconds = now - (entry.submitted_seconds or now)
-                self._pace.note(predicted.priced, predicted.seconds, took_seconds)
-            self._prompts_since = now
+                self.pace.learn(predicted, now)
+            if now is not None:
+                self.pace.begin_prompts(now)
             if self._ramp is not None:
                 self._ramp.first_token()
                 if self._ramp.limit is None:
@@ -305,6 +313,7 @@ class InstanceLoad:
     def remove(self, entry: LogEntry) -> None:
         """Remove a request that has ended, or moves."""
         del self.in_flight[entry.request_id]
+        self.pace.set_computing(bool(self.in_flight))
         self.running_requests -= 1
         self._tenants[entry.spec.tenant] -= 1
         if not self._tenants[entry.spec.tenant]:
@@ -326,3 +335,12 @@ class InstanceLoad:
         for entry in lost:
             self.remove(entry)
         return lost
+
+
+def pace_among(facts: InstanceFacts, lines: Iterable[InstanceLoad]) -> InstancePace:
+    """Return the pace of an instance beside open lines: those of its host slow each other, and
+    those of equal prices learn together."""
+    neighbours = [line for line in lines if line.is_open and line.facts.host == facts.host]
+    crowd = neighbours[0].pace.crowd if neighbours else Crowd()
+    equals = (line.pace.shared for line in neighbours if line.facts.prices == facts.prices)
+    return InstancePace(next(equals, None) or Pace(facts.prices), crowd)

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvell.cluster.routing.costs import FirstToken
+from kvell.cluster.routing.instance_pace import FirstToken
 from kvell.engine.protocol.logprobs import PromptLogprobs
 from kvell.engine.protocol.messages import Finished, Submit, Tokens
 from kvell.engine.protocol.placements import RequestPlacementEntry

@@ -34,7 +34,7 @@ from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.errors import ChangeSomething, TryLater
 from kvell.fleet.instance.death import InstanceDeath
 from kvell.front.in_flight import InFlight
-from kvell.front.instance_load import InstanceLoad
+from kvell.front.instance_load import InstanceLoad, pace_among
 from kvell.front.placements import PREFILL
 from kvell.front.request_log import LogEntry, RequestObserver
 from kvell.front.routes import Routes
@@ -116,7 +116,7 @@ class RequestQueue:
         :returns: commands to send first.
         """
         line = self.line(instance_id)
-        line.open(facts, joins_others=joins_others)
+        line.open(facts, pace_among(facts, self.lines.values()), joins_others=joins_others)
         if self._locality is None:
             return []
         self._locality.on_joined(instance_id, line.role, facts.indexed)
@@ -247,14 +247,14 @@ class RequestQueue:
         taker = self._routes.taker(entry) if event.reason == "moved" else None
         if taker is not None:
             self._routes.on_moved(entry, taker)
-            self._in_flight.hand_over(entry, taker)
+            self._in_flight.hand_over(entry, taker, now)
             return [] if taker.is_open else self.evacuate(taker.instance_id)
         self._routes.set_target(entry, "")
         line = self._in_flight.line_of(entry)
         if event.embedding:  # the only sign that the prompt is computed
             line.on_tokens(entry, 0)
         self.placements.on_ended(entry)
-        self._in_flight.take_back(entry)
+        self._in_flight.take_back(entry, now)
         self._waiting.note_memory()
         if event.not_taken and not entry.is_dropped:
             line.took_none(event.not_taken)

@@ -8,11 +8,18 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from math import inf
 from typing import Literal, NamedTuple
 
 from kvell.cluster.prefix_directory import PrefixDirectory
-from kvell.cluster.routing.costs import FirstToken, first_token, pull_or_recompute
+from kvell.cluster.routing.costs import (
+    answer_seconds,
+    first_token_seconds,
+    prompt_work,
+    pull_or_recompute,
+)
 from kvell.cluster.routing.decoding import EarliestEnd
+from kvell.cluster.routing.instance_pace import FirstToken
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, Router, router_named
 from kvell.cluster.routing.views import NO_HITS, RequestView
 from kvell.cluster.steering.placements import Placement
@@ -101,7 +108,7 @@ class Routes:
             ]
             self.set_target(entry, self.target(entry, decodes, match))
         if self._histories is not None:
-            self._pulls(entry, line, self._histories)
+            self._pulls(entry, line, self._histories, now_seconds)
         if match is not None:
             self._expect(entry, line, match, now_seconds)
         entry.placement = ()
@@ -184,19 +191,43 @@ class Routes:
         entry.hit_tokens = hits.get(line.instance_id, 0)
         entry.pulls_from = ""
         if self._pulls_more:
-            paying = pull_or_recompute(chain.tokens, line.instance_id, hits, line.facts.prices)
-            entry.pulls_from = next((name for name in paying if self._lines[name].is_open), "")
+            entry.pulls_from = self._source(chain.tokens, line, hits, now_seconds)
         if entry.pulls_from:
             entry.hit_tokens = hits[entry.pulls_from]
         for name in filter(None, (line.instance_id, entry.goes_to)):
             incarnation = self._lines[name].incarnation
             self._locality.on_routed(name, incarnation, chain, now_seconds)
 
-    def _pulls(self, entry: LogEntry, line: InstanceLoad, histories: Histories) -> None:
-        """Note where the request's text will be, and the instance to fetch its history from."""
+    def _source(
+        self, tokens: int, line: InstanceLoad, hits: Mapping[str, int], now_seconds: float
+    ) -> str:
+        """Return the instance from which a line fetches history; "" if that does not pay."""
+        return pull_or_recompute(
+            tokens,
+            line.instance_id,
+            hits,
+            line.facts.prices,
+            lambda name: self._answers(name, now_seconds),
+        )
+
+    def _answers(self, instance_id: str, now_seconds: float) -> float:
+        line = self._lines[instance_id]
+        return answer_seconds(line, line.done_seconds(now_seconds)) if line.is_open else inf
+
+    def _pulls(
+        self, entry: LogEntry, line: InstanceLoad, histories: Histories, now_seconds: float
+    ) -> None:
+        """Note where the request's text will be, and the instance to fetch its history from.
+
+        One that would keep it waiting for longer than it saves is not asked.
+        """
         live = _incarnations(line for line in self._lines.values() if line.is_open)
         tokens = entry.prompt_tokens + entry.emitted_tokens
-        entry.pulls_from = histories.source(entry.spec.session, tokens, line.instance_id, live)
+        source = histories.source(entry.spec.session, tokens, line.instance_id, live)
+        if source and self._answers(source, now_seconds):
+            held = histories.tokens_at(entry.spec.session, live)[source]
+            source = self._source(tokens, line, {source: min(held, tokens)}, now_seconds)
+        entry.pulls_from = source
         self._note(entry, line, histories)
 
     def _note(self, entry: LogEntry, line: InstanceLoad, histories: Histories) -> None:
@@ -210,18 +241,19 @@ class Routes:
         if len(self._lines) < 2:
             return None
         tokens = entry.prompt_tokens + entry.emitted_tokens
-        own_hit = 0 if match is None else match[1].get(line.instance_id, 0)
-        fetched = entry.hit_tokens - own_hit if entry.pulls_from else 0
-        elapsed_seconds = line.prompt_seconds(now_seconds)
-        crowd = self._crowd(line)
-        return first_token(line, tokens, entry.hit_tokens, fetched, elapsed_seconds, crowd)
-
-    def _crowd(self, line: InstanceLoad) -> int:
-        """Return the number of instances of a line's host that compute once it has a request more:
-        they share its processors."""
-        host = line.facts.host
-        others = (other for other in self._lines.values() if other is not line and other.in_flight)
-        return 1 + sum(other.facts.host == host for other in others)
+        hit = entry.hit_tokens
+        fetch_seconds = 0.0
+        if entry.pulls_from:
+            own_hit = 0 if match is None else match[1].get(line.instance_id, 0)
+            fetch_seconds = self._answers(entry.pulls_from, now_seconds)
+            fetch_seconds += line.facts.prices.fetch_seconds(hit - own_hit)
+        done_seconds = line.done_seconds(now_seconds)
+        return FirstToken(
+            first_token_seconds(line, tokens, hit, fetch_seconds, done_seconds),
+            prompt_work(line, tokens, hit),
+            line.pace.crowd.time(now_seconds),
+            fetches=bool(entry.pulls_from),
+        )
 
     def _chosen(
         self,

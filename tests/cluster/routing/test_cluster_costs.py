@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from kvell.cluster.routing.costs import (
-    first_token,
+    MOST_SOURCES,
+    answer_seconds,
+    first_token_seconds,
+    prompt_work,
     pull_or_recompute,
     queues_seconds,
 )
@@ -113,26 +116,61 @@ class TestExec:
     def test_a_first_token_waits_for_prompts_and_not_for_answers(self) -> None:
         idle = Routable("mixed-0", report=PRICED)
         decodes = replace(idle, outstanding_output_tokens=10_000, running_requests=10)
-        queued = replace(idle, uncached_prompt_tokens=900)
-        alone = first_token(idle, 600, 100).seconds
-        assert alone == COSTS.exec_seconds(600, 100)
-        assert first_token(decodes, 600, 100).seconds == pytest.approx(alone + 10 * 4e-3)
-        assert first_token(queued, 600, 100).seconds == pytest.approx(alone + 0.92)
-        both = replace(queued, running_requests=10)  # two steps before it, and its own
-        assert first_token(both, 600, 100).seconds == pytest.approx(alone + 0.92 + 3 * 0.04)
+        queued = replace(idle, uncached_prompt_tokens=500)
+        alone = first_token_seconds(idle, 600, 100)
+        assert alone == pytest.approx(COSTS.exec_seconds(600, 100))
+        assert first_token_seconds(decodes, 600, 100) == pytest.approx(alone + 10 * 4e-3)
+        assert first_token_seconds(queued, 600, 100) == pytest.approx(alone + 0.51)
+        both = replace(queued, running_requests=10)  # a step before it, and its own
+        assert first_token_seconds(both, 600, 100) == pytest.approx(alone + 0.51 + 2 * 0.04)
 
     def test_a_first_token_comes_at_the_pace_of_the_instance_without_what_is_done(self) -> None:
         queued = Routable("mixed-0", report=PRICED, uncached_prompt_tokens=900)
         alone = COSTS.exec_seconds(600, 100)
-        part_done = first_token(queued, 600, 100, elapsed_seconds=0.5).seconds
+        part_done = first_token_seconds(queued, 600, 100, done_seconds=0.5)
         assert part_done == pytest.approx(alone + 0.92 - 0.5)
-        assert first_token(queued, 600, 100, elapsed_seconds=9.0).seconds == pytest.approx(alone)
+        assert first_token_seconds(queued, 600, 100, done_seconds=9.0) == pytest.approx(alone)
         slow = replace(queued, slows=2.0)
-        assert first_token(slow, 600, 100).seconds == pytest.approx(2 * (alone + 0.92))
-        crowded = first_token(slow, 600, 100, crowd=3).seconds
-        assert crowded == pytest.approx(6 * (alone + 0.92))
-        fetched = first_token(queued, 600, 100, fetched=64).seconds
-        assert fetched == pytest.approx(alone + 0.92 + COSTS.fetch_seconds(64))
+        assert first_token_seconds(slow, 600, 100) == pytest.approx(2 * (alone + 0.92))
+
+    def test_pages_are_fetched_while_earlier_prompts_are_computed(self) -> None:
+        queued = Routable("mixed-0", report=PRICED, uncached_prompt_tokens=900)
+        alone = COSTS.exec_seconds(600, 100)
+        for fetch, wait in ((0.5, 0.92), (3.0, 3.0)):
+            assert first_token_seconds(queued, 600, 100, fetch) == pytest.approx(alone + wait)
+
+    @given(lengths, lengths, st.integers(0, 40))
+    def test_the_work_of_a_prompt_has_its_price(self, tokens: int, hit: int, running: int) -> None:
+        work = prompt_work(
+            Routable("mixed-0", report=PRICED, running_requests=running), tokens, hit
+        )
+        seconds = work.step_seconds + work.tokens * COSTS.token_seconds
+        seconds += work.pairs * COSTS.pair_seconds
+        assert seconds == pytest.approx(COSTS.exec_seconds(tokens, hit, running))
+
+
+class TestAnswers:
+    """An instance answers another one between its steps, twice for one transfer."""
+
+    IDLE = Routable("mixed-0", report=PRICED)
+
+    def test_an_idle_one_answers_at_once(self) -> None:
+        assert answer_seconds(self.IDLE, 0.0) == 0.0
+
+    def test_one_that_decodes_ends_its_step_and_one_more(self) -> None:
+        decodes = replace(self.IDLE, running_requests=8, held_tokens=4000)
+        assert answer_seconds(decodes, 0.0) == 1.5 * COSTS.step_seconds(8, 4000)
+
+    @pytest.mark.parametrize(
+        ("tokens", "done", "left"),
+        [(500, 0.0, 0.51), (500, 0.4, 0.11), (500, 3.0, 0.0), (5120, 0.0, 1.044)],
+        ids=["its prompt", "a part is done", "all is done", "two steps of ten"],
+    )
+    def test_one_with_prompts_ends_them_or_two_steps(
+        self, tokens: int, done: float, left: float
+    ) -> None:
+        busy = replace(self.IDLE, uncached_prompt_tokens=tokens)
+        assert answer_seconds(busy, done) == pytest.approx(left)
 
 
 class TestFitted:
@@ -196,24 +234,48 @@ class TestPullOrRecompute:
     )
     def test_equation_2(self, tokens: int, hits: dict[str, int], chosen: str) -> None:
         hits = {name: min(length, tokens - 1) for name, length in hits.items() if tokens > 1}
-        found = pull_or_recompute(tokens, chosen, hits, COSTS)
+        source = pull_or_recompute(tokens, chosen, hits, COSTS)
         own = hits.get(chosen, 0)
-        for name, hit in hits.items():
-            saved = COSTS.exec_seconds(tokens, own) - COSTS.exec_seconds(tokens, hit)
-            assert (name in found) == (hit > own and COSTS.fetch_seconds(hit - own) <= saved)
-        assert [hits[one] for one in found] == sorted((hits[one] for one in found), reverse=True)
-        assert chosen not in found and len(set(found)) == len(found)
 
-    def test_the_best_comes_first_and_equals_by_name(self) -> None:
-        hits = {"c": 900, "a": 900, "b": 950, "d": 100, "e": 130}
-        asked = 1000
-        assert pull_or_recompute(asked, "d", hits, COSTS) == ("b", "a", "c")
+        def saves(name: str) -> float:
+            saved = COSTS.exec_seconds(tokens, own) - COSTS.exec_seconds(tokens, hits[name])
+            return saved - COSTS.fetch_seconds(hits[name] - own)
+
+        more = {name: saves(name) for name in hits if hits[name] > own}
+        best = max(more.values(), default=-1.0)
+        assert (source == "") == (best < 0)
+        assert not source or more[source] == best
+
+    def test_the_best_of_equals_is_the_first_by_name(self) -> None:
+        hits = {"c": 900, "a": 900, "d": 100, "e": 130}
+        assert pull_or_recompute(1000, "d", hits, COSTS) == "a"
 
     def test_a_slow_link_makes_computing_quicker(self) -> None:
         slow = structs.replace(COSTS, fetch_token_seconds=2e-3)
-        asked = 1000
-        assert pull_or_recompute(asked, "a", {"b": 900}, COSTS) == ("b",)
-        assert pull_or_recompute(asked, "a", {"b": 900}, slow) == ()
+        assert pull_or_recompute(1000, "a", {"b": 900}, COSTS) == "b"
+        assert pull_or_recompute(1000, "a", {"b": 900}, slow) == ""
+
+    def test_one_that_is_busy_is_not_asked_if_another_saves_more(self) -> None:
+        hits = {"a": 800, "b": 900, "c": 850}
+        for waits, source in (
+            ({"b": 0.3, "c": 0.01}, "c"),
+            ({"b": 0.3, "c": 0.3}, "a"),
+            ({"a": 9.0, "b": 9.0, "c": 9.0}, ""),
+            ({"a": 9.0, "b": 0.5, "c": 9.0}, "b"),
+        ):
+            told = pull_or_recompute(1000, "d", hits, COSTS, lambda n, w=waits: w.get(n, 0.0))  # type: ignore[misc]
+            assert told == source
+
+    def test_of_many_only_some_are_looked_at(self) -> None:
+        looked_at: list[str] = []
+
+        def waits(name: str) -> float:
+            looked_at.append(name)
+            return 0.2
+
+        hits = {f"i{number}": 900 for number in range(1000)}
+        assert pull_or_recompute(1000, "d", hits, COSTS, waits) == "i0"
+        assert len(looked_at) <= MOST_SOURCES
 
     def test_it_agrees_with_the_cost_models_rule(self) -> None:
         model = Steps()
@@ -226,8 +288,8 @@ class TestPullOrRecompute:
         for hit in range(100, 2000, 100):
             seconds = costs.fetch_seconds(hit)
             saved = prefill_seconds(model, 2000, 0.0) - prefill_seconds(model, 2000, hit / 2000)
-            found = pull_or_recompute(2000, "a", {"b": hit}, costs)
-            assert (found == ("b",)) == (seconds <= saved)
+            source = pull_or_recompute(2000, "a", {"b": hit}, costs)
+            assert (source == "b") == (seconds <= saved)
 
 
 def test_nothing_is_fetched_for_nothing() -> None:

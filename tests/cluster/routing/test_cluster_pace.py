@@ -1,77 +1,110 @@
-"""The pace of an instance follows what its requests took."""
+"""What prompts take follows what they took: steps, tokens and pairs apart, and all together."""
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
+from math import isfinite
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
-from kvell.cluster.routing.pace import MOST, Pace, RequestPrice
+from kvell.cluster.routing.pace import Pace, PromptWork
+from kvell.cost.prices import USUAL_PRICES, ExecCosts, pairs
 
-seconds = st.floats(0.0, 1e9)
-SECOND = RequestPrice(1.0)
-
-
-def serve(pace: Pace, priced: RequestPrice, measured_seconds: float) -> None:
-    pace.note(priced, pace.factor(priced) * priced.seconds, measured_seconds)
+TRUE = ExecCosts(request_seconds=0.01, token_seconds=1e-3, pair_seconds=5e-7)
+Machine = Callable[[PromptWork], float]
 
 
-def served(pace: Pace, slows: float, requests: int, priced: RequestPrice = SECOND) -> None:
-    """Requests at an instance that takes ``slows`` times as long as by prices."""
-    for _ in range(requests):
-        serve(pace, priced, slows * priced.seconds)
+def work_of(tokens: int, cached: int = 0, costs: ExecCosts = TRUE) -> PromptWork:
+    return PromptWork(costs.request_seconds, max(1, tokens - cached), pairs(tokens, cached))
 
 
-def misses(pace: Pace, sizes: Sequence[float], power: float) -> list[float]:
-    """Serve requests whose times are a power of the priced ones; return how far each is missed."""
-    found = []
-    for size in sizes:
-        found.append(abs(pace.factor(RequestPrice(size)) * size / size**power - 1))
-        serve(pace, RequestPrice(size), size**power)
-    return found
+def takes(costs: ExecCosts, slows: float = 1.0) -> Machine:
+    return lambda work: (
+        slows
+        * (
+            costs.request_seconds
+            + work.tokens * costs.token_seconds
+            + work.pairs * costs.pair_seconds
+        )
+    )
 
 
-def test_the_first_request_sets_it() -> None:
-    pace = Pace()
-    assert pace.factor(SECOND) == 1.0
-    served(pace, 3.0, 1)
-    assert pace.factor(SECOND) == pytest.approx(3.0)
+def misses(pace: Pace, machine: Machine, sizes: Sequence[int]) -> list[float]:
+    """Serve prompts; return how far the time of each was missed before it was known."""
+    seen = []
+    for tokens in sizes:
+        work = work_of(tokens)
+        seconds = machine(work)
+        seen.append(abs(pace.seconds(work) / seconds - 1))
+        pace.note(work, seconds)
+    return seen
+
+
+def mixed_sizes(count: int, seed: int = 0) -> list[int]:
+    draw = random.Random(seed)
+    return [int(2 ** draw.uniform(6, 11.6)) for _ in range(count)]
+
+
+def test_right_prices_are_kept() -> None:
+    assert max(misses(Pace(TRUE), takes(TRUE), mixed_sizes(60))) < 1e-6
+
+
+@pytest.mark.parametrize("slows", [0.5, 3.0])
+def test_the_first_prompt_sets_the_factor(slows: float) -> None:
+    assert max(misses(Pace(TRUE), takes(TRUE, slows), mixed_sizes(30))[1:]) < 1e-6
 
 
 @pytest.mark.parametrize("slows", [0.5, 1.0, 4.0])
 def test_it_follows_a_change(slows: float) -> None:
-    pace = Pace()
-    served(pace, 2.0, 20)
-    served(pace, slows, 12)
-    assert pace.factor(SECOND) == pytest.approx(slows, rel=0.05)
+    pace = Pace(TRUE)
+    misses(pace, takes(TRUE, 2.0), mixed_sizes(20))
+    assert misses(pace, takes(TRUE, slows), mixed_sizes(40, 1))[-1] < 0.05
 
 
-def test_one_disturbed_request_moves_it_little() -> None:
-    pace = Pace()
-    served(pace, 1.0, 20)
-    served(pace, 2.0, 1)
-    assert 1.0 < pace.factor(SECOND) < 1.2
+def test_one_disturbed_prompt_moves_it_little() -> None:
+    pace = Pace(TRUE)
+    misses(pace, takes(TRUE), mixed_sizes(20))
+    before = pace.seconds(work_of(500))
+    pace.note(work_of(500), 100 * before)
+    assert before <= pace.seconds(work_of(500)) * (1 + 1e-9)
+    assert pace.seconds(work_of(500)) < 1.05 * before
 
 
-def test_each_crowd_has_its_own_and_begins_with_the_nearest() -> None:
-    pace = Pace()
-    served(pace, 1.5, 6, RequestPrice(1.0, 1))
-    assert pace.factor(RequestPrice(1.0, 3)) == pytest.approx(1.5)
-    served(pace, 4.0, 1, RequestPrice(1.0, 3))
-    factors = [pace.factor(RequestPrice(1.0, crowd)) for crowd in (1, 2, 3, 4)]
-    assert factors == pytest.approx([1.5, 1.5, 4.0, 4.0])
+@pytest.mark.parametrize(
+    ("wrong", "most"),
+    [
+        (structs.replace(TRUE, pair_seconds=0.0, token_seconds=1.2e-3), 0.05),
+        (structs.replace(TRUE, pair_seconds=2e-6, token_seconds=5e-4), 0.5),
+        (USUAL_PRICES, 0.2),
+    ],
+    ids=["no pairs", "too many pairs", "another machine"],
+)
+def test_it_corrects_what_a_calibration_took_for_the_other(wrong: ExecCosts, most: float) -> None:
+    seen = misses(Pace(wrong), takes(TRUE), mixed_sizes(60))[20:]
+    assert max(seen) < most
+    assert sorted(seen)[len(seen) // 2] < most / 2
 
 
-@pytest.mark.parametrize("power", [0.6, 0.8, 1.25])
-def test_it_learns_that_long_prompts_are_priced_too_high_or_too_low(power: float) -> None:
-    sizes = [0.1, 8.0, 0.5, 3.0, 0.2, 5.0, 1.0] * 6
-    found = misses(Pace(), sizes, power)
-    assert max(found[-14:]) < 0.25 < max(found[:7])
+def test_a_cost_is_never_negative() -> None:
+    """These prompts take the less the more pairs they have."""
+    pace = Pace(TRUE)
+    for tokens in mixed_sizes(80):
+        pace.note(work_of(tokens), 1.0 / tokens)
+    work = PromptWork(0.0, 0, 10**6)
+    assert pace.seconds(work) <= pace.seconds(PromptWork(0.0, 10, 10**6))
 
 
-@given(st.lists(st.tuples(st.floats(1e-6, 1e9), seconds, seconds, st.integers(1, 4))))
-def test_it_stays_within_its_bounds(times: list[tuple[float, float, float, int]]) -> None:
-    pace = Pace()
-    for size, predicted, measured, crowd in times:
-        pace.note(RequestPrice(size, crowd), predicted, measured)
-        assert 0.99 / MOST <= pace.factor(RequestPrice(size, crowd)) <= 1.01 * MOST
+amounts = st.builds(PromptWork, st.floats(0.0, 1e3), st.integers(0, 10**6), st.integers(0, 10**12))
+
+
+@given(st.lists(st.tuples(amounts, st.floats(0.0, 1e9)), max_size=40), amounts)
+def test_its_times_are_finite_and_above_zero(
+    noted: list[tuple[PromptWork, float]], asked: PromptWork
+) -> None:
+    pace = Pace(TRUE)
+    for work, seconds in noted:
+        pace.note(work, seconds)
+        assert isfinite(pace.seconds(asked))
+        assert pace.seconds(asked) > 0

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from kvell.cluster.routing.costs import first_token, queues_seconds
+from kvell.cluster.routing.costs import first_token_seconds, queues_seconds
 from kvell.cluster.routing.policies import (
     COMPUTE_WEIGHT,
     LongestPrefix,
@@ -122,7 +122,7 @@ class TestPromptTreeBased:
 
         def price(each: Routable) -> tuple[bool, float]:
             hit = one.hits.get(each.instance_id, 0)
-            first = first_token(each, one.prompt_tokens, hit).seconds
+            first = first_token_seconds(each, one.prompt_tokens, hit)
             late = one.deadline_seconds is not None and first > one.deadline_seconds
             return late, queues_seconds([each], one)[0] + weight * computing(hit)
 

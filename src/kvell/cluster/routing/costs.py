@@ -3,15 +3,15 @@
 Each instance is priced by the prices that it reports (:class:`kvell.cost.prices.ExecCosts`).
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from heapq import nsmallest
 
-from kvell.cluster.routing.pace import RequestPrice
+from kvell.cluster.routing.pace import PromptWork
 from kvell.cluster.routing.views import RequestView, RoutableInstance
-from kvell.cost.prices import ExecCosts
+from kvell.cost.prices import ExecCosts, pairs
 
-LEAST_SECONDS = 1e-6
-"""Least priced time of a first token, for prices of 0."""
+MOST_SOURCES = 16
+"""Most instances that are compared as sources of a prompt's history."""
 
 
 def queues_seconds(instances: Sequence[RoutableInstance], request: RequestView) -> list[float]:
@@ -38,42 +38,60 @@ def queues_seconds(instances: Sequence[RoutableInstance], request: RequestView) 
     return waits
 
 
-@dataclass(frozen=True)
-class FirstToken:
-    """When a request's first token comes.
-
-    :param seconds: at the instance's present pace, from now on.
-    :param priced: the same by prices, with what is done of it.
-    """
-
-    seconds: float
-    priced: RequestPrice
+def prompt_work(instance: RoutableInstance, prompt_tokens: int, hit: int) -> PromptWork:
+    """Return what an instance computes of a prompt, with its present decodes in the same steps."""
+    costs = instance.report.facts.prices
+    new = max(1, prompt_tokens - hit)
+    decoding = instance.running_requests * costs.output_token_seconds
+    steps_seconds = costs.request_seconds + -(-new // costs.chunk_tokens) * decoding
+    return PromptWork(steps_seconds, new, pairs(prompt_tokens, hit))
 
 
-def first_token(
+def first_token_seconds(
     instance: RoutableInstance,
     prompt_tokens: int,
     hit: int,
-    fetched: int = 0,
-    elapsed_seconds: float = 0.0,
-    crowd: int = 1,
-) -> FirstToken:
-    """Return when a request's first token comes: prompts go in turn, decodes share steps.
+    fetch_seconds: float = 0.0,
+    done_seconds: float = 0.0,
+) -> float:
+    """Return when a request's first token comes, from now on: prompts go in turn, decodes share
+    steps.
 
-    :param fetched: tokens of the hit that are fetched from another instance.
-    :param elapsed_seconds: time that the instance has worked on its present prompts.
-    :param crowd: see :class:`.RequestPrice`.
+    :param fetch_seconds: time until pages from another instance are here; earlier prompts are
+        computed meanwhile.
+    :param done_seconds: of the present prompts' time, what is over.
+    """
+    own_seconds = instance.prompt_seconds(prompt_work(instance, prompt_tokens, hit))
+    return max(fetch_seconds, _left_seconds(instance, done_seconds)) + own_seconds
+
+
+def answer_seconds(instance: RoutableInstance, done_seconds: float) -> float:
+    """Return the time until an instance has sent pages of a text: it handles messages between its
+    steps, so the transfer waits for the rest of its present step and for one more.
+
+    :param done_seconds: of the present prompts' time, what is over.
     """
     costs = instance.report.facts.prices
-    steps = -(-instance.uncached_prompt_tokens // costs.chunk_tokens)
-    decoding = steps * instance.running_requests * costs.output_token_seconds
-    prompt_seconds = costs.exec_seconds(prompt_tokens, hit, instance.running_requests)
-    prompt_seconds += costs.fetch_seconds(fetched)
-    earlier_seconds = _prompts_seconds(instance, costs) + decoding
-    priced = RequestPrice(max(LEAST_SECONDS, earlier_seconds + prompt_seconds), crowd)
-    pace = instance.pace(priced)
-    left_seconds = max(0.0, pace * earlier_seconds - elapsed_seconds)
-    return FirstToken(left_seconds + pace * prompt_seconds, priced)
+    running, tokens = instance.running_requests, instance.uncached_prompt_tokens
+    if not tokens:
+        return 1.5 * costs.step_seconds(running, instance.held_tokens) if running else 0.0
+    two_steps = min(1.0, 2 * costs.chunk_tokens / tokens)
+    most_seconds = two_steps * instance.prompt_seconds(_waiting_work(instance))
+    return min(most_seconds, _left_seconds(instance, done_seconds))
+
+
+def _waiting_work(instance: RoutableInstance) -> PromptWork:
+    costs = instance.report.facts.prices
+    tokens = instance.uncached_prompt_tokens
+    decoding = instance.running_requests * costs.output_token_seconds
+    steps_seconds = -(-tokens // costs.chunk_tokens) * (costs.request_seconds + decoding)
+    return PromptWork(steps_seconds, tokens, instance.outstanding_pairs)
+
+
+def _left_seconds(instance: RoutableInstance, done_seconds: float) -> float:
+    if not instance.uncached_prompt_tokens:
+        return 0.0
+    return max(0.0, instance.prompt_seconds(_waiting_work(instance)) - done_seconds)
 
 
 def _prompts_seconds(instance: RoutableInstance, costs: ExecCosts) -> float:
@@ -87,27 +105,35 @@ def _prompts_seconds(instance: RoutableInstance, costs: ExecCosts) -> float:
 
 
 def pull_or_recompute(
-    prompt_tokens: int, chosen: str, hits: Mapping[str, int], costs: ExecCosts
-) -> tuple[str, ...]:
-    """Return the instances from which to fetch more of a prompt's history; none if computing it is
+    prompt_tokens: int,
+    chosen: str,
+    hits: Mapping[str, int],
+    costs: ExecCosts,
+    waits: Callable[[str], float] = lambda _: 0.0,
+) -> str:
+    """Return the instance from which to fetch more of a prompt's history; "" if computing it is
     quicker (MemServe §5.3, equation 2).
 
     :param chosen: the instance that computes the request.
     :param hits: number of tokens that each instance has.
     :param costs: prices of the chosen instance, which would fetch or compute.
-    :returns: ids, the instance with the most history first, then by id.
+    :param waits: returns the time until an instance has sent pages, beside what they take.  Of
+        many instances only those that would save the most are looked at.
     """
     cached_tokens = hits.get(chosen, 0)
     here_seconds = costs.exec_seconds(prompt_tokens, cached_tokens)
-    paying: list[tuple[int, str]] = []
-    decisions: dict[int, bool] = {}
-    for name, tokens in hits.items():
+    saved: dict[int, float] = {}
+    for tokens in set(hits.values()):
         if tokens > cached_tokens:
-            pays = decisions.get(tokens)
-            if pays is None:
-                there_seconds = costs.exec_seconds(prompt_tokens, tokens)
-                pays = costs.fetch_seconds(tokens - cached_tokens) <= here_seconds - there_seconds
-                decisions[tokens] = pays
-            if pays:
-                paying.append((-tokens, name))
-    return tuple(name for _, name in sorted(paying))
+            saved[tokens] = here_seconds - costs.exec_seconds(prompt_tokens, tokens)
+            saved[tokens] -= costs.fetch_seconds(tokens - cached_tokens)
+    paying = ((-saved[n], name) for name, n in hits.items() if saved.get(n, -1.0) >= 0)
+    best = 0.0
+    source = ""
+    for cost, name in nsmallest(MOST_SOURCES, paying):
+        if source and -cost <= best:
+            break
+        left_seconds = -cost - waits(name)
+        if left_seconds >= 0 and (not source or left_seconds > best):
+            best, source = left_seconds, name
+    return source

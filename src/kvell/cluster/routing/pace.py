@@ -1,84 +1,109 @@
-"""The pace of an instance: how its times to first tokens compare with those predicted."""
+"""How long prompts take on an instance: its prices, corrected by what its latest prompts took."""
 
 from dataclasses import dataclass
-from math import exp, log
+from math import log
 
-NEWEST_WEIGHT = 0.25
-"""Weight of the newest request: the pace follows a change within some four requests."""
-SLOW_WEIGHT = 0.05
-"""The same for how the pace depends on the size of requests."""
-PRIOR = 1.0
-"""Weight of the assumption that it does not: about that of four requests of different sizes."""
-MOST = 20.0
-"""Largest pace, and the inverse of the smallest: a request that waited for memory shows no pace."""
+import numpy as np
+import numpy.typing as npt
+
+from kvell.cost.least_squares import non_negative
+from kvell.cost.prices import USUAL_PRICES, ExecCosts
+
+KEPT = 0.9
+"""Weight of a prompt relative to the one after it: some ten prompts show a change."""
+PRIOR = 0.05
+"""Weight of the prices: that of one prompt in which each cost is 0.22 of the time."""
+SURPRISES = 2.0
+"""A prompt that misses by more than this many usual misses counts for less."""
+LEAST_SURPRISE = 0.1
+"""Smallest miss that does, in logarithms."""
+MISS_WEIGHT = 0.25
+"""Weight of the newest prompt in the usual miss."""
+USUAL_PAIR_TOKENS = USUAL_PRICES.pair_seconds / USUAL_PRICES.token_seconds
+"""Usual cost of a pair, relative to a token."""
+LEAST_SECONDS = 1e-6
+"""Least time of a prompt, for prices of 0."""
+MOST_SECONDS = 1e6
+"""Largest time of a prompt that shows a pace."""
+
+Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class RequestPrice:
-    """The prediction of a request, by prices alone.
+@dataclass(frozen=True, slots=True)
+class PromptWork:
+    """The part of prompts that is computed.
 
-    :param seconds: time to its first token; above 0.
-    :param crowd: number of instances of its host that compute, its own included.
+    :param step_seconds: price of their steps, and of the decodes in them.
+    :param tokens: computed tokens.
+    :param pairs: of query and key (:func:`kvell.cost.prices.pairs`).
     """
 
-    seconds: float
-    crowd: int = 1
+    step_seconds: float
+    tokens: int
+    pairs: int
 
 
 class Pace:
-    """The logarithm of measured over priced times, learnt from request to request.
+    """Prices of prompts that follow what prompts took; of instances with equal prices on one host.
 
-    Prices are measured while an instance is alone.  Instances that share processors, other programs
-    and text processing make it slower, by a factor that no price has.  There is one mean for each
-    crowd.  A calibration beside other programs may price long prompts too high and short ones too
-    low, or the reverse; so a slope over the logarithm of the priced time is learnt too.
+    A calibration takes two seconds, and other programs may disturb it: then it takes the cost of
+    pairs for one of tokens, or prices all too high.  So three costs are fitted to the latest
+    prompts: of steps, of tokens and of pairs.  Where prompts do not show the difference, they
+    keep the ratios of the prices.
     """
 
-    def __init__(self) -> None:
-        self._means: dict[int, float] = {}
-        self._counts: dict[int, int] = {}
-        self._size = 0.0
-        self._sizes_seen = 0
-        self._squares = self._products = 0.0
+    def __init__(self, costs: ExecCosts) -> None:
+        token_seconds = max(costs.token_seconds, LEAST_SECONDS)
+        self._units = np.array([1.0, token_seconds, token_seconds * USUAL_PAIR_TOKENS])
+        self._priced = np.array([1.0, costs.token_seconds, costs.pair_seconds]) / self._units
+        self._costs = self._priced
+        self._usual_miss: float | None = None
+        self._products = np.zeros((3, 3))
+        self._results = np.zeros(3)
 
-    def factor(self, priced: RequestPrice) -> float:
-        """Return the seconds that a priced second takes; 1 before any request.
+    def seconds(self, work: PromptWork) -> float:
+        """Return the time of prompts on an instance that shares no processors."""
+        return max(LEAST_SECONDS, float(self._amounts(work) @ self._costs))
 
-        Until a request of the crowd was seen, the nearest crowd counts.
+    def note(self, work: PromptWork, seconds: float) -> None:
+        """Learn from a prompt.
+
+        :param seconds: what it took, less what instances on the same processors cost it.
         """
-        return exp(self._log(priced))
-
-    def note(self, priced: RequestPrice, predicted_seconds: float, measured_seconds: float) -> None:
-        """Learn from a request's first token.
-
-        :param predicted_seconds: the prediction, with the factor.
-        """
-        if predicted_seconds <= 0 or measured_seconds <= 0:
+        amounts = self._amounts(work)
+        priced_seconds = float(amounts @ self._priced)
+        seconds = max(LEAST_SECONDS, seconds)
+        if seconds > MOST_SECONDS or priced_seconds < LEAST_SECONDS:
             return
-        factor = _bounded(self._log(priced) + log(measured_seconds) - log(predicted_seconds))
-        self._sizes_seen += 1
-        self._size += max(SLOW_WEIGHT, 1.0 / self._sizes_seen) * (log(priced.seconds) - self._size)
-        larger = log(priced.seconds) - self._size
-        mean = self._mean(priced.crowd)
-        self._squares += larger * larger - SLOW_WEIGHT * self._squares
-        self._products += larger * (factor - mean) - SLOW_WEIGHT * self._products
-        count = self._counts[priced.crowd] = self._counts.get(priced.crowd, 0) + 1
-        weight = max(NEWEST_WEIGHT, 1.0 / count)
-        self._means[priced.crowd] = mean + weight * (factor - self._slope * larger - mean)
+        part = amounts / max(seconds, priced_seconds / MOST_SECONDS)
+        weight = self._weight(abs(log(seconds / self.seconds(work))))
+        self._products = KEPT * self._products + weight * np.outer(part, part)
+        self._results = KEPT * self._results + weight * part
+        self._costs = self._fitted()
 
-    @property
-    def _slope(self) -> float:
-        return max(-1.0, min(1.0, self._products / (self._squares + PRIOR)))
+    def _weight(self, miss: float) -> float:
+        """Return the weight of a prompt by its miss (Huber, 1964)."""
+        if self._usual_miss is None:
+            self._usual_miss = 0.0
+            return 1.0
+        most = max(LEAST_SURPRISE, SURPRISES * self._usual_miss)
+        self._usual_miss += MISS_WEIGHT * (miss - self._usual_miss)
+        return min(1.0, most / max(miss, LEAST_SECONDS))
 
-    def _log(self, priced: RequestPrice) -> float:
-        larger = log(priced.seconds) - self._size
-        return _bounded(self._mean(priced.crowd) + self._slope * larger)
+    def _fitted(self) -> Floats:
+        """Return the costs with the smallest squared relative misses, none of them negative.
 
-    def _mean(self, crowd: int) -> float:
-        if crowd in self._means or not self._means:
-            return self._means.get(crowd, 0.0)
-        return self._means[min(self._means, key=lambda other: (abs(other - crowd), other))]
+        The prior has the ratios of the prices, at the scale that suits the prompts best.
+        """
+        scale = (self._results @ self._priced) / (self._priced @ self._products @ self._priced)
+        weight = PRIOR / float(scale) ** 2
+        products = self._products + weight * np.eye(3)
+        results = self._results + weight * scale * self._priced
+        solved = np.asarray(np.linalg.solve(products, results), np.float64)
+        if solved.min() >= 0:
+            return solved
+        upper = np.asarray(np.linalg.cholesky(products).T, np.float64)
+        return non_negative(upper, np.asarray(np.linalg.solve(upper.T, results), np.float64))
 
-
-def _bounded(factor: float) -> float:
-    return max(-log(MOST), min(log(MOST), factor))
+    def _amounts(self, work: PromptWork) -> Floats:
+        return self._units * (work.step_seconds, work.tokens, work.pairs)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
-from kvell.cluster.routing.costs import first_token, queues_seconds
+from kvell.cluster.routing.costs import first_token_seconds, queues_seconds
 from kvell.cluster.routing.views import RequestView, RoutableInstance
 from kvell.cost.prices import PROMPT_TOKENS_PER_OUTPUT_TOKEN, pairs
 from kvell.errors import ChangeSomething
@@ -209,7 +209,7 @@ class PromptTreeBased:
         return [
             view
             for view in instances
-            if first_token(view, tokens, hits.get(view.instance_id, 0)).seconds <= deadline_seconds
+            if first_token_seconds(view, tokens, hits.get(view.instance_id, 0)) <= deadline_seconds
         ]
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
-from kvell.cluster.routing.pace import RequestPrice
+from kvell.cluster.routing.pace import PromptWork
 from kvell.engine.protocol.statistics import InstanceReport
 
 NO_HITS: Mapping[str, int] = MappingProxyType({})
@@ -50,8 +50,8 @@ class RoutableInstance(Protocol):
         """Pairs of query and key of these tokens (:func:`kvell.cost.prices.pairs`)."""
         ...
 
-    def pace(self, priced: RequestPrice) -> float:
-        """Return the seconds that a priced second of a request takes
+    def prompt_seconds(self, work: PromptWork) -> float:
+        """Return what prompts take there, at its present pace
         (:class:`kvell.cluster.routing.pace.Pace`)."""
         ...
 
