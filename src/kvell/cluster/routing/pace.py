@@ -56,14 +56,16 @@ class Pace:
         token_seconds = max(costs.token_seconds, LEAST_SECONDS)
         self._units = np.array([1.0, token_seconds, token_seconds * USUAL_PAIR_TOKENS])
         self._priced = np.array([1.0, costs.token_seconds, costs.pair_seconds]) / self._units
-        self._costs = self._priced
+        self._costs = (1.0, costs.token_seconds, costs.pair_seconds)
         self._usual_miss: float | None = None
         self._products = np.zeros((3, 3))
         self._results = np.zeros(3)
 
     def seconds(self, work: PromptWork) -> float:
         """Return the time of prompts on an instance that shares no processors."""
-        return max(LEAST_SECONDS, float(self._amounts(work) @ self._costs))
+        step, token, pair = self._costs
+        seconds = step * work.step_seconds + token * work.tokens + pair * work.pairs
+        return max(LEAST_SECONDS, seconds)
 
     def note(self, work: PromptWork, seconds: float) -> None:
         """Learn from a prompt.
@@ -79,7 +81,8 @@ class Pace:
         weight = self._weight(abs(log(seconds / self.seconds(work))))
         self._products = KEPT * self._products + weight * np.outer(part, part)
         self._results = KEPT * self._results + weight * part
-        self._costs = self._fitted()
+        step, token, pair = (self._units * self._fitted()).tolist()
+        self._costs = (step, token, pair)
 
     def _weight(self, miss: float) -> float:
         """Return the weight of a prompt by its miss (Huber, 1964)."""
