@@ -108,7 +108,7 @@ class Routes:
             ]
             self.set_target(entry, self.target(entry, decodes, match))
         if self._histories is not None:
-            self._pulls(entry, line, self._histories, now_seconds)
+            self._pulls(entry, line, self._histories)
         if match is not None:
             self._expect(entry, line, match, now_seconds)
         entry.placement = ()
@@ -214,20 +214,11 @@ class Routes:
         line = self._lines[instance_id]
         return answer_seconds(line, line.done_seconds(now_seconds)) if line.is_open else inf
 
-    def _pulls(
-        self, entry: LogEntry, line: InstanceLoad, histories: Histories, now_seconds: float
-    ) -> None:
-        """Note where the request's text will be, and the instance to fetch its history from.
-
-        One that would keep it waiting for longer than it saves is not asked.
-        """
+    def _pulls(self, entry: LogEntry, line: InstanceLoad, histories: Histories) -> None:
+        """Note where the request's text will be, and the instance to fetch its history from."""
         live = _incarnations(line for line in self._lines.values() if line.is_open)
         tokens = entry.prompt_tokens + entry.emitted_tokens
-        source = histories.source(entry.spec.session, tokens, line.instance_id, live)
-        if source and self._answers(source, now_seconds):
-            held = histories.tokens_at(entry.spec.session, live)[source]
-            source = self._source(tokens, line, {source: min(held, tokens)}, now_seconds)
-        entry.pulls_from = source
+        entry.pulls_from = histories.source(entry.spec.session, tokens, line.instance_id, live)
         self._note(entry, line, histories)
 
     def _note(self, entry: LogEntry, line: InstanceLoad, histories: Histories) -> None:
