@@ -119,6 +119,4 @@ class Routable:
     slows: float = 1.0
 
     def prompt_seconds(self, work: PromptWork) -> float:
-        costs = self.report.facts.prices
-        read = work.pairs * costs.pair_seconds
-        return self.slows * (work.step_seconds + work.tokens * costs.token_seconds + read)
+        return self.slows * work.priced_seconds(self.report.facts.prices)

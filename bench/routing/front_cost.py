@@ -92,8 +92,7 @@ class Instance:
 
     def prompt_seconds(self, work: PromptWork) -> float:
         """Return the price: no instance is slower."""
-        seconds = work.step_seconds + work.tokens * COSTS.token_seconds
-        return seconds + work.pairs * COSTS.pair_seconds
+        return work.priced_seconds(COSTS)
 
     def stores(self, chain: PromptChain, groups: Sequence[TreeGroup]) -> IndexNotice:
         """Compute a prompt; what finds no room is evicted, the ends of old prompts first."""

@@ -75,9 +75,9 @@ def answer_seconds(instance: RoutableInstance, done_seconds: float) -> float:
     running, tokens = instance.running_requests, instance.uncached_prompt_tokens
     if not tokens:
         return 1.5 * costs.step_seconds(running, instance.held_tokens) if running else 0.0
+    seconds = instance.prompt_seconds(_waiting_work(instance))
     two_steps = min(1.0, 2 * costs.chunk_tokens / tokens)
-    most_seconds = two_steps * instance.prompt_seconds(_waiting_work(instance))
-    return min(most_seconds, _left_seconds(instance, done_seconds))
+    return min(two_steps * seconds, max(0.0, seconds - done_seconds))
 
 
 def _waiting_work(instance: RoutableInstance) -> PromptWork:

@@ -55,7 +55,7 @@ class InstancePace:
         return done * self.crowd.slowdown(more=not self._computes)
 
     def begin_prompts(self, now: float) -> None:
-        """Note that its first prompt arrives, or that it goes on with the next one."""
+        """Note that its first prompt arrives, or that it begins the next one."""
         self._began = self.crowd.time(now)
 
     def set_computing(self, computes: bool) -> None:

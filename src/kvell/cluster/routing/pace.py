@@ -42,6 +42,11 @@ class PromptWork:
     tokens: int
     pairs: int
 
+    def priced_seconds(self, costs: ExecCosts) -> float:
+        """Return its time by prices alone."""
+        seconds = self.step_seconds + self.tokens * costs.token_seconds
+        return seconds + self.pairs * costs.pair_seconds
+
 
 class Pace:
     """Prices of prompts that follow what prompts took; of instances with equal prices on one host.
