@@ -25,7 +25,7 @@ FORM = SamplingParams(
     structured_outputs=StructuredOutputs(regex="([a-z]{3,8} ){20}end"),
 )
 Asked = dict[str, tuple[str, SamplingParams]]
-SHORTER = replace(LONG, max_tokens=80)
+SHORTER = replace(LONG, max_tokens=120)
 ASKED: Asked = {f"r{number}": (f"Tell me of {number}.", SHORTER) for number in range(4)}
 ASKED["form"] = ("Name some words.", FORM)
 
@@ -55,6 +55,9 @@ class Streams:
         async for output in self._engine.generate(prompt, params, request_id=name):
             self.tokens[name] = output.token_ids
 
+    def ended(self) -> int:
+        return sum(task.done() for task in self.tasks.values())
+
     async def end(self) -> dict[str, list[int]]:
         await asyncio.gather(*self.tasks.values())
         return self.tokens
@@ -64,16 +67,6 @@ def attempts(engine: AsyncEngine) -> dict[str, int]:
     """How often each request was begun again, of those that go on."""
     submitted, waiting, *_ = engine._front.entries()
     return {entry.request_id: entry.attempt for entry in (*submitted, *waiting)}
-
-
-def moves(engine: AsyncEngine, leaves: str) -> int:
-    """How many requests an instance has handed over so far."""
-    transfers = engine._front.entries().transfers
-    return sum(
-        count
-        for transfer, count in transfers.items()
-        if transfer.kind == "move" and transfer.source == leaves
-    )
 
 
 async def until(condition: object) -> None:
@@ -88,17 +81,18 @@ def alone_of(alone: LLM) -> dict[str, list[int]]:
     return {name: one.token_ids for name, one in zip(ASKED, outputs, strict=True)}
 
 
-async def drains(engine: AsyncEngine, leaves: str, expected: dict[str, list[int]]) -> None:
-    """Drain an instance while it answers: another one goes on with what is left."""
+async def drains(engine: AsyncEngine, expected: dict[str, list[int]]) -> None:
+    """Drain an instance while it answers: another one goes on with all that it has left."""
     streams = Streams(engine)
     lines = engine._front._request_queue.lines
-    await until(lambda: len(lines[leaves].movable()) >= 2)
     await until(lambda: all(len(streams.tokens.get(n, ())) > 5 for n in ASKED))
-    before = moves(engine, leaves)
+    leaves = max(lines, key=lambda instance_id: len(lines[instance_id].movable()))
+    assert len(lines[leaves].movable()) >= 2
     engine.drain(leaves)
+    await until(lambda: leaves not in lines or not lines[leaves].in_flight)
+    assert streams.ended() == 0, "handed over in the middle of their answers"
+    assert attempts(engine) == dict.fromkeys(ASKED, 0), "nothing is computed again"
     await until(lambda: leaves not in {one.instance_id for one in engine.instances()})
-    assert moves(engine, leaves) > before, "its answers would have ended before it was gone"
-    assert not any(attempts(engine).values()), "nothing is computed again"
     assert await streams.end() == expected
     for stats in (await engine.stats(with_audit=True)).values():
         assert stats.problems == ()
@@ -110,8 +104,8 @@ def test_an_instance_that_drains_hands_on_what_runs(
     expected = alone_of(alone)
 
     async def scenario(engine: AsyncEngine) -> None:
-        leaves, stays = sorted(one.instance_id for one in engine.instances())
-        await drains(engine, leaves, expected)
+        await drains(engine, expected)
+        (stays,) = (one.instance_id for one in engine.instances())
         with pytest.raises(ChangeSomething, match="is the last one that serves"):
             engine.drain(stays)
 
@@ -126,7 +120,7 @@ def test_an_instance_for_decodes_that_drains_hands_on_what_runs(
 
     async def scenario() -> None:
         async with engine_of(smollm2_path.parent, "prefill=1,decode=2") as engine:
-            await drains(engine, "decode-0", expected)
+            await drains(engine, expected)
 
     run(scenario(), SECONDS)
 
