@@ -144,7 +144,7 @@ def limits_of(layout: Layout, lends: bool) -> Limits:
         section_bytes=section_bytes(layout.groups),
         reach_tokens=MOST_TOKENS,
     )
-    most = longest_with(facts, [layout.pool_bytes] * (OF_A_HOST - 1))
+    most = longest_with(facts, facts.lengths(), [layout.pool_bytes] * (OF_A_HOST - 1))
     return replace(limits, reach_tokens=most)
 
 

@@ -176,9 +176,8 @@ class AsyncEngine:
         self._models = {"": first, **{other.name: other for other in others}}
         await self._front.start()
         facts = self._front.facts
-        lengths = {"": facts.longest_tokens, **facts.beside}
         self._encoders = {
-            name: TextEncoder(model, lengths[name], self._work)
+            name: TextEncoder(model, facts.lengths(name).longest_tokens, self._work)
             for name, model in self._models.items()
         }
 

@@ -9,7 +9,7 @@ from kvell.engine.protocol.messages import Finished, Heartbeat, OtherFronts, Sub
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.engine.protocol.statistics import InstanceFacts
+from kvell.engine.protocol.statistics import InstanceFacts, ModelLengths
 from kvell.errors import ChangeSomething
 from kvell.fleet.instance.death import InstanceDeath
 from kvell.front.dispatch import Dispatch
@@ -84,6 +84,28 @@ def test_long_is_what_may_outgrow_one_instance(
     assert bool(command.placement) == is_long
 
 
+def to_second(request: LogEntry) -> LogEntry:
+    return with_spec(request, model="second")
+
+
+def test_a_long_request_to_another_model_is_placed_by_its_own_lengths() -> None:
+    lengths = ModelLengths(3 * SECTION, 80)
+    queue = opened(*NAMES, limits=structs.replace(LENDS, beside={"second": lengths}))
+    assert queue.placements.reach_tokens("second") == 80 < queue.placements.reach_tokens()
+    at, command = submitted(queue, to_second(entry(30, 4)))
+    assert parts(command)[at] == 3 and sum(parts(command).values()) == 5
+    assert submitted(queue, entry(30, 4, "first"))[1].placement == ()
+    with pytest.raises(ChangeSomething, match="exceeds the 80 tokens"):
+        queue.add(to_second(entry(81, 1, "longer")))
+
+
+@pytest.mark.parametrize("name", ["unserved", "short"])
+def test_a_model_that_borrows_nothing_gets_no_placement(name: str) -> None:
+    queue = opened(*NAMES, limits=structs.replace(LENDS, beside={"short": ModelLengths(20)}))
+    _, command = submitted(queue, with_spec(entry(90, 4), model=name))
+    assert command.placement == ()
+
+
 def test_where_nobody_lends_nothing_is_placed() -> None:
     """One instance, or several that do not: the instance says what it cannot serve."""
     for queue in (opened("mixed-0"), opened(*NAMES, limits=ALONE_ONLY)):
@@ -98,6 +120,20 @@ def test_beyond_what_all_hold_something_must_change() -> None:
     assert submitted(opened(*NAMES), entry(reach - 1, 1))[1].placement
     with pytest.raises(ChangeSomething, match=f"prompt.*exceeds the {reach} tokens"):
         queue.add(entry(reach, 1))
+
+
+def test_all_sections_of_a_request_are_read_in_one_way() -> None:
+    """Two hosts: the memory of both together is too little if one way alone does not reach."""
+    queue = RequestQueue(8, steers=False)
+    for number, name in enumerate(("a0", "a1", "b0", "b1", "b2")):
+        its = structs.replace(LENDS, host=name[0], is_asked=True, incarnation=number)
+        queue.line(name).open(structs.replace(its, credits=4))
+    assert queue.placements.reach_tokens() == (5 + 3 * 4) * SECTION
+    at, near = submitted(queue, entry(60, 4))
+    assert {name[0] for name in parts(near)} == {at[0]}, "in place first"
+    queue.on_finished(Finished(RequestId("long"), 0, "length"), 1.0)
+    at, far = submitted(queue, entry(130, 4))
+    assert at[0] == "a" and {name[0] for name in parts(far) if name != at} == {"b"}
 
 
 def test_within_reach_and_nobody_to_lend_waits_and_holds_up_nobody() -> None:
@@ -262,7 +298,8 @@ def test_a_second_long_request_goes_to_the_debtor() -> None:
 
 
 def test_what_lies_elsewhere_for_the_same_text_takes_no_room() -> None:
-    queue = opened(*NAMES)
+    alike = structs.replace(LENDS, beside={"second": ModelLengths(ALONE, 200)})
+    queue = opened(*NAMES, limits=alike)
     at, first = submitted(queue, entry(70, 10))
     away = [one for one in first.placement if not one.local]
     queue.on_event(at, beat(8, tuple(away)), 0.0)
@@ -273,7 +310,7 @@ def test_what_lies_elsewhere_for_the_same_text_takes_no_room() -> None:
     salted = entry(70, 10, "salted")
     salted.spec = structs.replace(salted.spec, cache_salt="its own")
     lines = list(queue.lines.values())
-    for refused in (another, salted):
+    for refused in (another, salted, to_second(entry(70, 10, "second's"))):
         assert queue.placements.homes(refused, lines) == []
     again, same = submitted(queue, entry(70, 10, "same"))
     assert again == at

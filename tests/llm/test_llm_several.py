@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.protocol.statistics import ModelLengths
 from kvell.errors import ChangeSomething
 from kvell.llm import LLM
 from kvell.models.sources.packaged import MODEL_NAME
@@ -55,7 +56,7 @@ def test_the_contract_names_both(both: LLM) -> None:
     assert lines[0] == "memory contract for smollm2, small, float32"
     assert any(line.startswith("    small:sliding(9): 5 layers") for line in lines)
     assert any(line.startswith("  longest to small") and "256 tokens" in line for line in lines)
-    assert both.engine.ready().facts.beside == {"small": 256}
+    assert both.engine.ready().facts.beside == {"small": ModelLengths(256)}
 
 
 def test_a_chat_with_either(smollm2_path: Path, small_model: Path) -> None:

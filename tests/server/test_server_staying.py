@@ -25,7 +25,9 @@ def lines(staying: str, count: int = 2, reach: int = 64) -> str:
         (SimpleNamespace(instance_id=f"mixed-{n}", report=report, host=""), None)
         for n in range(count)
     ]
-    front: Any = SimpleNamespace(instances=lambda: members, facts=facts, reach_tokens=lambda: reach)
+    front: Any = SimpleNamespace(
+        instances=lambda: members, facts=facts, reach_tokens=lambda _: reach
+    )
     return "\n".join(_contract(cast(Front, front), 10 * MIB))
 
 

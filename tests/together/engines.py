@@ -51,8 +51,11 @@ def model_of(architecture: str, kv_dtype: torch.dtype | None = None) -> PagedMod
     return fused_model(random_module(config, 3), kv_dtype=kv_dtype)
 
 
-def engine_with(mechanisms: Sequence[str], **more: Any) -> Engine:
-    """Build an engine whose answers are those of an engine without its mechanisms."""
+def engine_with(mechanisms: Sequence[str], second: str = SECOND, **more: Any) -> Engine:
+    """Build an engine whose answers are those of an engine without its mechanisms.
+
+    :param second: architecture of the second of two models.
+    """
     options: dict[str, Any] = {
         "kv_memory_bytes": 8 * MIB,
         "max_model_len": MAX_MODEL_LEN,
@@ -62,7 +65,7 @@ def engine_with(mechanisms: Sequence[str], **more: Any) -> Engine:
         "num_speculative_tokens": 3 if "draft" in mechanisms else 0,
     }
     draft = model_of(ARCHITECTURE) if "draft" in mechanisms else None
-    beside = [ServedModel("m1", model_of(SECOND))] if "two models" in mechanisms else []
+    beside = [ServedModel("m1", model_of(second))] if "two models" in mechanisms else []
     if "memory" in mechanisms:
         options |= {"memory_bytes": 24 * MIB, "kv_memory_bytes": None}
     first = HYBRID if "hybrid" in mechanisms else ARCHITECTURE

@@ -137,20 +137,19 @@ class Engine:
 
     def ready(self) -> Ready:
         """Return the first event of an instance."""
+        first, beside = self.core.lengths(borrows=self._link.section_bytes > 0)
         facts = InstanceFacts(
-            self._incarnation,
-            CREDITS,
-            self.contract.model,
-            self.contract.max_model_len,
+            *(self._incarnation, CREDITS, self.contract.model),
+            first.max_model_len,
             self.contract.kv_pool_bytes,
-            {share.model: share.max_model_len for share in self.contract.beside},
+            beside,
             self.contract.parts(),
             sum(group.token_bytes for group in self.contract.groups),
             indexed_groups(self.core.memory.layout.groups, self.core.rules),
             self._link.listens,
             self._staying,
             self._link.section_bytes,
-            self.core.limits.reach_tokens,
+            first.reach_tokens,
             self.contract.dtype,
             tuple(self.contract.lines()),
             host=self._link.host,

@@ -9,12 +9,15 @@ from itertools import accumulate
 from kvell.cluster.steering.lending.arrivals import ArrivingRequest, early_placement
 from kvell.cluster.steering.lending.model import PerformanceModel
 from kvell.cluster.steering.placements import (
+    NO_SECTIONS,
+    READINGS,
     Placement,
-    can_share_sections,
     local_sections,
     longest_with,
     placement,
+    reading_of,
 )
+from kvell.engine.protocol.statistics import ModelLengths
 from kvell.errors import ChangeSomething
 from kvell.front.instance_load import InstanceLoad
 from kvell.front.request_log import LogEntry
@@ -41,24 +44,27 @@ class Placements:
         self._placed: dict[RequestId, LogEntry] = {}
         self._model = lru_cache(MOST_MODELS)(PerformanceModel)
 
-    def reach_tokens(self) -> int:
-        """Return the most tokens of a request, if all other instances lend what they can."""
-        return max((self._reach(line) for line in self._lines.values()), default=0)
+    def reach_tokens(self, model: str = "") -> int:
+        """Return the most tokens of a request, if all other instances lend what they can.
+
+        :param model: its name; "" is the first model.
+        """
+        return max((self._reach(line, model) for line in self._lines.values()), default=0)
 
     def is_long(self, entry: LogEntry) -> bool:
         """Return whether a request may outgrow one instance, and others lend."""
         if not self._may_leave(entry):
             return False
-        facts = next(iter(self._lines.values())).facts
-        alone_tokens, most_tokens = facts.max_model_len, facts.reach_tokens
-        return _tokens(entry, alone_tokens, most_tokens) > alone_tokens
+        lengths = next(iter(self._lines.values())).facts.lengths(entry.spec.model)
+        return _tokens(entry, lengths) > lengths.max_model_len
 
     def _may_leave(self, entry: LogEntry) -> bool:
         """Return whether a request may have sections at other instances, and others lend."""
-        if entry.spec.model or entry.spec.tensors or len(self._lines) < 2:
+        if entry.spec.tensors or len(self._lines) < 2:
             return False  # such requests stay within one instance
         facts = next(iter(self._lines.values())).facts  # instances are alike
-        return bool(local_sections(facts)) and facts.reach_tokens > facts.max_model_len
+        lengths = facts.lengths(entry.spec.model)
+        return lengths.reach_tokens > lengths.max_model_len and local_sections(facts, lengths) > 0
 
     def check(self, entry: LogEntry) -> None:
         """Check that the instances can hold a request that is longer than one's memory.
@@ -67,7 +73,7 @@ class Placements:
         """
         if not self.is_long(entry):
             return
-        reach = self.reach_tokens()
+        reach = self.reach_tokens(entry.spec.model)
         if entry.prompt_tokens >= reach + bool(entry.spec.pooling):
             problem = f"exceeds the {reach} tokens that the instances can hold together"
             remedy = f"send at most {reach - 1} tokens, or start more instances"
@@ -75,7 +81,8 @@ class Placements:
 
     def homes(self, entry: LogEntry, lines: Sequence[InstanceLoad]) -> list[InstanceLoad]:
         """Return the lines at which a long request can be placed now."""
-        return [line for line in self._borrowers(lines) if self._planned(entry, line)]
+        model = entry.spec.model
+        return [line for line in self._borrowers(lines, model) if self._planned(entry, line)]
 
     def on_ended(self, entry: LogEntry) -> None:
         """Count the memory of an ended request as free before heartbeats report it."""
@@ -89,8 +96,9 @@ class Placements:
         left = (part for part in home.placements if part.req_id != entry.request_id)
         home.placements = tuple(left)
 
-    def _borrowers(self, lines: Sequence[InstanceLoad]) -> list[InstanceLoad]:
-        """Return the lines whose instances may borrow: those that do, or else those that lend none.
+    def _borrowers(self, lines: Sequence[InstanceLoad], model: str) -> list[InstanceLoad]:
+        """Return the lines whose instances may borrow for a model: those that borrow already, or
+        else those that lend none.
 
         Loans that were planned for shorter requests are known from heartbeats.
         """
@@ -100,7 +108,7 @@ class Placements:
         free = [
             line
             for line in lines
-            if local_sections(line.facts)
+            if local_sections(line.facts, line.facts.lengths(model))
             and line.role != PREFILL
             and line.instance_id not in creditors
         ]
@@ -141,11 +149,13 @@ class Placements:
         blocks = -(-(tokens + entry.expected_output_tokens) // facts.section_tokens)
         request = ArrivingRequest(entry.request_id, tokens, blocks)
         coming = self._coming()
-        for home in nlargest(MOST_HOMES, self._borrowers(lines), key=lambda line: line.free_bytes):
-            others = [line for line in self._others(home) if line.is_open and not line.borrows]
-            parts = early_placement(request, home, others, self._model, coming)
-            if parts:
-                return home, parts
+        borrowers = self._borrowers(lines, entry.spec.model)
+        for home in nlargest(MOST_HOMES, borrowers, key=lambda line: line.free_bytes):
+            for lenders in self._lenders(home):
+                others = [line for line in lenders if line.is_open and not line.borrows]
+                parts = early_placement(request, home, others, self._model, coming)
+                if parts:
+                    return home, parts
         return None
 
     def place(self, entry: LogEntry, home: InstanceLoad, early: Placement | None = None) -> None:
@@ -159,26 +169,32 @@ class Placements:
 
     def _planned(self, entry: LogEntry, home: InstanceLoad) -> Placement:
         facts = home.facts
-        most = self._reach(home)
-        tokens = min(_tokens(entry, facts.max_model_len, most), most)
+        alone = facts.lengths(entry.spec.model)
+        lengths = ModelLengths(alone.max_model_len, self._reach(home, entry.spec.model))
+        tokens = min(_tokens(entry, lengths), lengths.reach_tokens)
         (debtors, _) = self._parties()
         coming = self._coming()
-        others = (
-            line
-            for line in self._others(home)
-            if line.is_open and not (line.instance_id in debtors or line.borrows)
-        )
+        shared = self._shared(entry, home)
         blocks = -(-tokens // facts.section_tokens)
-        return placement(
-            entry.request_id,
-            blocks,
-            local_sections(facts),
-            home,
-            others,
-            facts.section_bytes,
-            self._shared(entry, home),
-            coming,
-        )
+        for lenders in self._lenders(home):
+            others = (
+                line
+                for line in lenders
+                if line.is_open and not (line.instance_id in debtors or line.borrows)
+            )
+            parts = placement(
+                entry.request_id,
+                blocks,
+                local_sections(facts, lengths),
+                home,
+                others,
+                facts.section_bytes,
+                shared if shared.keys() <= {line.instance_id for line in lenders} else NO_SECTIONS,
+                coming,
+            )
+            if parts:
+                return parts
+        return ()
 
     def _shared(self, entry: LogEntry, home: InstanceLoad) -> Counter[str]:
         """Return the remote sections of a request's text that another one at its instance has.
@@ -188,7 +204,7 @@ class Placements:
         tokens = entry.spec.token_ids[:-1]
         best = Counter[str]()
         for name, other in self._placed.items():
-            if other.line != home.instance_id or other.spec.cache_salt != entry.spec.cache_salt:
+            if other.line != home.instance_id or _prefix_space(other) != _prefix_space(entry):
                 continue
             common = common_prefix(tokens, other.spec.token_ids)
             away = _away(name, home.placements)
@@ -220,17 +236,27 @@ class Placements:
                 coming[instance_id] += min(left, max(0, count - lent[instance_id]))
         return coming
 
-    def _reach(self, line: InstanceLoad) -> int:
+    def _reach(self, line: InstanceLoad, model: str) -> int:
         """Return the most tokens of a request at an instance."""
-        return longest_with(line.facts, (other.pool_bytes for other in self._others(line)))
+        lengths = line.facts.lengths(model)
+        return max(
+            longest_with(line.facts, lengths, (lender.pool_bytes for lender in lenders))
+            for lenders in self._lenders(line)
+        )
 
-    def _others(self, home: InstanceLoad) -> list[InstanceLoad]:
-        """Return the instances that could lend to ``home``."""
+    def _lenders(self, home: InstanceLoad) -> list[list[InstanceLoad]]:
+        """Return the instances that could lend to ``home``, by how it reads what they lend."""
+        others = [line for line in self._lines.values() if line is not home]
+        readings = [reading_of(home.facts, line.facts) for line in others]
         return [
-            line
-            for line in self._lines.values()
-            if line is not home and can_share_sections(line.facts, home.facts)
+            [line for line, its in zip(others, readings, strict=True) if its == reading]
+            for reading in READINGS
         ]
+
+
+def _prefix_space(entry: LogEntry) -> tuple[str, str]:
+    """Return what two requests with a common prefix must have in common to share its pages."""
+    return entry.spec.model, entry.spec.cache_salt
 
 
 def _has_room(line: InstanceLoad, size_bytes: int) -> bool:
@@ -250,15 +276,15 @@ def _first(away: Counter[str], most: int) -> Counter[str]:
     return Counter({name: end - begin for name, end, begin in parts if end > begin})
 
 
-def _tokens(entry: LogEntry, alone: int, most: int) -> int:
+def _tokens(entry: LogEntry, lengths: ModelLengths) -> int:
     """Return the most tokens that a request may have.
 
-    :param alone: most tokens of a request without loans.
-    :param most: most tokens of a request without a limit for its answer.
+    :param lengths: the longest requests to its model.
     """
     if entry.spec.pooling:
         return entry.prompt_tokens
     answer = entry.spec.sampling.max_tokens
     if answer is None:
-        return alone if entry.prompt_tokens < alone else most
+        alone = lengths.max_model_len
+        return alone if entry.prompt_tokens < alone else lengths.reach_tokens
     return entry.prompt_tokens + answer

@@ -224,11 +224,13 @@ def _contract(front: Front, front_bytes: int) -> list[str]:
     is_one_host = not any(instance.host for instance, _ in front.instances())
     detail = front.facts.contract_lines if len(contracts) == 1 else ()
     lines = [*detail, *contract_lines(contracts, front_bytes, shares_weights=is_one_host)]
-    alone_tokens = front.facts.max_model_len
-    reach_tokens = front.reach_tokens()
-    if reach_tokens > alone_tokens:
-        reach = f"{reach_tokens:,} while others lend"
-        lines.append(f"  longest request     {alone_tokens:,} tokens; {reach}")
+    for name in ("", *front.facts.beside):
+        alone_tokens = front.facts.lengths(name).max_model_len
+        reach_tokens = front.reach_tokens(name)
+        if reach_tokens > alone_tokens:
+            title = f"longest to {name}" if name else "longest request"
+            reach = f"{alone_tokens:,} tokens; {reach_tokens:,} while others lend"
+            lines.append(f"  {title:<18}  {reach}")
     if front.facts.staying and len(contracts) > 1:
         lines.append(f"  lending             off with {front.facts.staying}: requests stay")
     lines += price_lines({name: report.facts for name, report in reports.items()})

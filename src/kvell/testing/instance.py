@@ -34,7 +34,7 @@ from kvell.engine.protocol.pages import (
 )
 from kvell.engine.protocol.request_spec import to_token_ids
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.engine.protocol.statistics import InstanceFacts, LoadStats, Stats
+from kvell.engine.protocol.statistics import InstanceFacts, LoadStats, ModelLengths, Stats
 from kvell.engine.sampling.model_defaults import NEUTRAL
 from kvell.models.config.embeddings import EmbeddingFacts
 from kvell.models.text.answer_text import Preceding
@@ -113,7 +113,7 @@ class FakeEngine:
         schema_version: int = SCHEMA_VERSION,
         beside: Sequence[str] = (),
     ) -> None:
-        lengths = dict.fromkeys(beside, max_model_len // 2)
+        lengths = dict.fromkeys(beside, ModelLengths(max_model_len // 2))
         self._facts = InstanceFacts(
             incarnation, credits, "fake", max_model_len, POOL_BYTES, lengths
         )

@@ -107,6 +107,8 @@ def test_what_instances_reach_together(kvell: Kvell, tmp_path: Path, smollm2_pat
     line = "on instances that lend each other memory: 2,048 on 2, 4,096 on 4, 8,192 on 8"
     assert line in planned("48MiB").splitlines()
     assert json.loads(planned("1GiB", "--json"))["reach_tokens"] == {}
+    both = planned("48MiB", "smollm2", "other=smollm2").splitlines()
+    assert {f"smollm2: {line}", f"other: {line}"} <= set(both)
 
 
 class TestJambaByHand:

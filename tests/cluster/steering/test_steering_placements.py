@@ -96,11 +96,11 @@ def test_a_part_of_every_pool_is_never_lent() -> None:
 
 def test_reach_is_what_all_hold_together() -> None:
     limits = facts(max_model_len=1088, reach_tokens=8192, section_bytes=512 * 10)
-    assert local_sections(limits) == 2
-    assert longest_with(limits, []) == 1088
-    assert longest_with(limits, [1088 * 10]) == (2 + 2) * 512
-    assert longest_with(limits, [1088 * 10] * 5) == 12 * 512
-    assert longest_with(limits, [1088 * 10] * 50) == 8192
+    assert local_sections(limits, limits.lengths()) == 2
+    assert longest_with(limits, limits.lengths(), []) == 1088
+    assert longest_with(limits, limits.lengths(), [1088 * 10]) == (2 + 2) * 512
+    assert longest_with(limits, limits.lengths(), [1088 * 10] * 5) == 12 * 512
+    assert longest_with(limits, limits.lengths(), [1088 * 10] * 50) == 8192
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_reach_is_what_all_hold_together() -> None:
     ],
 )
 def test_who_borrows_nothing_reaches_no_further(limits: InstanceFacts) -> None:
-    assert longest_with(limits, [1 << 30] * 9) == limits.max_model_len
+    assert longest_with(limits, limits.lengths(), [1 << 30] * 9) == limits.max_model_len
 
 
 @given(

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvell.cluster.steering.placements import Placement
 from kvell.engine.engine import Engine
 from kvell.engine.protocol.messages import Event, Finished, Migrate, Submit, Tokens
 from kvell.engine.protocol.request_spec import RequestSpec
@@ -55,6 +56,7 @@ class Pair:
         goes_to: str | None = None,
         pulls_from: str = "",
         model: str = "",
+        placement: Placement = (),
     ) -> None:
         """Give a request to an engine, which hands it to the other, or to another, or to none."""
         self.tokens[name] = []
@@ -64,6 +66,7 @@ class Pair:
             RequestSpec(RequestId(name), ids, params, model=model),
             goes_to=to,
             pulls_from=pulls_from,
+            placement=placement,
         )
         self.take(self.engines[at].handle(command))
 

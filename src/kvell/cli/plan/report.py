@@ -70,7 +70,8 @@ class PlanReport:
         """
         groups = self.layout.groups
         alone_tokens = self.longest_request_tokens
-        if alone_tokens >= self.max_model_len or self.beside or local_reason("", groups):
+        name = self.model if any(group.model for group in groups) else ""
+        if alone_tokens >= self.max_model_len or local_reason(name, groups):
             return {}
         pool_bytes = self.layout.pool_bytes
         facts = InstanceFacts(
@@ -82,7 +83,10 @@ class PlanReport:
             section_bytes=section_bytes(groups),
             reach_tokens=self.max_model_len,
         )
-        return {count: longest_with(facts, [pool_bytes] * (count - 1)) for count in INSTANCES}
+        return {
+            count: longest_with(facts, facts.lengths(), [pool_bytes] * (count - 1))
+            for count in INSTANCES
+        }
 
     @property
     def own_layout(self) -> Layout:

@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 
 from kvell.cluster.steering.relief import ROOM_PART, MemoryPressure
 from kvell.engine.protocol.placements import RequestPlacementEntry
+from kvell.engine.protocol.statistics import ModelLengths
 from kvell.mempool.loans.ledger import LENDABLE_PARTS
 from kvell.vocabulary import RequestId
 
@@ -21,21 +22,13 @@ NO_SECTIONS: Mapping[str, int] = MappingProxyType({})
 Reading = Literal["in place", "asked"]
 """How an instance reads sections at another one: it computes over its pages in the memory of their
 host, or asks it for attention over them."""
+READINGS: tuple[Reading, ...] = ("in place", "asked")
+"""The better one first.  All sections of a request are read in the same way."""
 NO_LOANS: Mapping[Reading, int] = MappingProxyType({})
 
 
 class LoanFacts(Protocol):
-    """The facts of an instance about the length of its requests, alone and with loans."""
-
-    @property
-    def max_model_len(self) -> int:
-        """The most tokens of a request without loans."""
-        ...
-
-    @property
-    def reach_tokens(self) -> int:
-        """The most tokens of a request with all the loans that it needs; 0: none are made."""
-        ...
+    """The facts of an instance about its loans."""
 
     @property
     def section_bytes(self) -> int:
@@ -80,24 +73,22 @@ def reading_of(facts: LoanFacts | None, other: LoanFacts | None) -> Reading | No
     return next(common, None)
 
 
-def can_share_sections(facts: LoanFacts, other: LoanFacts) -> bool:
-    """Return whether one instance can read sections that another one lends."""
-    return reading_of(facts, other) is not None
+def local_sections(facts: LoanFacts, lengths: ModelLengths) -> int:
+    """Return the sections of a request with loans that its instance can hold; 0: no loans.
+
+    :param lengths: the lengths of its model's requests; the same in :func:`longest_with`.
+    """
+    return lengths.max_model_len // facts.section_tokens if facts.section_bytes else 0
 
 
-def local_sections(facts: LoanFacts) -> int:
-    """Return the sections of a request with loans that its instance can hold; 0: no loans."""
-    return facts.max_model_len // facts.section_tokens if facts.section_bytes else 0
-
-
-def longest_with(facts: LoanFacts, pool_bytes: Iterable[int]) -> int:
+def longest_with(facts: LoanFacts, lengths: ModelLengths, pool_bytes: Iterable[int]) -> int:
     """Return the most tokens of a request while instances with such pools lend all they can."""
-    alone_tokens = facts.max_model_len
-    own = local_sections(facts)
-    if not own or facts.reach_tokens <= alone_tokens:
+    alone_tokens = lengths.max_model_len
+    own = local_sections(facts, lengths)
+    if not own or lengths.reach_tokens <= alone_tokens:
         return alone_tokens
     lent = sum(lendable_blocks(pool, facts.section_bytes) for pool in pool_bytes)
-    return max(alone_tokens, min(facts.reach_tokens, (own + lent) * facts.section_tokens))
+    return max(alone_tokens, min(lengths.reach_tokens, (own + lent) * facts.section_tokens))
 
 
 def lendable_blocks(pool_bytes: int, block_bytes: int) -> int:

@@ -37,7 +37,7 @@ from kvell.engine.protocol.messages import (
     Submit,
 )
 from kvell.engine.protocol.pages import Miss
-from kvell.engine.protocol.statistics import Stats
+from kvell.engine.protocol.statistics import ModelLengths, Stats
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.model_rules import ModelRules
 from kvell.engine.requests.plan import StepPlan, StepResult
@@ -97,7 +97,8 @@ class EngineCore:
         self._index_watch: IndexWatch | None = None
         self.pool = PoolPart()
         if agent is not None:
-            self.pool = Handovers(self._scheduler, agent, pd_caching, streams)
+            lengths = {name: model.limits.max_model_len for name, model in rules.items()}
+            self.pool = Handovers(self._scheduler, agent, lengths, pd_caching, streams)
         self._entrance = RequestFactory(rules, is_cached=agent is None or pd_caching > 0)
         self.counters = EngineStats(incarnation, core, self._scheduler, misses, self.pool)
         self._yields = StepCommitter(core, rules, self.counters)
@@ -348,6 +349,13 @@ class EngineCore:
         :raises ChangeSomething: if no model has that name.
         """
         return self._entrance.rules(model)
+
+    def lengths(self, *, borrows: bool) -> tuple[ModelLengths, dict[str, ModelLengths]]:
+        """Return the longest requests to the first model, and to further models by name.
+
+        :param borrows: whether the instance may borrow memory of others.
+        """
+        return self._entrance.lengths(borrows=borrows)
 
     def let_go(self) -> None:
         """Unprotect all protected prefixes, and drop the prefixes in the CPU buffer."""

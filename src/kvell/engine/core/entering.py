@@ -13,6 +13,7 @@ from kvell.engine.protocol.messages import Finished, Submit
 from kvell.engine.protocol.pooling import POOLED
 from kvell.engine.protocol.request_spec import RequestSpec, to_token_ids
 from kvell.engine.protocol.sampling_params import SEED_BYTES, SamplingParams
+from kvell.engine.protocol.statistics import ModelLengths
 from kvell.engine.requests.admissible import output_problem, request_problem, sampling_problem
 from kvell.engine.requests.cache_roots import cache_root, long_root
 from kvell.engine.requests.limits import Limits
@@ -47,6 +48,14 @@ class RequestFactory:
             remedy = f"use {served}" if served else "leave it out: there is one model"
             raise ChangeSomething("model", model[:200], "is not served", remedy)
         return rules
+
+    def lengths(self, *, borrows: bool) -> tuple[ModelLengths, dict[str, ModelLengths]]:
+        """Return the longest requests to the first model, and to further models by name.
+
+        :param borrows: whether the instance may borrow memory of others.
+        """
+        first, *others = ((n, r.lengths(borrows=borrows)) for n, r in self._rules.items())
+        return first[1], dict(others)
 
     def make(self, command: Submit, in_use: Container[RequestId]) -> Request | Finished:
         """Make the request of a command, or its end if it can never be served.

@@ -24,7 +24,7 @@ Source: Infinite-LLM §4, §5.2.1, §6.2 (Listing 1).
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -60,14 +60,16 @@ class BorrowingRequests:
     """The borrowing requests of one engine core: the debtor's part of an rManager.
 
     :param agent: the instance's agent, over the scheduler's memory core.
+    :param model_lens: by model, the most tokens of a request that borrows nothing.
     """
 
-    def __init__(self, scheduler: Scheduler, agent: Agent) -> None:
+    def __init__(self, scheduler: Scheduler, agent: Agent, model_lens: Mapping[str, int]) -> None:
         self._core, self._scheduler, self._agent = agent.core, scheduler, agent
         self.sections = SectionLoans(agent, scheduler.limits.section_tokens)
         self._returned = self._lost = 0
         self._borrowers: dict[RequestId, DistributedRequest] = {}
         self._placements = Placements()
+        self._model_lens = model_lens
         self._recalls = Recalls(agent, self.sections, self._placements)
         self._joins = JoiningRequests(self.sections, scheduler.cached_prompt_tokens)
         self._done = StepNumber(0)
@@ -113,7 +115,9 @@ class BorrowingRequests:
     def place(self, request: Request, entries: Sequence[RequestPlacementEntry]) -> None:
         """Record the placement of a new request that is longer than the free local memory."""
         if entries and not local_reason(request.model, self._core.layout.groups):
-            self._placements.add(request, entries, self._scheduler.limits)
+            most_tokens = len(request.prompt) + request.max_tokens
+            fits_here = most_tokens <= self._model_lens[request.model]
+            self._placements.add(request, entries, self.section_tokens, fits_here=fits_here)
 
     def join(self, request: Request) -> list[Action]:
         """Let a new request share another request's remote sections of the same text.

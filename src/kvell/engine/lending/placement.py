@@ -16,7 +16,6 @@ from kvell.engine.lending.distributed_request import DistributedRequest
 from kvell.engine.lending.section_loans import SectionLoans
 from kvell.engine.protocol.messages import NotTaken
 from kvell.engine.protocol.placements import RequestPlacementEntry
-from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.request import Request
 from kvell.mempool.owners import Tick
 from kvell.vocabulary import RequestId
@@ -200,17 +199,20 @@ class Placements(dict[RequestId, Placement]):
         self,
         request: Request,
         entries: Sequence[RequestPlacementEntry],
-        limits: Limits,
+        section_tokens: int,
+        *,
+        fits_here: bool,
     ) -> None:
         """Record the placement of a new request, and how much of it may be stored here.
 
         A request that has to stay here, and can, has none.
+
+        :param fits_here: whether the request could have all of its pages here.
         """
-        fits_here = len(request.prompt) + request.max_tokens <= limits.max_model_len
         if fits_here and request.local_reason:
             return
         here = sum(entry.num_blocks for entry in entries if entry.local)
-        request.local_tokens = here * limits.section_tokens
+        request.local_tokens = here * section_tokens
         placement = self[request.request_id] = Placement.of(request, entries)
         placement.fits_here = fits_here
 

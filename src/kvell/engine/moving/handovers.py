@@ -16,7 +16,7 @@ prompt, and have its text sent back when it has ended.  Pure: it takes messages 
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from typing_extensions import override
 
@@ -64,6 +64,7 @@ class Handovers(PoolPart):
     """The moving requests of one engine core.
 
     :param agent: the instance's agent, over the scheduler's memory core.
+    :param model_lens: by model, the most tokens of a request that borrows nothing.
     :param streams: cost of pulls that begin before the pass has ended; None: no pull does.
     """
 
@@ -71,6 +72,7 @@ class Handovers(PoolPart):
         self,
         scheduler: Scheduler,
         agent: Agent,
+        model_lens: Mapping[str, int],
         pd_caching: PdCaching = DEFAULT_PD_CACHING,
         streams: StreamCosts | None = None,
     ) -> None:
@@ -79,7 +81,7 @@ class Handovers(PoolPart):
         self._departures = Departures(scheduler, agent, streams)
         self.pd_caching: PdCaching = pd_caching
         self._migrations = Migrations(agent, scheduler.can_leave_buffer)
-        self.borrowed = BorrowingRequests(scheduler, agent)
+        self.borrowed = BorrowingRequests(scheduler, agent, model_lens)
         self._commands: dict[RequestId, Submit] = {}
         self._awaited: dict[int, set[Transfer | int]] = {}
         """Replies awaited by each request's number: of a transfer, of a fetch, or ``JOINS``."""

@@ -13,6 +13,22 @@ MOST_LONGEST = 4
 """The most requests in ``LoadStats.longest``."""
 
 
+class ModelLengths(Struct, frozen=True, forbid_unknown_fields=True):
+    """The longest requests to one model, in tokens.
+
+    :param max_model_len: limit in the memory of one instance.
+    :param reach_tokens: limit if others lend enough; 0: none are made.
+    """
+
+    max_model_len: int
+    reach_tokens: int = 0
+
+    @property
+    def longest_tokens(self) -> int:
+        """The most tokens that a request can have, with loans."""
+        return max(self.max_model_len, self.reach_tokens)
+
+
 class InstanceFacts(Struct, frozen=True, forbid_unknown_fields=True):
     """The facts of an instance, which stay the same while its incarnation runs.
 
@@ -21,7 +37,7 @@ class InstanceFacts(Struct, frozen=True, forbid_unknown_fields=True):
     :param model: name of the first model.
     :param max_model_len: most tokens of a request to the first model.
     :param kv_pool_bytes: most bytes of KV cache.
-    :param beside: ``max_model_len`` of every further model by its name, in order.
+    :param beside: lengths of every further model by its name, in order.
     :param memory: parts of the memory contract in bytes, and their sum, ``contract_bytes``.
     :param token_bytes: most KV memory that a token takes.
     :param indexed: description of each layer group's blocks in :class:`.IndexNotice`.
@@ -29,7 +45,8 @@ class InstanceFacts(Struct, frozen=True, forbid_unknown_fields=True):
     :param staying: the setting that keeps its requests from moving to others; "" if they can.
     :param section_bytes: KV memory of a section that it may borrow from another instance; 0: it
         does not borrow.
-    :param reach_tokens: most tokens of a request to the first model, if others lend enough.
+    :param reach_tokens: most tokens of a request to the first model, if others lend enough; 0:
+        none are made.
     :param dtype: dtype of the first model's computation, such as ``bfloat16``; "" if it has none.
     :param contract_lines: its memory contract as text.
     :param section_tokens: tokens of a section.
@@ -44,7 +61,7 @@ class InstanceFacts(Struct, frozen=True, forbid_unknown_fields=True):
     model: str
     max_model_len: int
     kv_pool_bytes: int
-    beside: dict[str, int] = {}
+    beside: dict[str, ModelLengths] = {}
     memory: dict[str, int] = {}
     token_bytes: int = 0
     indexed: tuple[IndexedGroup, ...] = ()
@@ -60,10 +77,11 @@ class InstanceFacts(Struct, frozen=True, forbid_unknown_fields=True):
     is_asked: bool = False
     prices_origin: str = "defaults"
 
-    @property
-    def longest_tokens(self) -> int:
-        """The most tokens that a request to the first model can have, with loans."""
-        return max(self.max_model_len, self.reach_tokens if self.section_bytes else 0)
+    def lengths(self, model: str = "") -> ModelLengths:
+        """Return the lengths of a model, zeros if it is not served; "" is the first."""
+        if not model:
+            return ModelLengths(self.max_model_len, self.reach_tokens)
+        return self.beside.get(model, ModelLengths(0))
 
 
 class LoadStats(Struct, frozen=True, forbid_unknown_fields=True):

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+from kvell.engine.protocol.statistics import ModelLengths
 from kvell.engine.requests.limits import Limits
 from kvell.memory import GroupKind, Layout
 
@@ -22,6 +23,14 @@ class ModelRules:
     eos_token_ids: frozenset[int]
     layout: Layout
     takes_images: bool = True
+
+    def lengths(self, *, borrows: bool) -> ModelLengths:
+        """Return the longest requests.
+
+        :param borrows: whether the instance may borrow memory of others.
+        """
+        reach_tokens = self.limits.reach_tokens if borrows else 0
+        return ModelLengths(self.limits.max_model_len, reach_tokens)
 
     @cached_property
     def has_states(self) -> bool:

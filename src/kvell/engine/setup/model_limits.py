@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from kvell.byte_sizes import typed_bytes
+from kvell.engine.lending.sections import local_reason
 from kvell.engine.planning.whole_prompts import check_whole_prompts
 from kvell.engine.requests.limits import Limits, draft_tokens_end
 from kvell.engine.requests.model_rules import ModelRules
@@ -109,7 +110,8 @@ def make_limits(
         enough_bytes = _enough_bytes(seen, layers, options.manager, limits, name)
         flag = flag or PoolFlag("--kv-memory", layout.pool_bytes)
         raise _too_small(flag, enough_bytes, wanted, fits, name)
-    return Limits(**{**vars(limits), "max_model_len": fits})
+    reach_tokens = 0 if local_reason(name, seen.groups) else limits.reach_tokens
+    return replace(limits, max_model_len=fits, reach_tokens=reach_tokens)
 
 
 def check_length(model_len: int, max_model_len: int | None) -> int:

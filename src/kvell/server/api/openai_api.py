@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
@@ -87,12 +88,8 @@ def build_app(
     """
     facts = front.facts
     work = TextWork()
-    length = ContextLength(facts.max_model_len, front.reach_tokens, facts.longest_tokens)
-    first = _served(model, "", length, work, tool_call_parser, reasoning_parser)
-    limits = [ContextLength(facts.beside[other.name]) for other in beside]
-    others = [
-        _served(other, other.name, limit, work) for other, limit in zip(beside, limits, strict=True)
-    ]
+    first = _served(model, "", _length(front, ""), work, tool_call_parser, reasoning_parser)
+    others = [_served(other, other.name, _length(front, other.name), work) for other in beside]
     aliases = dict.fromkeys(face.served_names, first)
     models = aliases | {served.text.name: served for served in (first, *others)}
     serving = AppState(front, models, metrics)
@@ -184,6 +181,12 @@ class _Handlers:
         if scope["method"] == "POST" and served_path(scope) in self._posts:  # nearly all requests
             return True
         return any(route.matches(scope)[0] is Match.FULL for route in self._app.routes)
+
+
+def _length(front: Front, model: str) -> ContextLength:
+    lengths = front.facts.lengths(model)
+    reach = partial(front.reach_tokens, model)
+    return ContextLength(lengths.max_model_len, reach, lengths.longest_tokens)
 
 
 def _served(

@@ -20,8 +20,8 @@ def most_work_bytes(facts: InstanceFacts, first: TextModel, beside: Sequence[Tex
     :param facts: of an instance, on its first model and the other models.
     """
     models = [
-        (first, facts.longest_tokens),
-        *((model, facts.beside[model.name]) for model in beside),
+        (first, facts.lengths().longest_tokens),
+        *((model, facts.lengths(model.name).longest_tokens) for model in beside),
     ]
     texts_bytes = max(
         TextBounds(max_model_len, model.most_token_bytes).memory_bytes

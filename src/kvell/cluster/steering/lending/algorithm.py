@@ -25,13 +25,12 @@ import numpy as np
 
 from kvell.cluster.steering.lending.market import Creditor, Debtor, Market, OfferedSections
 from kvell.cluster.steering.lending.model import Numbers
-from kvell.cluster.steering.placements import Reading
+from kvell.cluster.steering.placements import READINGS, Reading
 from kvell.vocabulary import RequestId
 
 LEAST_GAIN = 0.01
 """A loan must make both sides together faster by this part of the debtor's throughput: else noise
 in reports would move pages."""
-READINGS: tuple[Reading, ...] = ("in place", "asked")
 NONE: Numbers = np.zeros(1)
 
 

@@ -53,6 +53,7 @@ def early_placement(
     Both sides keep what their running requests will grow by.  Creditors keep a part of their pools
     and the need of their lines too, so that they do not soon recall what they lend.
 
+    :param others: instances whose sections ``home`` reads in the same way.
     :param coming: sections that instances are still to lend to earlier requests.
     """
     facts, load = home.report.facts, home.report.load

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvell.cluster.steering.lending.model import PerformanceModel, ThroughputInputs
-from kvell.cluster.steering.placements import LoanFacts, Reading, ways_to_share
+from kvell.cluster.steering.placements import LoanFacts, Reading, reading_of, ways_to_share
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.vocabulary import RequestId
 
@@ -100,15 +100,23 @@ class Market:
             heapq.heapify(heap)
 
     def next_for(self, debtor: Debtor, reading: Reading) -> Creditor | None:
-        """Take the creditor with the most memory that a debtor can read in a way."""
+        """Take the creditor with the most memory that a debtor reads in a way.
+
+        An instance that answers queries is still read in place by those of its host.
+        """
         heap = self._heap(debtor, reading)
-        while heap:
+        read_otherwise: list[Creditor] = []
+        taken = None
+        while heap and taken is None:
             room, _, creditor = heapq.heappop(heap)
-            if creditor.can_lend and room == -creditor.room:
-                return creditor
-            if creditor.can_lend:
+            if creditor.can_lend and room != -creditor.room:
                 heapq.heappush(heap, (*creditor.rank, creditor))
-        return None
+            elif creditor.can_lend and reading_of(debtor.facts, creditor.facts) == reading:
+                taken = creditor
+            elif creditor.can_lend:
+                read_otherwise.append(creditor)
+        self.put_back(read_otherwise, reading)
+        return taken
 
     def put_back(self, creditors: Iterable[Creditor], reading: Reading) -> None:
         """Offer creditors again that were taken, unless they lend no more."""
