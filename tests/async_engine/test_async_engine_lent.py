@@ -53,9 +53,10 @@ def alone(
     return [(one.token_ids, one.logprobs or []) for one in outputs]
 
 
-async def said(engine: AsyncEngine, prompt: list[int], count: int) -> Said:
+async def said(engine: AsyncEngine, prompt: list[int], count: int, model: str = "") -> Said:
     found: Said = ([], [])
-    async for output in engine.generate({"prompt_token_ids": prompt}, sampling(count)):
+    asked = {"prompt_token_ids": prompt, "model": model}
+    async for output in engine.generate(asked, sampling(count)):
         found = (list(output.token_ids), list(output.logprobs or []))
     return found
 

@@ -128,6 +128,34 @@ def check(path: Path, setting: Setting) -> None:
 
 
 @pytest.mark.long
+def test_a_prompt_of_two_pools_to_the_second_model(smollm2_path: Path) -> None:
+    """It has the first model's weights, by a name of its own."""
+    tokens, kv_bytes = text_of(2000), 48 * MIB
+    [expected] = alone(smollm2_path, [(tokens, LONG_ANSWER)], kv_bytes=512 * MIB)
+    engine = AsyncEngine(
+        str(smollm2_path),
+        beside=[f"second={smollm2_path}"],
+        instances="mixed=3",
+        dtype="float32",
+        kv_memory_bytes=kv_bytes,
+    )
+
+    async def borrows(asked: "asyncio.Task[Said]") -> bool:
+        while not asked.done():
+            if any(one.sections["borrowed"] for one in (await engine.stats()).values()):
+                return True
+        return False
+
+    async def ask() -> tuple[Said, bool]:
+        async with asyncio.timeout(PATIENCE_SECONDS), engine:
+            asked = asyncio.create_task(said(engine, tokens, LONG_ANSWER, model="second"))
+            return await asyncio.gather(asked, borrows(asked))
+
+    answer, borrowed = asyncio.run(ask())
+    assert borrowed and answer == expected
+
+
+@pytest.mark.long
 def test_a_prompt_of_four_pools_in_six_instances(smollm2_path: Path) -> None:
     check(smollm2_path, SIX)
 

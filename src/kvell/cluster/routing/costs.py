@@ -10,6 +10,8 @@ from kvell.cluster.routing.pace import PromptWork
 from kvell.cluster.routing.views import RequestView, RoutableInstance
 from kvell.cost.prices import ExecCosts, pairs
 
+ANSWER_STEPS = 1.5
+"""Steps until an instance that decodes has sent pages: on average half of the present one is left."""
 MOST_SOURCES = 16
 """Most instances that are compared as sources of a prompt's history."""
 
@@ -74,7 +76,8 @@ def answer_seconds(instance: RoutableInstance, done_seconds: float) -> float:
     costs = instance.report.facts.prices
     running, tokens = instance.running_requests, instance.uncached_prompt_tokens
     if not tokens:
-        return 1.5 * costs.step_seconds(running, instance.held_tokens) if running else 0.0
+        step_seconds = costs.step_seconds(running, instance.held_tokens)
+        return ANSWER_STEPS * step_seconds if running else 0.0
     seconds = instance.prompt_seconds(_waiting_work(instance))
     two_steps = min(1.0, 2 * costs.chunk_tokens / tokens)
     return min(two_steps * seconds, max(0.0, seconds - done_seconds))
