@@ -11,7 +11,7 @@ from kvell.cluster.routing.views import RequestView, RoutableInstance
 from kvell.cost.prices import ExecCosts, pairs
 
 ANSWER_STEPS = 1.5
-"""Steps until an instance that decodes has sent pages: on average half of the present one is left."""
+"""Steps until an instance that decodes has sent pages: half of the present one, and another one."""
 MOST_SOURCES = 16
 """Most instances that are compared as sources of a prompt's history."""
 
