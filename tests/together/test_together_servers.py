@@ -51,9 +51,10 @@ SMALL_MEMORY = Load("760MiB", 9, 700, 6500)
 """An instance holds 5,000 tokens."""
 LARGE_MEMORY = Load("1200MiB", 20, 700, crowd=3)
 """An instance holds 15,000 tokens, more than SmolLM2's context: only a crowd needs loans."""
-CROWD_TOKENS = 7200
-CROWD_ANSWER = 800
-"""Two fit when the second comes, though the first has grown, and not when both have grown."""
+CROWD_TOKENS = 4000
+CROWD_ANSWER = 4100
+"""Two fit when the second comes, though the first has grown, and not when both have grown.  Answers
+take far longer than prompts, so that a second request comes while the first one is answered."""
 
 
 @dataclass(frozen=True)
