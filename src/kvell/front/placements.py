@@ -11,6 +11,7 @@ from kvell.cluster.steering.lending.model import PerformanceModel
 from kvell.cluster.steering.placements import (
     NO_SECTIONS,
     READINGS,
+    LoanFacts,
     Placement,
     local_sections,
     longest_with,
@@ -49,7 +50,13 @@ class Placements:
 
         :param model: its name; "" is the first model.
         """
-        return max((self._reach(line, model) for line in self._lines.values()), default=0)
+        return max(
+            (
+                _reach(line.facts, line.facts.lengths(model), self._lenders(line))
+                for line in self._lines.values()
+            ),
+            default=0,
+        )
 
     def is_long(self, entry: LogEntry) -> bool:
         """Return whether a request may outgrow one instance, and others lend."""
@@ -169,14 +176,15 @@ class Placements:
 
     def _planned(self, entry: LogEntry, home: InstanceLoad) -> Placement:
         facts = home.facts
+        lenders_by_reading = self._lenders(home)
         alone = facts.lengths(entry.spec.model)
-        lengths = ModelLengths(alone.max_model_len, self._reach(home, entry.spec.model))
+        lengths = ModelLengths(alone.max_model_len, _reach(facts, alone, lenders_by_reading))
         tokens = min(_tokens(entry, lengths), lengths.reach_tokens)
         (debtors, _) = self._parties()
         coming = self._coming()
         shared = self._shared(entry, home)
         blocks = -(-tokens // facts.section_tokens)
-        for lenders in self._lenders(home):
+        for lenders in lenders_by_reading:
             others = (
                 line
                 for line in lenders
@@ -236,14 +244,6 @@ class Placements:
                 coming[instance_id] += min(left, max(0, count - lent[instance_id]))
         return coming
 
-    def _reach(self, line: InstanceLoad, model: str) -> int:
-        """Return the most tokens of a request at an instance."""
-        lengths = line.facts.lengths(model)
-        return max(
-            longest_with(line.facts, lengths, (lender.pool_bytes for lender in lenders))
-            for lenders in self._lenders(line)
-        )
-
     def _lenders(self, home: InstanceLoad) -> list[list[InstanceLoad]]:
         """Return the instances that could lend to ``home``, by how it reads what they lend."""
         others = [line for line in self._lines.values() if line is not home]
@@ -252,6 +252,16 @@ class Placements:
             [line for line, its in zip(others, readings, strict=True) if its == reading]
             for reading in READINGS
         ]
+
+
+def _reach(
+    facts: LoanFacts, lengths: ModelLengths, lenders_by_reading: Sequence[Sequence[InstanceLoad]]
+) -> int:
+    """Return the most tokens of a request at an instance with such lenders."""
+    return max(
+        longest_with(facts, lengths, (lender.pool_bytes for lender in lenders))
+        for lenders in lenders_by_reading
+    )
 
 
 def _prefix_space(entry: LogEntry) -> tuple[str, str]:

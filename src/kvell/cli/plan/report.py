@@ -70,8 +70,7 @@ class PlanReport:
         """
         groups = self.layout.groups
         alone_tokens = self.longest_request_tokens
-        name = self.model if any(group.model for group in groups) else ""
-        if alone_tokens >= self.max_model_len or local_reason(name, groups):
+        if alone_tokens >= self.max_model_len or local_reason(self._name_in_pool, groups):
             return {}
         pool_bytes = self.layout.pool_bytes
         facts = InstanceFacts(
@@ -89,10 +88,15 @@ class PlanReport:
         }
 
     @property
+    def _name_in_pool(self) -> str:
+        """The model's name in the layout's groups; "" if it is the only one."""
+        return self.model if any(group.model for group in self.layout.groups) else ""
+
+    @property
     def own_layout(self) -> Layout:
         """The layout with only the model's own groups, if groups carry model names."""
-        named = any(group.model for group in self.layout.groups)
-        return self.layout.held_by(self.model) if named else self.layout
+        name = self._name_in_pool
+        return self.layout.held_by(name) if name else self.layout
 
     @property
     def lengths_tokens(self) -> tuple[int, ...]:
