@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvell.elastic.arena import ActivationModel
-from kvell.models.config.config_fields import optional_size, text_config
+from kvell.models.config.config_fields import architecture, optional_size, text_config
+from kvell.models.config.json_files import MALFORMED, REPAIR_CONFIG, read_by_library
 from kvell.models.config.multimodal import MOST_GRID_TOKENS
 from kvell.vocabulary import MIB
 
@@ -20,16 +21,20 @@ CHANNELS = 3
 
 
 def activation_model(config: Any) -> ActivationModel:
-    """Return the model behind the fixed reserve, from a config alone; counts in float32."""
-    text = text_config(config)
-    hidden = int(text.hidden_size) * (optional_size(text, ("altup_num_inputs",)) or 1)
-    intermediate = _widest(getattr(text, "intermediate_size", None)) or 4 * hidden
-    return ActivationModel(
-        fixed_bytes=FIXED_BYTES + encoder_bytes(config),
-        token_bytes=4
-        * (HIDDEN_COPIES * hidden + INTERMEDIATE_COPIES * intermediate + _latent_numbers(text)),
-        logits_row_bytes=2 * 4 * int(text.vocab_size),
-    )
+    """Return the model behind the fixed reserve, from a config alone; counts in float32.
+
+    :raises ChangeSomething: if a field of the config is malformed.
+    """
+    with read_by_library(architecture(config), MALFORMED, REPAIR_CONFIG):
+        text = text_config(config)
+        hidden = int(text.hidden_size) * (optional_size(text, ("altup_num_inputs",)) or 1)
+        intermediate = _widest(getattr(text, "intermediate_size", None)) or 4 * hidden
+        return ActivationModel(
+            fixed_bytes=FIXED_BYTES + encoder_bytes(config),
+            token_bytes=4
+            * (HIDDEN_COPIES * hidden + INTERMEDIATE_COPIES * intermediate + _latent_numbers(text)),
+            logits_row_bytes=2 * 4 * int(text.vocab_size),
+        )
 
 
 def encoder_bytes(config: Any) -> int:

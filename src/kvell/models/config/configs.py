@@ -5,22 +5,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING
 
 from kvell.errors import ChangeSomething
 from kvell.models.config import parallel_heads_config as _own  # registers its type  # noqa: F401
+from kvell.models.config.config_values import check_config_values
 from kvell.models.config.json_files import (
     CONFIG_FILE,
-    one_line,
+    MALFORMED,
+    REPAIR_CONFIG,
     overridden,
     parsed_overrides,
+    read_by_library,
     read_json,
 )
-
-MALFORMED = (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError)
-"""Errors that transformers raises for fields that it does not understand. Some defaults also need
-libraries or hub files, which may be missing (ImportError, OSError)."""
 
 
 def read_config(path: Path, overrides: str | None = None) -> Any:
@@ -45,11 +43,12 @@ def config_from_dict(raw: Mapping[str, Any], name: str = "config") -> Any:
     :param name: the user's input, for messages.
     :raises ChangeSomething: if the model type is unknown or a field is malformed.
     """
+    check_config_values(raw, name)
     model_type = raw.get("model_type")
     classes = ", ".join(map(str, raw.get("architectures") or ()))
     if model_type is None:
         problem = "names no model_type"
-        raise ChangeSomething("model", name, f"its config {problem}", "repair its config.json")
+        raise ChangeSomething("model", name, f"its config {problem}", REPAIR_CONFIG)
     if model_type not in CONFIG_MAPPING:
         raise ChangeSomething(
             "model",
@@ -58,12 +57,8 @@ def config_from_dict(raw: Mapping[str, Any], name: str = "config") -> Any:
             + (f", to be run by {classes}" if classes else ""),
             "use a model that the installed transformers knows",
         )
-    try:
+    with read_by_library(name, MALFORMED, REPAIR_CONFIG):
         return CONFIG_MAPPING[model_type].from_dict(dict(raw))
-    except (*MALFORMED, ImportError, OSError) as error:
-        raise ChangeSomething(
-            "model", name, f"its config is malformed ({one_line(error)})", "repair its config.json"
-        ) from error
 
 
 def whole_config(config: Any) -> Any:

@@ -19,6 +19,7 @@ from kvell.models.config.config_fields import (
     short_rope_tokens,
     text_config,
 )
+from kvell.models.config.json_files import MALFORMED, REPAIR_CONFIG, read_by_library
 from kvell.models.config.layer_kinds import LAYER_KINDS, kv_sources, layer_types
 from kvell.models.config.multimodal import cross_layers, embedding_layers, images_in_text
 from kvell.models.config.state_sizes import state_bytes
@@ -26,6 +27,7 @@ from kvell.pages.layout import GroupKind, LayerSpec
 
 __all__ = ["ModelDescription", "architecture", "describe", "text_config"]
 
+MOST_LAYER_BYTES = 1 << 32
 WINDOW_FIELDS = {
     GroupKind.SLIDING: ("sliding_window",),
     GroupKind.CHUNKED: ("attention_chunk_size",),
@@ -80,16 +82,26 @@ def describe(
         if tokens store more than keys and values, or if the config lacks a size that attention
         needs.
     """
-    text = text_config(config)
     name = architecture(config)
+    with read_by_library(name, MALFORMED, REPAIR_CONFIG):
+        return _described(
+            config, kv_element_bytes, kv_scale_bytes, state_element_bytes or kv_element_bytes, name
+        )
+
+
+def _described(
+    config: Any, kv_element_bytes: int, kv_scale_bytes: int, state_element_bytes: int, name: str
+) -> ModelDescription:
+    text = text_config(config)
     _require_causal(config, text, name)
     types = layer_types(text, name)
     _require_plain_index(text, types, name)
     sources = kv_sources(text, types)
     specs = [
-        *_text_layers(text, types, kv_element_bytes, state_element_bytes or kv_element_bytes, name),
+        *_text_layers(text, types, kv_element_bytes, state_element_bytes, name),
         *cross_layers(config, text, kv_element_bytes, name),
     ]
+    _require_sizes(specs, name)
     scaled = (
         layer if layer.state_bytes else replace(layer, scale_bytes=kv_scale_bytes)
         for layer in sorted(specs, key=lambda layer: layer.index)
@@ -98,7 +110,7 @@ def describe(
         architecture=name,
         layers=(
             *(_sharing(layer, sources) for layer in scaled),
-            *embedding_layers(config, text, state_element_bytes or kv_element_bytes, name),
+            *embedding_layers(config, text, state_element_bytes, name),
         ),
         query_heads=_query_heads(text, specs, name),
         hidden_size=first_size(text, ("hidden_size",), name),
@@ -107,6 +119,18 @@ def describe(
         short_rope_tokens=short_rope_tokens(text, name),
         images_in_text=images_in_text(config, text),
     )
+
+
+def _require_sizes(layers: list[LayerSpec], name: str) -> None:
+    """Refuse layers that store nothing, or more bytes than sizes of pages are searched for.
+
+    :raises ChangeSomething: naming the layer and its bytes.
+    """
+    for layer in layers:
+        if not 0 < layer.token_bytes <= MOST_LAYER_BYTES or layer.window_tokens < 0:
+            what = "the state" if layer.state_bytes else "a token"
+            problem = f"{what} of its layer {layer.index} has {layer.token_bytes} bytes"
+            raise ChangeSomething("model", name, problem, REPAIR_CONFIG)
 
 
 def _sharing(layer: LayerSpec, sources: Mapping[int, int]) -> LayerSpec:

@@ -1,15 +1,28 @@
 """Reading of a model directory's JSON files, with each error as one clear line."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kvell.errors import ChangeSomething
+from kvell.errors import ChangeSomething, KvellError
 from kvell.wire.decoding import MalformedError, decode_json
 
 CONFIG_FILE = "config.json"
 OVERRIDES_FLAG = "--hf-overrides"
 FETCH_AGAIN = "fetch the file again"
+FETCH_MODEL_AGAIN = "fetch the model again"
+DO_NOT_LOAD = "its weights do not load"
+MALFORMED = "its config is malformed"
+REPAIR_CONFIG = "repair its config.json"
+MAX_JSON_BYTES = 8 << 20
+MOST_VALUES = 1 << 18
+MAX_VOCABULARY_BYTES = 32 << 20
+MOST_VOCABULARY_VALUES = 1 << 20
+LONGEST_BEGINNING = 256
+MOST_ERROR_CHARS = 4096
+VOCABULARIES = frozenset({"tokenizer_config.json", "added_tokens.json"})
+"""Files with an entry for each added token: there are hundreds of thousands in models of speech."""
 
 
 def read_optional_json(file: Path) -> dict[str, Any]:
@@ -25,24 +38,62 @@ def read_json(file: Path) -> dict[str, Any]:
 
     :raises ChangeSomething: if the file holds something else.
     """
-    data = file.read_bytes()
-    if fault := not_the_file(data):
-        raise ChangeSomething("model", file, fault, FETCH_AGAIN)
+    is_vocabulary = file.name in VOCABULARIES
+    data = file_bytes(file, MAX_VOCABULARY_BYTES if is_vocabulary else MAX_JSON_BYTES)
+    most_values = MOST_VOCABULARY_VALUES if is_vocabulary else MOST_VALUES
+    if sum(map(data.count, (b"{", b"[", b":"))) > most_values:
+        raise ChangeSomething("model", file, f"has more than {most_values} values", FETCH_AGAIN)
     try:
         raw = decode_json(data, hook=_number)
     except MalformedError as error:
-        raise ChangeSomething(
-            "model", file, f"is not valid JSON ({one_line(error)})", "fetch the file again"
-        ) from error
+        problem = f"is not valid JSON ({one_line(error)})"
+        raise ChangeSomething("model", file, problem, FETCH_AGAIN) from error
     if not isinstance(raw, dict):
-        raise ChangeSomething("model", file, "holds no JSON object", "fetch the file again")
+        raise ChangeSomething("model", file, "holds no JSON object", FETCH_AGAIN)
     return raw
+
+
+def file_bytes(file: Path, most_bytes: int) -> bytes:
+    """Return the bytes of a file.
+
+    :raises ChangeSomething: if it cannot be read, has more than ``most_bytes``, or is what a failed
+        download leaves.
+    """
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(most_bytes + 1)
+    except OSError as error:
+        problem = f"cannot be read ({error.strerror})"
+        raise ChangeSomething("model", file, problem, "make it readable") from error
+    if len(data) > most_bytes:
+        raise ChangeSomething("model", file, f"has more than {most_bytes} bytes", FETCH_AGAIN)
+    if fault := not_the_file(data[:LONGEST_BEGINNING]):
+        raise ChangeSomething("model", file, fault, FETCH_AGAIN)
+    return data
+
+
+@contextmanager
+def read_by_library(name: object, problem: str, remedy: str) -> Iterator[None]:
+    """Report any error of a library that reads a model's file as one of the file.
+
+    Libraries raise errors of all types for files that they do not understand.
+
+    :param name: the model or file, for the error.
+    :raises ChangeSomething: with the problem and the library's error.
+    """
+    try:
+        yield
+    except KvellError:
+        raise
+    except Exception as error:
+        why = f"{problem} ({one_line(error)})"
+        raise ChangeSomething("model", name, why, remedy) from error
 
 
 def not_the_file(beginning: bytes) -> str:
     """Return what a failed download left in place of a file; "" if the file looks valid.
 
-    :param beginning: of the file, or all of it.
+    :param beginning: the file's first bytes.
     """
     if not beginning:
         return "is empty"
@@ -59,9 +110,9 @@ def _number(fields: dict[str, Any]) -> Any:
 
 
 def one_line(error: Exception) -> str:
-    """Return an error's message on one line, at most 200 characters."""
+    """Return an error's message on one line, at most 200 characters; its type if it has none."""
     text = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-    return " ".join(text.split())[:200]
+    return " ".join(text[:MOST_ERROR_CHARS].split())[:200] or type(error).__name__
 
 
 def parsed_overrides(text: str | None) -> dict[str, object]:

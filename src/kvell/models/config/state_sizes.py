@@ -7,11 +7,15 @@ own modeling files; vLLM's state shapes agree.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from kvell.errors import ChangeSomething
 from kvell.models.config.config_fields import first_size, head_size, optional_size
 
+MixerKind = Literal[
+    "selective", "scalar-decay", "gated-delta", "channel-delta", "lightning", "convolution"
+]
+"""The kinds of state mixers, which ``states/mixers`` computes."""
 FLOAT32_BYTES = 4
 LEAST_ELEMENT_BYTES = 2
 """States stay in 16 bits or more if keys and values are quantised: errors would add up."""

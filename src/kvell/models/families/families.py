@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from kvell.errors import ChangeSomething
-from kvell.models.config.mixer_kinds import MixerKind
+from kvell.models.config.state_sizes import MixerKind
 
 if TYPE_CHECKING:
     from kvell.models.images.image_families import ImageKind

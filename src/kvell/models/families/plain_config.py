@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from kvell.models.config.config_values import check_config_values
 from kvell.models.config.json_files import (
     CONFIG_FILE,
     overridden,
@@ -95,7 +96,9 @@ def sizes_config(path: Path, overrides: str | None = None) -> Any:
 
 def _raw(path: Path, overrides: str | None) -> Mapping[str, Any]:
     file = path / CONFIG_FILE if path.is_dir() else path
-    return overridden(read_optional_json(file), parsed_overrides(overrides))
+    raw = overridden(read_optional_json(file), parsed_overrides(overrides))
+    check_config_values(raw, path)
+    return raw
 
 
 def _rope_changes_lengths(raw: Mapping[str, Any]) -> bool:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from kvell.attention.choice import kernels_for
 from kvell.attention.interface import AttentionKernels
@@ -21,7 +20,12 @@ from kvell.device.shared_weights import SharedWeights
 from kvell.models.config.budgets import budgets_of, with_budgets
 from kvell.models.config.config_fields import optional_size, text_config
 from kvell.models.config.description import ModelDescription, describe
-from kvell.models.config.json_files import CONFIG_FILE
+from kvell.models.config.json_files import (
+    CONFIG_FILE,
+    DO_NOT_LOAD,
+    FETCH_MODEL_AGAIN,
+    read_by_library,
+)
 from kvell.models.config.quantization import require_quantization, unkept
 from kvell.models.families.families import check_architecture, fused_class
 from kvell.models.families.plain_config import known_config
@@ -109,11 +113,9 @@ def _skeleton(path: Path, config: Any, dtype: torch.dtype) -> DecoderSkeleton | 
     name = fused_class(config)
     if name is None:
         return None
-    try:
-        tensors = mapped_tensors(weight_files(path))
-    except SafetensorError:
-        return None  # transformers will report the error
-    return skeleton_of(config, name, tensors, dtype)
+    tensors = mapped_tensors(weight_files(path))
+    with read_by_library(path, DO_NOT_LOAD, FETCH_MODEL_AGAIN):
+        return skeleton_of(config, name, tensors, dtype)
 
 
 def describe_as(config: Any, dtype: torch.dtype, kv_dtype: torch.dtype) -> ModelDescription:

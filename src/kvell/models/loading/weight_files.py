@@ -4,20 +4,28 @@ Files are checked by their headers alone, so that an interrupted download is rep
 instead of failing somewhere inside a library.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from kvell.errors import ChangeSomething
-from kvell.models.config.json_files import FETCH_AGAIN, not_the_file, read_optional_json
-from kvell.wire.decoding import MalformedError, decode_json
+from kvell.models.config.json_files import (
+    FETCH_AGAIN,
+    file_bytes,
+    not_the_file,
+    one_line,
+)
+from kvell.models.loading.tensor_headers import check_header
+from kvell.wire.decoding import MalformedError, decode
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
-MAX_HEADER_BYTES = 100_000_000
+MAX_INDEX_BYTES = 32 << 20
+LONGEST_NAME = 255
+"""The longest name of a file in bytes, on all common file systems."""
 INSTEAD = (
     (
         "model-*-of-*.safetensors",
@@ -36,16 +44,24 @@ INSTEAD = (
 """Files that may replace it: pattern, problem and remedy."""
 
 
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str] = {}
+
+
+_INDEX = msgspec.json.Decoder(_Index)
+
+
 def weight_files(path: Path) -> tuple[Path, ...]:
     """Return the safetensors files of a model directory: those of its index, or the single one.
 
     :raises ChangeSomething: if there are none, or if the index names one that is missing.
     """
-    placed = read_optional_json(path / INDEX_FILE).get("weight_map", {})
-    if not isinstance(placed, dict) or not all(isinstance(name, str) for name in placed.values()):
-        problem = "its weight_map does not say which file has which tensor"
-        raise ChangeSomething("model", path / INDEX_FILE, problem, FETCH_AGAIN)
-    files = tuple(path / name for name in sorted(set(placed.values()))) or (path / SINGLE_FILE,)
+    names = sorted(set(_placed(path / INDEX_FILE).values())) or [SINGLE_FILE]
+    for name in names:
+        if not _is_file_name(name):
+            problem = f"its weight_map names {name[:LONGEST_NAME]!r}, which is no file beside it"
+            raise ChangeSomething("model", path / INDEX_FILE, problem, FETCH_AGAIN)
+    files = tuple(path / name for name in names)
     for file in files:
         if not file.is_file():
             raise _missing(path, file)
@@ -72,35 +88,45 @@ def check_weight_file(file: Path) -> None:
         if fault := not_the_file(stream.read(64)):
             raise ChangeSomething("model", file, fault, FETCH_AGAIN)
     try:
-        expected = _expected_bytes(file)
-    except (MalformedError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _corrupt(file, "its header is damaged") from error
-    actual = file.stat().st_size
-    if actual != expected:
-        raise _corrupt(file, f"it has {actual} bytes instead of {expected}")
+        check_header(file)
+    except MalformedError as error:
+        raise _corrupt(file, one_line(error)) from error
 
 
 def mapped_tensors(files: Sequence[Path]) -> dict[str, torch.Tensor]:
     """Map all tensors of some files, in their files' dtypes, without reading them.
 
-    :raises SafetensorError: if a file is damaged.
+    :raises ChangeSomething: naming a file whose tensors torch cannot map.
     """
     tensors: dict[str, torch.Tensor] = {}
     for file in files:
-        with safe_open(file, "pt") as opened:
-            tensors |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        try:
+            with safe_open(file, "pt") as opened:
+                tensors |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError, RuntimeError, TypeError, ValueError) as error:
+            raise _corrupt(file, one_line(error)) from error
     return tensors
 
 
-def _expected_bytes(file: Path) -> int:
-    """Return a safetensors file's length by its header: 8 bytes of length, JSON, then the data."""
-    with file.open("rb") as stream:
-        header_bytes = int.from_bytes(stream.read(8), "little")
-        if not 2 <= header_bytes <= MAX_HEADER_BYTES:
-            raise ValueError("impossible header length")
-        header: dict[str, Any] = decode_json(stream.read(header_bytes))
-    tensors = (entry for name, entry in header.items() if name != "__metadata__")
-    return 8 + header_bytes + max((entry["data_offsets"][1] for entry in tensors), default=0)
+def _placed(index: Path) -> Mapping[str, str]:
+    """Return the name of the file of each tensor, by an index; nothing if there is none."""
+    if not index.is_file():
+        return {}
+    data = file_bytes(index, MAX_INDEX_BYTES)
+    try:
+        return decode(_INDEX, data).weight_map
+    except MalformedError as error:
+        is_json = isinstance(error.__cause__, msgspec.ValidationError)
+        problem = "its weight_map does not say which file has which tensor"
+        if not is_json:
+            problem = f"is not valid JSON ({one_line(error)})"
+        raise ChangeSomething("model", index, problem, FETCH_AGAIN) from error
+
+
+def _is_file_name(name: str) -> bool:
+    """Return whether a file of this name can only be in the directory that is searched for it."""
+    is_plain = name not in ("", ".", "..") and name.isprintable() and "/" not in name
+    return is_plain and len(name.encode()) <= LONGEST_NAME
 
 
 def _missing(path: Path, file: Path) -> ChangeSomething:

@@ -5,13 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.utils import logging as transformers_logging
 
 from kvell.errors import ChangeSomething
-from kvell.models.config.configs import MALFORMED
-from kvell.models.config.json_files import one_line
+from kvell.models.config.json_files import DO_NOT_LOAD, FETCH_MODEL_AGAIN, read_by_library
 from kvell.models.families import parallel_heads as _own  # registers its class  # noqa: F401
 from kvell.models.families.families import WITH_IMAGES
 from kvell.models.families.refusals import class_run
@@ -25,13 +23,10 @@ def load_module(path: Path, config: Any, dtype: torch.dtype, device: torch.devic
     """
     checked_weight_files(path)
     transformers_logging.disable_progress_bar()
-    try:
+    with read_by_library(path, DO_NOT_LOAD, FETCH_MODEL_AGAIN):
         module, report = auto_class(config).from_pretrained(
             path, config=config, dtype=dtype, local_files_only=True, output_loading_info=True
         )
-    except (SafetensorError, RuntimeError, ImportError, OSError, *MALFORMED) as error:
-        problem = f"its weights do not load ({one_line(error)})"
-        raise ChangeSomething("model", path, problem, "fetch the model again") from error
     _require_all(path, report["missing_keys"])
     return module.to(device)
 

@@ -12,7 +12,7 @@ import torch
 
 from kvell.errors import ChangeSomething
 from kvell.models.config.description import ModelDescription
-from kvell.models.config.mixer_kinds import MixerKind
+from kvell.models.config.state_sizes import MixerKind
 from kvell.models.states.mixers import AS_ATTENTION, MIXERS, Mixer
 from kvell.models.states.state_run import StateRun
 from kvell.pages.layout import GroupKind

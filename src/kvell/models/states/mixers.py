@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch.nn import functional
 
-from kvell.models.config.mixer_kinds import MixerKind
+from kvell.models.config.state_sizes import MixerKind
 from kvell.models.states.delta_mixers import ChannelDeltaMixer, GatedDeltaMixer
 from kvell.models.states.scans import ScalarDecayScan, SelectiveScan
 from kvell.models.states.state_pages import StateShapes
