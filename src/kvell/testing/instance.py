@@ -34,6 +34,8 @@ from kvell.engine.protocol.pages import (
 )
 from kvell.engine.protocol.request_spec import to_token_ids
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.protocol.schemas.following import make_enforceable
+from kvell.engine.protocol.schemas.strict import StrictViolation, find_violation
 from kvell.engine.protocol.statistics import InstanceFacts, LoadStats, ModelLengths, Stats
 from kvell.engine.sampling.model_defaults import NEUTRAL
 from kvell.models.config.embeddings import EmbeddingFacts
@@ -41,6 +43,7 @@ from kvell.models.text.answer_text import Preceding
 from kvell.models.text.content_format import NO_FIELDS, with_content
 from kvell.models.text.token_offsets import TokenOffsets
 from kvell.vocabulary import FinishReason, RequestId
+from kvell.wire.decoding import decode_json
 
 CRASH_TOKEN = 1
 """A prompt with this token makes :meth:`FakeEngine.step` raise."""
@@ -180,6 +183,9 @@ class FakeEngine:
         running = self._running[submit.request_id] = _Running(submit, len(output))
         if REFUSE_TOKEN in submit.spec.token_ids:
             return [self._finish(running, "refused", "prompt=…: can never fit; shorten it")]
+        if (violation := _strict_violation(submit.spec.sampling)) is not None:
+            error = violation.error()
+            return [self._finish(running, "refused", str(error), error.field)]
         reason = running.end(int(output[-1])) if len(output) else None
         return [self._finish(running, reason)] if reason else []
 
@@ -200,7 +206,9 @@ class FakeEngine:
         reason = running.end(token)
         return [tokens, self._finish(running, reason)] if reason else [tokens]
 
-    def _finish(self, running: _Running, reason: FinishReason, message: str = "") -> Finished:
+    def _finish(
+        self, running: _Running, reason: FinishReason, message: str = "", field: str = ""
+    ) -> Finished:
         submit, spec = running.submit, running.submit.spec
         del self._running[submit.request_id]
         prompt_tokens = spec.prompt_tokens
@@ -215,6 +223,7 @@ class FakeEngine:
         return Finished(
             *(submit.request_id, submit.attempt, reason, *counts),
             message=message,
+            field=field,
             embedding=embedding,
             cache_write_tokens=written,
         )
@@ -253,6 +262,15 @@ class FakeEngine:
             preemptions=0,
             finished=dict(self.finished),
         )
+
+
+def _strict_violation(sampling: SamplingParams) -> StrictViolation | None:
+    """Return a keyword that an engine's grammar does not enforce in a strict part."""
+    constraint = sampling.structured_outputs
+    if constraint is None or constraint.json is None or not constraint.strict:
+        return None
+    unfollowed = make_enforceable(decode_json(constraint.json)).unfollowed
+    return find_violation(constraint.strict, unfollowed)
 
 
 class ByteText:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,9 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.engine.protocol.schemas.choices import are_apart
-from kvell.engine.protocol.schemas.following import MOST_PARTS, check_strict, make_enforceable
-from kvell.engine.protocol.schemas.references import within
-from kvell.errors import ChangeSomething
+from kvell.engine.protocol.schemas.following import (
+    MOST_PARTS,
+    MOST_PATH_CHARS,
+    make_enforceable,
+)
+from kvell.engine.protocol.schemas.operations import Operations
+from kvell.engine.protocol.schemas.references import Document, within
+from kvell.engine.protocol.schemas.strict import StrictPart, StrictViolation, find_violation
 from tests.depth import many
 
 INT, TEXT = {"type": "integer"}, {"type": "string"}
@@ -119,19 +125,35 @@ def test_what_is_not_followed_is_left_out_and_named(schema: Any, keyword: str, l
         ({"anyOf": [INT, schema]}, "anyOf[1]."),
         ({"$ref": "#/$defs/D", "$defs": {"D": schema}}, "$defs.D."),
     ):
-        with pytest.raises(ChangeSomething, match=f"{keyword} cannot be enforced") as refused:
-            check_strict(inner, "field")
-        assert refused.value.field == f"field.{place}{keyword}"
+        problem = f"{keyword} cannot be enforced, and strict is true"
+        assert violation(inner) == StrictViolation(f"field.{place}{keyword}", problem)
+
+
+def violation(schema: object, path: str = "") -> StrictViolation | None:
+    return find_violation((StrictPart(path, "field"),), make_enforceable(schema).unfollowed)
 
 
 def test_a_strict_schema_that_is_followed_is_taken() -> None:
-    check_strict({**OBJECT, "required": ["a"], "additionalProperties": False}, "field")
+    closed = {**OBJECT, "required": ["a"], "additionalProperties": False}
+    assert violation(closed) is None
     long = {"type": "object", "properties": {"x" * 5000: {"format": "path"}}}
-    with pytest.raises(ChangeSomething) as refused:
-        check_strict(long, "field")
-    assert len(str(refused.value)) < 500
-    with pytest.raises(ChangeSomething, match=r"field=.*has no target in the schema"):
-        check_strict({"$ref": "#/$defs/D"}, "field")
+    refused = violation(long)
+    assert refused is not None and len(str(refused.error())) < 500
+
+
+def test_only_the_strict_part_must_be_followed() -> None:
+    odd = {"format": "path"}
+    schema = {
+        "properties": {"a": odd, "b": {"properties": {"c": {"$ref": "#name"}}}},
+        "$defs": {"N": {"$anchor": "name", "items": odd}},
+    }
+    assert violation(schema, "properties.c.") is None
+    for path, place in (
+        ("properties.a.", "field.format"),
+        ("properties.b.", "field.properties.c.$ref.items.format"),
+    ):
+        found = violation(schema, path)
+        assert found is not None and found.field == place
 
 
 @pytest.mark.parametrize(
@@ -199,10 +221,13 @@ def test_a_schema_below_another_finds_its_definitions_again() -> None:
         ([{"enum": [1, 2]}, {"const": 2}], False),
         ([{"const": 1}, INT], False),
         ([{}, INT], False),
+        ([{"const": 1}, {"const": 1.0}], False),
+        ([{"const": True}, {"enum": [1, [True]]}, {"enum": [[1], {"a": 1}]}], True),
+        ([{"type": 5}, INT], False),
     ],
 )
 def test_schemas_are_apart_if_types_or_values_say_so(branches: list[Any], apart: bool) -> None:
-    assert are_apart(branches, lambda schema: schema) is apart
+    assert are_apart(branches, Document({})) is apart
 
 
 KEYWORDS = (
@@ -248,6 +273,69 @@ def test_rewriting_is_bounded() -> None:
     chain["D3000"] = INT
     schema: Any = make_enforceable({"$ref": "#/$defs/D0", "$defs": chain}).schema
     assert len(schema["$defs"]) == 3001
+
+
+def referred_choice(names: int, users: int) -> dict[str, Any]:
+    """References to a choice of many names, one of whose branches admits any other."""
+    branches: list[Any] = [{"required": [f"n{i}"]} for i in range(names)]
+    user = {"properties": {"a": {}}, "anyOf": [{"$ref": "#/$defs/b"}]}
+    return {
+        "properties": {f"q{i}": user.copy() for i in range(users)},
+        "$defs": {"b": {"anyOf": [*branches, {"additionalProperties": True}]}},
+    }
+
+
+def chain_of_references(length: int, users: int) -> dict[str, Any]:
+    """Values that all users exclude, at the end of a chain."""
+    chain: dict[str, Any] = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(30)}
+    chain["d30"] = {"enum": [*range(length)]}
+    user = {"enum": [1, 2], "not": {"$ref": "#/$defs/d0"}}
+    return {"properties": {f"q{i}": user.copy() for i in range(users)}, "$defs": chain}
+
+
+def alike_branches(branches: int, names: int) -> dict[str, Any]:
+    """A choice of references to one object with many names."""
+    properties = {f"n{i}": {"enum": [1, 2]} for i in range(names)}
+    one = {"type": "object", "properties": properties, "required": [*properties]}
+    return {"oneOf": [{"$ref": "#/$defs/b"}] * branches, "$defs": {"b": one}}
+
+
+def work(schema: object) -> int:
+    operations = Operations()
+    make_enforceable(schema, operations)
+    return operations.done
+
+
+def test_a_large_choice_costs_its_length_once() -> None:
+    assert 0 < work(referred_choice(200, 200)) <= 4 * work(referred_choice(50, 50))
+    assert work(referred_choice(200, 400)) - work(referred_choice(200, 200)) <= 4 * 200
+
+
+@pytest.mark.parametrize("make", [referred_choice, chain_of_references, alike_branches])
+def test_all_work_is_counted(make: Callable[[int, int], object]) -> None:
+    with pytest.raises(ValueError, match="too complex: its references take more than 90 operat"):
+        make_enforceable(make(50, 50), Operations(90))
+
+
+@pytest.mark.parametrize("make", [chain_of_references, alike_branches])
+def test_repeated_parts_are_refused_before_they_cost_much(
+    make: Callable[[int, int], object],
+) -> None:
+    with pytest.raises(ValueError, match="too complex"):
+        make_enforceable(make(1500, 1500))
+
+
+def test_names_of_any_length_make_no_long_paths() -> None:
+    odd = {f"n{i}": {"format": "path"} for i in range(100)}
+    found = make_enforceable({"properties": {"x" * 9000: {"properties": odd}}}).unfollowed
+    assert found and all(len(entry.path) <= MOST_PATH_CHARS for entry in found)
+
+
+def test_other_properties_are_counted_for_each_branch() -> None:
+    rest = {"properties": {f"n{i}": INT for i in range(300)}}
+    branches = [{"required": [f"r{i}"]} for i in range(300)]
+    with pytest.raises(ValueError, match="too complex: it has more than"):
+        make_enforceable({"properties": {}, "unevaluatedProperties": rest, "anyOf": branches})
 
 
 def test_schemas_that_lead_to_themselves_end() -> None:

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from kvell.engine.protocol.schemas.strict import StrictPart
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
 from kvell.engine.sampling.grammars import Grammars, MaskedRequest
 from kvell.errors import ChangeSomething
@@ -132,6 +133,18 @@ def test_an_error_names_what_the_client_sent(grammars: Grammars) -> None:
         with pytest.raises(ChangeSomething, match="cannot be followed") as told:
             grammars.check(StructuredOutputs(regex="(", named=name))
         assert told.value.field == name
+
+
+def test_a_strict_part_is_refused_by_the_place_of_what_is_not_enforced(grammars: Grammars) -> None:
+    schema = json.dumps({"properties": {"a": {"format": "path"}, "b": {"type": "integer"}}})
+    for path, field in (("properties.b.", None), ("", "x.properties.a.format")):
+        asked = StructuredOutputs(json=schema, strict=(StrictPart(path, "x"),))
+        if field is None:
+            grammars.check(asked)
+        else:
+            with pytest.raises(ChangeSomething, match="cannot be enforced, and strict is") as told:
+                grammars.check(asked)
+            assert told.value.field == field
 
 
 def test_each_keyword_that_is_not_followed_is_told_once(

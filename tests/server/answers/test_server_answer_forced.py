@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from kvell.engine.protocol.schemas.following import make_enforceable
+from kvell.engine.protocol.schemas.strict import find_violation
 from kvell.errors import ChangeSomething
 from kvell.server.answers.deltas import Content, ParsedAnswer, ToolCall, ToolCallArguments, parse
 from kvell.server.answers.forced import (
@@ -12,6 +14,7 @@ from kvell.server.answers.forced import (
     ToolChoice,
     forced_schema,
     forced_tool_calls,
+    strict_parts,
     tool_choice,
 )
 from kvell.server.answers.named import parser_named
@@ -137,13 +140,28 @@ def test_only_a_strict_function_must_be_followed_whole() -> None:
     schema = forced_schema("required", [F, beyond])
     assert schema_accepts(schema, [{"name": "f", "parameters": {"a": 1}}])
     assert schema_accepts(schema, [{"name": "h", "parameters": {"a": "any"}}])
+    assert refused_field("required", [F, beyond]) is None
     beyond["function"]["strict"] = True
-    for choice in ("required", NamedFunction("h")):
-        chosen: Any = choice
-        with pytest.raises(ChangeSomething, match="strict is true") as refused:
-            forced_schema(chosen, [F, beyond])
-        assert refused.value.field == "tools[1].function.parameters.properties.a.format"
-    assert forced_schema(NamedFunction("f"), [F, beyond]) == F["function"]["parameters"]
+    field = "tools[1].function.parameters"
+    assert refused_field("required", [F, beyond]) == f"{field}.properties.a.format"
+    assert refused_field(NamedFunction("h"), [F, beyond]) == f"{field}.properties.a.format"
+    assert refused_field(NamedFunction("f"), [F, beyond]) is None
+    odd = {"P": {"type": "string", "format": "path"}}
+    beyond["function"]["parameters"] = {"items": {"$ref": "#/$defs/P"}, "$defs": odd}
+    strict = F | {"function": F["function"] | {"strict": True, "name": "h.properties"}}
+    assert (
+        refused_field("required", [strict, G, beyond])
+        == "tools[2].function.parameters.$defs.P.format"
+    )
+    beyond["function"]["strict"] = False
+    assert refused_field("required", [strict, beyond]) is None
+
+
+def refused_field(choice: ToolChoice, tools: list[Any]) -> str | None:
+    """The field of a strict function that cannot be followed."""
+    unfollowed = make_enforceable(forced_schema(choice, tools)).unfollowed
+    violation = find_violation(strict_parts(choice, tools), unfollowed)
+    return None if violation is None else violation.field
 
 
 def forced(choice: ToolChoice, text: str, reasoning: str = "none") -> ParsedAnswer:

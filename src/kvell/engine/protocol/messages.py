@@ -45,7 +45,7 @@ from kvell.engine.protocol.statistics import InstanceFacts, LoadStats, Stats
 from kvell.errors import Bound, ChangeSomething
 from kvell.vocabulary import FinishReason, RequestId
 
-SCHEMA_VERSION = 26
+SCHEMA_VERSION = 27
 StepBlame = Literal["", "suspect", "blameless"]
 
 HEARTBEAT_SECONDS = 0.5

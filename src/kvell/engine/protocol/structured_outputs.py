@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from kvell.engine.protocol.given import flag, show, text, texts
+from kvell.engine.protocol.schemas.strict import StrictPart
 from kvell.errors import ChangeSomething
 
 MAX_GRAMMAR_CHARS = 131_072
@@ -156,6 +157,7 @@ class StructuredOutputs:
     :param grammar: a context-free grammar in Lark's syntax.
     :param reasoning: unconstrained text before the constrained text.
     :param calls: calls that the answer may have instead; only with ``json`` and ``json_object``.
+    :param strict: parts of ``json`` in which every keyword must be enforced.
     :param named: the client's name of the field, for errors; "" for the name here.
     :raises ChangeSomething: if there is not exactly one constraint, or it is out of bounds.
     """
@@ -167,6 +169,7 @@ class StructuredOutputs:
     grammar: str | None = None
     reasoning: Reasoning | None = None
     calls: Calls | None = None
+    strict: tuple[StrictPart, ...] = ()
     named: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:

@@ -97,6 +97,8 @@ class Grammars:
         """
         if verdict == GOOD:
             return True
+        if verdict.violation is not None:
+            raise verdict.violation.error()
         if verdict == TOO_COMPLEX:
             raise ChangeSomething(
                 constraint.field_name,

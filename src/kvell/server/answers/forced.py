@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from kvell.engine.protocol.schemas.following import check_strict
 from kvell.engine.protocol.schemas.references import Schema, within
+from kvell.engine.protocol.schemas.strict import StrictPart
 from kvell.errors import ChangeSomething
 from kvell.server.answers.reading.json_calls import ArgumentsObject, CallObject
 from kvell.server.answers.reading.markers import Expect
@@ -59,28 +59,41 @@ def forced_schema(choice: ToolChoice, tools: Tools, *, parallel: bool = True) ->
     """Return the JSON schema that the answer must match; None if the answer is free.
 
     :param parallel: whether the answer may have several calls.
-    :raises ChangeSomething: if a function is strict and its schema cannot be enforced.
     """
     if isinstance(choice, NamedFunction):
-        place = _names(tools).index(choice.name)
-        _check_strict(place, tools[place])
-        return arguments_schema(tools[place])
+        return arguments_schema(tools[_names(tools).index(choice.name)])
     if choice != "required":
         return None
     calls = []
     definitions = {}
     for i, tool in enumerate(tools):
-        _check_strict(i, tool)
-        name = tool["function"]["name"]
         arguments = arguments_schema(tool)
-        moved = within(arguments, f"#/$defs/{name}")
-        if moved != arguments:  # its references point to the whole schema in $defs
-            definitions[name] = moved
-            arguments = {"$ref": f"#/$defs/{name}"}
-        calls.append(call_schema(name, arguments))
+        place = f"#/$defs/{i}"
+        moved = within(arguments, place)
+        if moved is not arguments:  # its references point to the whole schema in $defs
+            definitions[str(i)] = moved
+            arguments = {"$ref": place}
+        calls.append(call_schema(tool["function"]["name"], arguments))
     schema = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
     more = {"$defs": definitions} if definitions else {}
     return schema | ({} if parallel else {"maxItems": 1}) | more
+
+
+def strict_parts(choice: ToolChoice, tools: Tools) -> tuple[StrictPart, ...]:
+    """Return the parts of :func:`forced_schema` that are schemas of strict functions."""
+    fields = {
+        i: f"tools[{i}].function.parameters"
+        for i, tool in enumerate(tools)
+        if tool["function"].get("strict")
+    }
+    if isinstance(choice, NamedFunction):
+        i = _names(tools).index(choice.name)
+        return (StrictPart("", fields[i]),) if i in fields else ()
+    return tuple(
+        StrictPart(path, field)
+        for i, field in fields.items()
+        for path in (f"items.anyOf[{i}].properties.parameters.", f"$defs.{i}.")
+    )
 
 
 def arguments_schema(tool: Schema) -> Schema:
@@ -146,8 +159,3 @@ class _ListOfCalls(Chain):
 
 def _names(tools: Tools) -> list[str]:
     return [str(tool["function"]["name"]) for tool in tools]
-
-
-def _check_strict(place: int, tool: Schema) -> None:
-    if tool["function"].get("strict"):
-        check_strict(arguments_schema(tool), f"tools[{place}].function.parameters")

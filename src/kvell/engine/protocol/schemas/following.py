@@ -10,20 +10,24 @@ they are closed together, with the names of all parts::
 
 Only local references are followed.  Texts for readers are left out, so that schemas which differ
 only in these share a grammar.
+
+The work for one schema is bounded by ``MOST_PARTS`` and by ``Operations``; it belongs in a
+grammar process, not on an event loop.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvell.engine.protocol.schemas.choices import are_apart
-from kvell.engine.protocol.schemas.parts import IN_PLACE, ObjectFacts, Parts
+from kvell.engine.protocol.schemas.operations import Operations
+from kvell.engine.protocol.schemas.parts import IN_PLACE, NO_FACTS, ObjectFacts, Parts
 from kvell.engine.protocol.schemas.plain import remove_counts
-from kvell.engine.protocol.schemas.references import Schema
-from kvell.errors import ChangeSomething
+from kvell.engine.protocol.schemas.references import Document, Schema
 
 MOST_PARTS = 50_000
 """The most schemas inside a rewritten one; llguidance accepts no more."""
-MOST_SHOWN_CHARS = 200
-"""The most characters of a path in an error: names of properties have any length."""
+MOST_PATH_CHARS = 200
+"""The most characters of a path: names of properties have any length."""
 _VALUES = (
     *("type", "const", "enum", "required", "minProperties", "maxProperties"),
     *("minItems", "maxItems", "minLength", "maxLength", "pattern", "format"),
@@ -40,7 +44,8 @@ _FOLLOWED = frozenset(_VALUES) | _OTHERS
 class UnenforcedKeyword:
     """A keyword that the grammar does not enforce.
 
-    :param path: place in the schema, such as ``properties.name.format``.
+    :param path: place in the schema, such as ``properties.name.format``; at most
+        ``MOST_PATH_CHARS`` characters of it.
     """
 
     path: str
@@ -55,41 +60,38 @@ class EnforceableSchema:
     unfollowed: tuple[UnenforcedKeyword, ...]
 
 
-def make_enforceable(schema: object) -> EnforceableSchema:
+def make_enforceable(schema: object, operations: Operations | None = None) -> EnforceableSchema:
     """Rewrite a schema for the grammar.
 
     :param schema: as parsed from JSON; a value that is no schema stays as it is.
+    :param operations: the counter of the work; None counts up to ``MOST_OPERATIONS``.
     :raises ValueError: if a reference has no target, or the schema is too large or too deep.
     """
-    rewriting = _Rewriting(schema)
+    rewriting = _Rewriting(schema, Document(schema, operations))
     try:
         return EnforceableSchema(rewriting.rewritten(), tuple(dict.fromkeys(rewriting.unfollowed)))
     except RecursionError:
         raise ValueError("the schema is too complex: it is nested too deeply") from None
 
 
-def check_strict(schema: Schema, field: str) -> None:
-    """Check that the grammar enforces every keyword of a schema.
+@dataclass(frozen=True)
+class _Rest:
+    """The rewritten schema of an object's other properties.
 
-    :raises ChangeSomething: naming the first keyword that it does not enforce.
+    :param parts: the number of schemas inside.
     """
-    try:
-        unfollowed = make_enforceable(schema).unfollowed
-    except ValueError as error:
-        raise ChangeSomething(field, "…", str(error), "correct it") from None
-    for entry in unfollowed:
-        problem = f"{entry.keyword} cannot be enforced, and strict is true"
-        remedy = "leave it out, or strict"
-        raise ChangeSomething(f"{field}.{entry.path[:MOST_SHOWN_CHARS]}", "…", problem, remedy)
+
+    schema: object
+    parts: int = 0
 
 
 class _Rewriting:
     """The rewriting of one schema, which collects ``unfollowed``."""
 
-    def __init__(self, root: object) -> None:
+    def __init__(self, root: object, document: Document) -> None:
         self.unfollowed: list[UnenforcedKeyword] = []
-        self._root = root
-        self._parts = Parts(root)
+        self._root, self._document = root, document
+        self._parts = Parts(document)
         self._names: dict[tuple[int, bool], str] = {}
         self._awaited: list[tuple[str, object, str, bool]] = []
         self._written = 0
@@ -120,64 +122,74 @@ class _Rewriting:
     def _rewritten(self, schema: Schema, path: str, *, closes: bool) -> Schema:
         self._count(1)
         source, keywords = self._parts.plain(schema)
-        self.unfollowed += [UnenforcedKeyword(path + keyword, keyword) for keyword in keywords]
+        self._note(path, keywords)
         kept = {key: value for key, value in source.items() if key in _FOLLOWED}
         if _OTHERS.isdisjoint(kept):
             return kept
         match kept:
             case {"$ref": reference, **more} if not more:
-                return self._reference(reference, closes=closes)
+                return self._reference(reference, path, closes=closes)
             case {"allOf": [dict(part)], **more} if not more:
-                return self._rewritten(part, f"{path}allOf[0].", closes=closes)
+                return self._rewritten(part, _below(path, "allOf[0]."), closes=closes)
         return self._assertions(schema, source, path, closes=closes)
 
     def _assertions(self, schema: Schema, source: Schema, path: str, *, closes: bool) -> Schema:
         """Return the rewritten schema of a value that has more keywords than a reference."""
         outer = self._parts.certain(schema)
         choices = self._parts.choices(source)
-        rest = source.get("unevaluatedProperties", False) if closes else True
-        is_open = outer.is_settled or rest is True
+        given = source.get("unevaluatedProperties", False) if closes else True
+        is_open = outer.is_settled or given is True
+        rest = _Rest(True)
         if not is_open:
-            rest = self._value(rest, f"{path}unevaluatedProperties.", closes=True)
-            outer += ObjectFacts(is_named="unevaluatedProperties" in source)
+            rest = self._rest(given, path)
+            named = ObjectFacts(is_named="unevaluatedProperties" in source)
+            outer = self._parts.together((outer, named))
         chosen = choices[0] if len(choices) == 1 and not is_open else None
         out: Schema = {}
         for key, value in source.items():
-            here = path + key
+            here = _below(path, key)
             if key in _VALUES:
                 out[key] = value
             elif key in _MAPS and isinstance(value, dict):
                 out[key] = {
-                    name: self._value(part, f"{here}.{name}.", closes=True)
+                    name: self._value(
+                        part, _below(here, f".{name[:MOST_PATH_CHARS]}."), closes=True
+                    )
                     for name, part in value.items()
                 }
             elif key in _INNER:
                 out[key] = self._each(value, here, closes=True)
             elif key == "$ref":
-                out |= self._reference(value, closes=False)
+                out |= self._reference(value, path, closes=False)
             elif key == chosen:
                 branches = enumerate(value)
                 out[key] = [
-                    self._branch(branch, f"{here}[{i}].", outer, rest) for i, branch in branches
+                    self._branch(branch, _below(here, f"[{i}]."), outer, rest)
+                    for i, branch in branches
                 ]
             elif key in IN_PLACE:
                 out[key] = self._each(value, here, closes=False)
             if key == "oneOf" and not self._is_any_of(source):
-                self.unfollowed.append(UnenforcedKeyword(here, key))
+                self._note(path, (key,))
         if not is_open and chosen is None:
-            self._close(out, outer + self._parts.chosen(source), rest)
-        self.unfollowed += [UnenforcedKeyword(path + key, key) for key in remove_counts(out)]
+            self._close(out, self._parts.together((outer, self._parts.chosen(source))), rest)
+        self._note(path, remove_counts(out))
         return out
+
+    def _rest(self, given: object, path: str) -> _Rest:
+        before = self._written
+        schema = self._value(given, _below(path, "unevaluatedProperties."), closes=True)
+        return _Rest(schema, self._written - before)
 
     def _each(self, value: object, path: str, *, closes: bool) -> object:
         if not isinstance(value, list):
-            return self._value(value, f"{path}.", closes=closes)
+            return self._value(value, _below(path, "."), closes=closes)
         parts = enumerate(value)
-        return [self._value(part, f"{path}[{i}].", closes=closes) for i, part in parts]
+        return [self._value(part, _below(path, f"[{i}]."), closes=closes) for i, part in parts]
 
-    def _branch(self, branch: object, path: str, outer: ObjectFacts, rest: object) -> object:
+    def _branch(self, branch: object, path: str, outer: ObjectFacts, rest: _Rest) -> object:
         """Return a branch of a choice, rewritten together with the facts ``outer`` around it."""
-        if outer == ObjectFacts() or not isinstance(branch, dict):
+        if outer == NO_FACTS or not isinstance(branch, dict):
             return self._value(branch, path, closes=True)
         facts = self._parts.possible(branch)
         if facts.is_settled:
@@ -185,36 +197,53 @@ class _Rewriting:
         written = self._rewritten(branch, path, closes=False)
         if any(key in written for key in IN_PLACE):
             written = {"allOf": [written]}
-        self._close(written, outer + facts, rest)
+        self._close(written, self._parts.together((outer, facts)), rest)
         return written
 
-    def _reference(self, reference: object, *, closes: bool) -> Schema:
-        target = self._parts.target(reference)
+    def _reference(self, reference: object, path: str, *, closes: bool) -> Schema:
+        """Return a reference to a rewritten target.
+
+        :param path: place of the reference.
+        """
+        target = self._document.target(reference)
         key = id(target), closes
         if key not in self._names:
             self._names[key] = name = str(len(self._names))
-            path = str(reference).rpartition("#")[2].strip("/").replace("/", ".")
-            self._awaited.append((name, target, f"{path}." if path else "", closes))
+            base, _, pointer = str(reference).partition("#")
+            if base or not (pointer == "" or pointer.startswith("/")):
+                place = _below(path, "$ref.")  # the target has a name of its own
+            else:
+                place = _below(pointer[1:].replace("/", "."), "." if pointer[1:] else "")
+            self._awaited.append((name, target, place, closes))
         return {"$ref": f"#/$defs/{self._names[key]}"}
 
     def _is_any_of(self, source: Schema) -> bool:
         branches = source["oneOf"]
         if not isinstance(branches, list) or isinstance(source.get("discriminator"), dict):
             return True
-        return are_apart(branches, self._parts.resolve)
+        return are_apart(branches, self._document)
 
-    def _close(self, out: Schema, facts: ObjectFacts, rest: object) -> None:
+    def _close(self, out: Schema, facts: ObjectFacts, rest: _Rest) -> None:
         """Set ``additionalProperties``, after the properties that all parts name."""
         if facts.is_settled or not facts.is_named:
             return
-        self._count(len(facts.names) + len(facts.patterns))
+        self._count(len(facts.names) + len(facts.patterns) + rest.parts)
         for key, names in (("properties", facts.names), ("patternProperties", facts.patterns)):
             if names:
                 given = out.get(key, {})
                 out[key] = given | {name: True for name in names if name not in given}
-        out["additionalProperties"] = rest
+        out["additionalProperties"] = rest.schema
+
+    def _note(self, path: str, keywords: Sequence[str]) -> None:
+        """Note keywords that are not enforced."""
+        self.unfollowed += [UnenforcedKeyword(_below(path, key), key) for key in keywords]
 
     def _count(self, parts: int) -> None:
         self._written += parts
         if self._written > MOST_PARTS:
             raise ValueError(f"the schema is too complex: it has more than {MOST_PARTS} parts")
+
+
+def _below(path: str, part: str) -> str:
+    """Return the path of a part; long paths are cut, so that many parts below one stay small."""
+    return (path + part)[:MOST_PATH_CHARS]

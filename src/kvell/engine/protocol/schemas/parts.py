@@ -1,6 +1,6 @@
 """The parts of a schema that describe one object, and its properties by all of them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -11,8 +11,6 @@ CHOICES = ("anyOf", "oneOf")
 IN_PLACE = ("$ref", "allOf", *CHOICES)
 """Keywords whose schemas describe the same value as the schema around them."""
 CONDITIONS = ("if", "then", "else")
-MOST_REFERENCES = 64
-"""The most references that are followed in a chain."""
 
 
 @dataclass(frozen=True)
@@ -29,45 +27,27 @@ class ObjectFacts:
     is_named: bool = False
     is_settled: bool = False
 
-    def __add__(self, other: "ObjectFacts") -> "ObjectFacts":
-        return ObjectFacts(
-            tuple(dict.fromkeys((*self.names, *other.names))),
-            tuple(dict.fromkeys((*self.patterns, *other.patterns))),
-            self.is_named or other.is_named,
-            self.is_settled or other.is_settled,
-        )
+
+NO_FACTS = ObjectFacts()
 
 
 class Parts:
     """A cache of facts about a document's schemas."""
 
-    def __init__(self, root: object) -> None:
-        self._document = Document(root)
+    def __init__(self, document: Document) -> None:
+        self._document = document
         self._plain: dict[int, tuple[Schema, tuple[str, ...]]] = {}
         self._made: list[Schema] = []
         self._certain: dict[int, ObjectFacts] = {}
-
-    def target(self, reference: object) -> object:
-        """Return the target of a reference.
-
-        :raises ValueError: if it is not in the document.
-        """
-        return self._document.target(reference)
-
-    def resolve(self, schema: object) -> object:
-        """Return a schema after following its references."""
-        for _ in range(MOST_REFERENCES):
-            if not isinstance(schema, dict) or "$ref" not in schema:
-                break
-            schema = self.target(schema["$ref"])
-        return schema
+        self._chosen: dict[int, ObjectFacts] = {}
+        self._possible: dict[int, ObjectFacts] = {}
 
     def plain(self, schema: Schema) -> tuple[Schema, tuple[str, ...]]:
         """Return a schema without unsupported keywords, and the keywords that are not enforced."""
         key = id(schema)
         if key not in self._plain:
             keywords: list[str] = []
-            made = plain(schema, self.resolve, keywords.append)
+            made = plain(schema, self._document, keywords.append)
             self._made.append(schema)  # kept alive, so that no other schema has its id
             self._plain[key] = made, tuple(dict.fromkeys(keywords))
         return self._plain[key]
@@ -80,26 +60,62 @@ class Parts:
         """Return the facts of a schema and its ``allOf``, without its choices."""
         key = id(schema)
         if key not in self._certain:
-            self._certain[key] = ObjectFacts()  # of schemas that refer to themselves
+            self._certain[key] = NO_FACTS  # of schemas that refer to themselves
             source = self.plain(schema)[0]
-            facts = _said(schema, source)
+            facts = [_said(schema, source)]
             if "$ref" in source:
-                facts += self.possible(self.target(source["$ref"]))
-            self._certain[key] = facts + self._sum(source.get("allOf"))
+                facts.append(self.possible(self._document.target(source["$ref"])))
+            facts.append(self._possible_together(source.get("allOf")))
+            self._certain[key] = self.together(facts)
         return self._certain[key]
 
     def possible(self, schema: object) -> ObjectFacts:
         """Return the facts of a schema and its choices: they hold for some objects that fit."""
+        self._document.operations.count(1)
         if not isinstance(schema, dict):
-            return ObjectFacts()
-        return self.certain(schema) + self.chosen(self.plain(schema)[0])
+            return NO_FACTS
+        key = id(schema)
+        if key not in self._possible:
+            facts = self.certain(schema), self.chosen(self.plain(schema)[0])
+            self._possible[key] = self.together(facts)
+        return self._possible[key]
 
     def chosen(self, source: Schema) -> ObjectFacts:
-        """Return the facts of the choices of a schema."""
-        return sum((self._sum(source[key]) for key in self.choices(source)), ObjectFacts())
+        """Return the facts of the choices of a schema.
 
-    def _sum(self, schemas: object) -> ObjectFacts:
-        return sum(map(self.possible, schemas if isinstance(schemas, list) else []), ObjectFacts())
+        :param source: a schema that :meth:`plain` has returned.
+        """
+        key = id(source)
+        if key not in self._chosen:
+            facts = [self._possible_together(source[key]) for key in self.choices(source)]
+            self._chosen[key] = self.together(facts)
+        return self._chosen[key]
+
+    def together(self, facts: Iterable[ObjectFacts]) -> ObjectFacts:
+        """Return the facts of several schemas that describe one object.
+
+        Names that only one of them has are shared, not copied.
+        """
+        # By id: many schemas refer to the same one, whose facts are one object.
+        given = list({id(each): each for each in facts if each != NO_FACTS}.values())
+        if len(given) <= 1:
+            return given[0] if given else NO_FACTS
+        return ObjectFacts(
+            self._united([each.names for each in given]),
+            self._united([each.patterns for each in given]),
+            any(each.is_named for each in given),
+            any(each.is_settled for each in given),
+        )
+
+    def _possible_together(self, schemas: object) -> ObjectFacts:
+        return self.together(map(self.possible, schemas if isinstance(schemas, list) else []))
+
+    def _united(self, lists: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+        given = list({id(names): names for names in lists if names}.values())
+        if len(given) <= 1:
+            return given[0] if given else ()
+        self._document.operations.count(sum(map(len, given)))
+        return tuple(dict.fromkeys(chain.from_iterable(given)))
 
 
 def _said(schema: Schema, source: Schema) -> ObjectFacts:

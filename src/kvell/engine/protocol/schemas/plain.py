@@ -6,7 +6,7 @@ Removing a keyword makes a schema allow more than before, never less.
 from collections.abc import Callable, Mapping
 
 from kvell.engine.protocol.schemas.patterns import ascii_classes, looks_around
-from kvell.engine.protocol.schemas.references import Schema
+from kvell.engine.protocol.schemas.references import Document, Schema
 
 FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
@@ -22,14 +22,14 @@ _IMPLIED = {"properties": "object", "items": "array", "prefixItems": "array"}
 
 Tell = Callable[[str], None]
 """A callback that receives a keyword which is not enforced."""
-Resolve = Callable[[object], object]
 
 
-def plain(schema: Schema, resolve: Resolve, tell: Tell) -> Schema:
+def plain(schema: Schema, document: Document, tell: Tell) -> Schema:
     """Return a schema without unsupported keywords; inner schemas stay as they are.
 
-    :param resolve: follows the references of a schema.
+    :param document: the document of the schema.
     """
+    resolve = document.resolve
     out = {key: value for key, value in schema.items() if key not in UNFOLLOWED}
     for key in schema:
         if key in UNFOLLOWED:
@@ -39,9 +39,9 @@ def plain(schema: Schema, resolve: Resolve, tell: Tell) -> Schema:
         out |= {"type": implied[0]} if implied else {}
     _texts(out, tell)
     if "not" in out:
-        _negation(out, resolve(out.pop("not")), tell)
+        _negation(out, resolve(out.pop("not")), document, tell)
     if "propertyNames" in out:
-        _property_names(out, resolve(out.pop("propertyNames")), tell)
+        _property_names(out, resolve(out.pop("propertyNames")), document, tell)
     if out.pop("uniqueItems", False) is True:
         _unique_items(out, resolve(out.get("items")), tell)
     if "unevaluatedItems" in out:
@@ -68,7 +68,7 @@ def _texts(out: Schema, tell: Tell) -> None:
             tell("patternProperties")
 
 
-def _negation(out: Schema, negated: object, tell: Tell) -> None:
+def _negation(out: Schema, negated: object, document: Document, tell: Tell) -> None:
     """Remove negated values from the values, types or properties that the schema lists."""
     match negated:
         case False:
@@ -77,7 +77,7 @@ def _negation(out: Schema, negated: object, tell: Tell) -> None:
             out["enum"] = []
             return
         case {"type": str() | list() as kinds, **more} if not more:
-            _without_types(out, [kinds] if isinstance(kinds, str) else kinds)
+            _without_types(out, [kinds] if isinstance(kinds, str) else kinds, document)
             return
         case {"required": [str(name)], **more} if not more.keys() - {"type"}:
             properties = out.get("properties")
@@ -87,10 +87,10 @@ def _negation(out: Schema, negated: object, tell: Tell) -> None:
                 out["properties"] = (properties or {}) | {name: False}
                 return
         case {"const": value, **more} if not more.keys() - {"type"} and _lists(out):
-            out["enum"] = [item for item in out["enum"] if not _same(item, value)]
+            _without_values(out, [value], document)
             return
         case {"enum": list(values), **more} if not more.keys() - {"type"} and _lists(out):
-            out["enum"] = [item for item in out["enum"] if not any(_same(item, v) for v in values)]
+            _without_values(out, values, document)
             return
     tell("not")
 
@@ -99,19 +99,23 @@ def _lists(out: Schema) -> bool:
     return isinstance(out.get("enum"), list)
 
 
-def _same(first: object, second: object) -> bool:
-    """Return whether two values are equal in JSON, where true is not 1."""
-    return first == second and isinstance(first, bool) == isinstance(second, bool)
+def _without_values(out: Schema, barred: list[object], document: Document) -> None:
+    listed = out["enum"]
+    keys = document.values.each(listed)
+    barred_keys = frozenset(document.values.each(barred))
+    out["enum"] = [item for item, key in zip(listed, keys, strict=True) if key not in barred_keys]
 
 
-def _without_types(out: Schema, kinds: list[object]) -> None:
+def _without_types(out: Schema, kinds: list[object], document: Document) -> None:
     given = out.get("type", [kind for kind in TYPES if kind != "integer"])
     listed = given if isinstance(given, list) else [given]
-    barred = [*kinds, "integer"] if "number" in kinds else kinds
-    out["type"] = [kind for kind in listed if kind not in barred]
+    document.operations.count(len(kinds) + len(listed))
+    barred = {kind for kind in kinds if isinstance(kind, str)}
+    barred |= {"integer"} if "number" in barred else set()
+    out["type"] = [kind for kind in listed if not isinstance(kind, str) or kind not in barred]
 
 
-def _property_names(out: Schema, names: object, tell: Tell) -> None:
+def _property_names(out: Schema, names: object, document: Document, tell: Tell) -> None:
     """Express a constraint on property names by listed names or a pattern."""
     if names is True or not isinstance(names, Mapping):
         return
@@ -123,6 +127,7 @@ def _property_names(out: Schema, names: object, tell: Tell) -> None:
     elif bounds in ({"enum"}, {"const"}):
         listed = names.get("enum", [names.get("const")])
         texts = listed if isinstance(listed, list) else []
+        document.operations.count(len(texts))
         out["properties"] = {name: rest for name in texts if isinstance(name, str)}
         out["additionalProperties"] = False
     elif bounds == {"pattern"} and not looks_around(str(names["pattern"])):
@@ -167,8 +172,9 @@ def remove_counts(out: Schema) -> tuple[str, ...]:
     bounds = tuple(key for key in ("minProperties", "maxProperties") if key in out)
     if not bounds or not isinstance(properties, dict) or not isinstance(required, list):
         return ()
+    needed = {name for name in required if isinstance(name, str)}
     optional = [
-        name for name, part in properties.items() if name not in required and part is not False
+        name for name, part in properties.items() if name not in needed and part is not False
     ]
     is_closed = out.get("additionalProperties") is False and not out.get("patternProperties")
     numbers = [out[key] for key in bounds]

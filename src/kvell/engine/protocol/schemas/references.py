@@ -4,35 +4,57 @@ from collections.abc import Iterator
 from typing import Any, TypeAlias
 from urllib.parse import unquote
 
+from kvell.engine.protocol.schemas.operations import Operations
+from kvell.engine.protocol.schemas.values import ValueKeys
+
 Schema: TypeAlias = dict[str, Any]
 """A JSON schema that is an object."""
 
 MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 DATA = ("const", "enum", "default", "examples", "example")
 """Keywords whose values are data, even if they look like schemas."""
+MOST_REFERENCES = 64
+"""The most references that are followed in a chain."""
 
 
 class Document:
     """A schema with its definitions.
 
     :param root: as parsed from JSON.
+    :ivar operations: the counter of all work on the schema.
+    :ivar values: the keys of the schema's values.
     """
 
-    def __init__(self, root: object) -> None:
+    def __init__(self, root: object, operations: Operations | None = None) -> None:
         self._root = root
         self._named: dict[str, object] | None = None
+        self._targets: dict[str, object] = {}
+        self.operations = operations or Operations()
+        self.values = ValueKeys(self.operations)
 
     def target(self, reference: object) -> object:
         """Return the target of a reference.
 
         :raises ValueError: if it is not in the document.
         """
+        self.operations.count(1)
         if isinstance(reference, str):
+            if reference in self._targets:
+                return self._targets[reference]
             for name, start in self._starts(reference):
                 part = _below(start, name)
                 if part is not None:
+                    self._targets[reference] = part
                     return part
         raise ValueError(f"$ref {str(reference)[:100]!r} has no target in the schema")
+
+    def resolve(self, schema: object) -> object:
+        """Return a schema after following its references."""
+        for _ in range(MOST_REFERENCES):
+            if not isinstance(schema, dict) or "$ref" not in schema:
+                break
+            schema = self.target(schema["$ref"])
+        return schema
 
     def _starts(self, reference: str) -> Iterator[tuple[str, object]]:
         """Yield the paths of a reference, each with the part where it may begin."""
@@ -52,22 +74,33 @@ def within(schema: Schema, place: str) -> Schema:
     """Return a schema with its references adjusted to a place inside another schema.
 
     :param place: a reference to that place, such as ``#/$defs/f``.
+    :return: the same object if no reference changes.
     """
-    moved: Schema = {}
+    changed: Schema = {}
     for key, value in schema.items():
+        moved: object = value
         if key in MAPS_OF_SCHEMAS and isinstance(value, dict):
-            moved[key] = {name: _moved(part, place) for name, part in value.items()}
+            moved = _moved_parts(value, place)
         elif key == "$ref" and isinstance(value, str) and (value == "#" or value[:2] == "#/"):
-            moved[key] = place + value[1:]
-        else:
-            moved[key] = value if key in DATA else _moved(value, place)
-    return moved
+            moved = place + value[1:]
+        elif key not in DATA:
+            moved = _moved(value, place)
+        if moved is not value:
+            changed[key] = moved
+    return schema | changed if changed else schema
 
 
 def _moved(part: object, place: str) -> object:
     if isinstance(part, list):
-        return [_moved(item, place) for item in part]
+        moved = [_moved(item, place) for item in part]
+        return moved if any(a is not b for a, b in zip(part, moved, strict=True)) else part
     return within(part, place) if isinstance(part, dict) else part
+
+
+def _moved_parts(parts: Schema, place: str) -> Schema:
+    """Return named schemas that are moved; the same object if no reference changes."""
+    moved = {name: _moved(part, place) for name, part in parts.items()}
+    return moved if any(moved[name] is not part for name, part in parts.items()) else parts
 
 
 def _below(start: object, path: str) -> object | None:

@@ -15,6 +15,7 @@ from time import perf_counter_ns
 
 import msgspec
 
+from kvell.engine.protocol.schemas.strict import StrictViolation
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
 from kvell.engine.requests.equal_parts import EqualParts
 from kvell.engine.requests.turns import Turn, TurnQueue
@@ -53,10 +54,12 @@ class Verdict:
 
     :param problem: the reason why it is not supported; "" if it is.
     :param is_too_complex: whether it exceeds a limit.
+    :param violation: a keyword of a strict part that it does not enforce.
     """
 
     problem: str = ""
     is_too_complex: bool = False
+    violation: StrictViolation | None = None
 
 
 TOO_COMPLEX = Verdict("is too complex to follow", is_too_complex=True)
@@ -184,6 +187,8 @@ class GrammarChecks:
         worker.line.send(Check(constraint.bare()), ANSWER_SECONDS)
         reply = worker.line.receive(ANSWER_SECONDS)
         assert isinstance(reply, Checked)
+        if reply.violation is not None:
+            return Verdict(violation=reply.violation)
         self._tell(reply.unfollowed)
         problem, _, _ = reply.problem.partition("<state>")  # without the parser's state
         text = " ".join(problem.split())[:300]

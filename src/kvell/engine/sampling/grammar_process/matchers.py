@@ -35,6 +35,8 @@ class Matchers:
             source = source_of(constraint.bare(), self._tokenizer)
         except ValueError as error:
             return Checked(str(error))
+        if source.violation is not None:
+            return Checked("", source.unfollowed, source.violation)
         matcher = self._compile(source)
         if not matcher.is_error() and not matcher.is_stopped():
             matcher.compute_bitmask()

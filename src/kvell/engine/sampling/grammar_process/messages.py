@@ -23,6 +23,7 @@ from typing import Literal
 import msgspec
 
 from kvell.clock import MonotonicClock
+from kvell.engine.protocol.schemas.strict import StrictViolation
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
 from kvell.errors import KvellError
 from kvell.wire.decoding import MalformedError, decode
@@ -100,10 +101,12 @@ class Checked(_Message, frozen=True):
     """The answer to :class:`Check`: llguidance's error, or "".
 
     :param unfollowed: keywords of schemas that the grammar does not enforce.
+    :param violation: a keyword of a strict part that the grammar does not enforce.
     """
 
     problem: str
     unfollowed: tuple[str, ...] = ()
+    violation: StrictViolation | None = None
 
 
 class Need(_Message, frozen=True):

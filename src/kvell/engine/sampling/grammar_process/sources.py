@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -11,6 +11,7 @@ from llguidance._lib import LLMatcher, LLTokenizer  # the package itself may imp
 
 from kvell.engine.protocol.schemas.following import make_enforceable
 from kvell.engine.protocol.schemas.patterns import ascii_classes, ascii_lark
+from kvell.engine.protocol.schemas.strict import StrictPart, StrictViolation, find_violation
 from kvell.engine.protocol.structured_outputs import CallForm, Calls, StructuredOutputs
 from kvell.wire.decoding import MalformedError, decode_json
 
@@ -33,10 +34,14 @@ ANY_OBJECT = '{"type": "object"}'
 
 @dataclass(frozen=True)
 class GrammarSource:
-    """A grammar, and keywords of its schemas that it does not enforce."""
+    """A grammar, and keywords of its schemas that it does not enforce.
+
+    :param violation: such a keyword in a strict part.
+    """
 
     grammar: str
     unfollowed: tuple[str, ...] = ()
+    violation: StrictViolation | None = None
 
 
 def source_of(constraint: StructuredOutputs, tokenizer: LLTokenizer) -> GrammarSource:
@@ -46,10 +51,11 @@ def source_of(constraint: StructuredOutputs, tokenizer: LLTokenizer) -> GrammarS
     :raises ValueError: if a schema is not JSON, or is invalid.
     """
     if constraint.calls is not None:
-        return _or_calls(constraint.json, constraint.calls, tokenizer)
+        return _or_calls(constraint, constraint.calls, tokenizer)
     if constraint.json is not None or constraint.json_object:
-        schema, unfollowed = _schema(constraint.json)
-        return GrammarSource(LLMatcher.grammar_from_json_schema(schema), unfollowed)
+        answer = _schema(constraint.json, constraint.strict)
+        grammar = LLMatcher.grammar_from_json_schema(answer.grammar)
+        return replace(answer, grammar=grammar)
     if constraint.regex is not None:
         return GrammarSource(LLMatcher.grammar_from_regex(ascii_classes(constraint.regex)))
     if constraint.grammar is not None:
@@ -58,10 +64,11 @@ def source_of(constraint: StructuredOutputs, tokenizer: LLTokenizer) -> GrammarS
     return GrammarSource(LLMatcher.grammar_from_lark(f"start: {choices}"))
 
 
-def _schema(text: str | None) -> tuple[str, tuple[str, ...]]:
-    """Return a schema for llguidance with options, and the keywords that it does not enforce.
+def _schema(text: str | None, strict: tuple[StrictPart, ...] = ()) -> GrammarSource:
+    """Return a schema for llguidance with options, as JSON text.
 
     :param text: None for the schema of any object.
+    :param strict: parts in which every keyword must be enforced.
     """
     try:
         sent = decode_json(ANY_OBJECT if text is None else text, "schema")
@@ -69,24 +76,27 @@ def _schema(text: str | None) -> tuple[str, tuple[str, ...]]:
         raise ValueError(str(error)) from error
     rewritten = make_enforceable(sent)
     keywords = tuple(dict.fromkeys(entry.keyword for entry in rewritten.unfollowed))
+    violation = find_violation(strict, rewritten.unfollowed)
     schema = rewritten.schema
     plain = json.dumps(rewritten.schema)
     if not isinstance(schema, dict):
-        return plain, keywords
+        return GrammarSource(plain, keywords, violation)
     options = dict(JSON_OPTIONS)
     if CONTROL.search(plain):
         del options["json_allowed_escapes"]
     given = schema.pop("x-guidance", {})
     options |= given if isinstance(given, dict) else {}
-    return json.dumps({**schema, "x-guidance": options}), keywords
+    written = json.dumps({**schema, "x-guidance": options})
+    return GrammarSource(written, keywords, violation)
 
 
-def _or_calls(json_text: str | None, calls: Calls, tokenizer: LLTokenizer) -> GrammarSource:
+def _or_calls(constraint: StructuredOutputs, calls: Calls, tokenizer: LLTokenizer) -> GrammarSource:
     """Return a grammar of answers that match a schema or are calls."""
-    answer, unfollowed = _schema(json_text)
+    answer = _schema(constraint.json, constraint.strict)
+    unfollowed = answer.unfollowed
     more = f"({_written(calls.between, tokenizer)} call)*" if calls.repeats else ""
     names = " | ".join(f"call_{i}" for i in range(len(calls.forms)))
-    rules = ["start: answer | calls", f"answer: %json {answer}", f"calls: call {more}"]
+    rules = ["start: answer | calls", f"answer: %json {answer.grammar}", f"calls: call {more}"]
     rules.append(f"call: {names}")
     for i, form in enumerate(calls.forms):
         arguments, keywords = _arguments(form)
@@ -94,14 +104,14 @@ def _or_calls(json_text: str | None, calls: Calls, tokenizer: LLTokenizer) -> Gr
         begin, end = _written(form.begin, tokenizer), _written(form.end, tokenizer)
         rules.append(f"call_{i}: {begin} {arguments} {end}")
     grammar = LLMatcher.grammar_from_lark("\n".join(rules))
-    return GrammarSource(grammar, tuple(dict.fromkeys(unfollowed)))
+    return GrammarSource(grammar, tuple(dict.fromkeys(unfollowed)), answer.violation)
 
 
 def _arguments(form: CallForm) -> tuple[str, tuple[str, ...]]:
     if not form.schema:
         return "/(?s:.*)/", ()
-    schema, unfollowed = _schema(form.schema)
-    return f"%json {schema}", unfollowed
+    schema = _schema(form.schema)
+    return f"%json {schema.grammar}", schema.unfollowed
 
 
 def _written(text: str, tokenizer: LLTokenizer) -> str:

@@ -2,9 +2,10 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -29,9 +30,11 @@ from kvell.server.answers.deltas import (
 from kvell.server.answers.forced import (
     NamedFunction,
     ToolChoice,
+    Tools,
     forced_schema,
     forced_tool_calls,
     schema_field,
+    strict_parts,
     tool_choice,
 )
 from kvell.server.answers.reasoning_count import ReasoningCount
@@ -139,9 +142,10 @@ class ChatApi:
         sampling = body.sampling(room, served.text.sampling_defaults)
         sampling = await served.prompts.with_bad_words(sampling)
         if forced is not None:
-            sampling = _forced(sampling, forced, schema_field(choice, tools))
+            sampling = _forced(sampling, forced, choice, tools)
         elif offered:
-            sampling = _or_calls(sampling, served.answers.calls_instead(tools, parallel=parallel))
+            calls = partial(served.answers.calls_instead, tools, parallel=parallel)
+            sampling = _or_calls(sampling, calls)
         reasoning = served.answers.reasoning_behind(end)
         sampling = _bound_behind(sampling, reasoning)
         tags = tag_tokens(served.text, served.answers, reasoning)
@@ -323,10 +327,11 @@ def _refuse_beside_images(body: ChatRequest) -> None:
             raise ChangeSomething(name, getattr(body, name), problem, "leave it out")
 
 
-def _forced(sampling: SamplingParams, schema: Schema, field: str) -> SamplingParams:
+def _forced(
+    sampling: SamplingParams, schema: Schema, choice: ToolChoice, tools: Tools
+) -> SamplingParams:
     """Return sampling parameters with the schema of forced calls, instead of a response format.
 
-    :param field: field that has the schema, for errors.
     :raises ChangeSomething: if the text has another constraint.
     """
     constraint = sampling.structured_outputs
@@ -335,15 +340,19 @@ def _forced(sampling: SamplingParams, schema: Schema, field: str) -> SamplingPar
         raise ChangeSomething(
             constraint.field_name, "…", problem, "use tool_choice auto, or leave it out"
         )
-    return replace(sampling, structured_outputs=json_constraint(schema, field))
+    forced = json_constraint(schema, schema_field(choice, tools), strict_parts(choice, tools))
+    return replace(sampling, structured_outputs=forced)
 
 
-def _or_calls(sampling: SamplingParams, calls: Calls | None) -> SamplingParams:
-    """Return sampling parameters that allow calls instead of an answer in a response format."""
+def _or_calls(sampling: SamplingParams, calls: Callable[[], Calls | None]) -> SamplingParams:
+    """Return sampling parameters that allow calls instead of an answer in a response format.
+
+    :param calls: returns the calls; not called without a response format.
+    """
     constraint = sampling.structured_outputs
-    if constraint is None or calls is None or not constraint.named.startswith("response_format"):
+    if constraint is None or not constraint.named.startswith("response_format"):
         return sampling
-    return replace(sampling, structured_outputs=replace(constraint, calls=calls))
+    return replace(sampling, structured_outputs=replace(constraint, calls=calls()))
 
 
 def _bound_behind(sampling: SamplingParams, reasoning: Reasoned | None) -> SamplingParams:

@@ -4,8 +4,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from kvell.engine.protocol.schemas.following import check_strict
 from kvell.engine.protocol.schemas.references import Schema
+from kvell.engine.protocol.schemas.strict import StrictPart
 from kvell.engine.protocol.structured_outputs import StructuredOutputs, json_text
 from kvell.errors import ChangeSomething
 
@@ -52,10 +52,8 @@ class ResponseFormat(BaseModel):
             raise ChangeSomething("response_format", self.type, problem, remedy)
         schema = self.json_schema.json_schema
         field = "response_format.json_schema.schema"
-        constraint = json_constraint(schema, field)
-        if self.json_schema.strict:
-            check_strict(schema, field)
-        return constraint
+        strict = (StrictPart("", field),) if self.json_schema.strict else ()
+        return json_constraint(schema, field, strict)
 
 
 class StructuredField(BaseModel):
@@ -88,12 +86,15 @@ class StructuredField(BaseModel):
         )
 
 
-def json_constraint(schema: Schema | str, field: str) -> StructuredOutputs:
+def json_constraint(
+    schema: Schema | str, field: str, strict: tuple[StrictPart, ...] = ()
+) -> StructuredOutputs:
     """Return a JSON schema as a constraint.
 
+    :param strict: parts in which every keyword must be enforced.
     :raises ChangeSomething: if the schema is nested too deeply or too long.
     """
-    return StructuredOutputs(json=json_text(schema, field), named=field)
+    return StructuredOutputs(json=json_text(schema, field), strict=strict, named=field)
 
 
 def choice_texts(texts: list[str], field: str) -> tuple[str, ...]:
