@@ -18,6 +18,7 @@ from kvell.engine.requests.beam_search import (
     EarlyStopping,
 )
 from kvell.errors import ChangeSomething
+from tests.operations import operations
 
 EOS = 0
 
@@ -186,3 +187,17 @@ def test_more_ends_than_can_be_told_apart_are_refused() -> None:
         BeamSearch.of(params, frozenset({EOS}))
     assert caught.value.field == "stop_token_ids"
     assert BeamSearch.of(replace(params, ignore_eos=True), frozenset({EOS})).candidates == 20
+
+
+def test_a_step_costs_the_same_at_any_length() -> None:
+    top = tuple((token, -float(token)) for token in range(1, 21))
+    likely = [TokenLogprobs(-1.0, 1, top)] * MAX_BEAM_WIDTH
+    search = BeamSearch.of(BeamSearchParams(MAX_BEAM_WIDTH, 1 << 20), frozenset())
+    counted, steps = {}, 2000
+    for length in range(steps):
+        begun = search
+        if length in (10, steps - 1):
+            counted[length] = operations(lambda: begun.after(likely))  # noqa: B023
+        search = begun.after(likely[: len(begun.running)])
+    assert counted[10] == counted[steps - 1]
+    assert len(search.running[0].token_ids) == len(search.running[0].logprobs) == steps

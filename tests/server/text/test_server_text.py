@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvell.engine.protocol.logprobs import KeptLogprobs, TokenLogprobs
 from kvell.engine.protocol.messages import Finished
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
@@ -26,6 +27,7 @@ from kvell.server.text.text_stream import (
 from kvell.testing.instance import EOS_TOKEN, ByteText
 from kvell.vocabulary import FinishReason, RequestId
 from tests.engine.works import spec_of
+from tests.operations import operations
 
 
 class Script:
@@ -179,6 +181,20 @@ def test_an_answer_at_its_limit_was_ended_by_nothing_though_its_last_token_is_a_
     script = Script(Output(tuple(b"ab"), ended("length").finished))
     [only] = deltas(script, SamplingParams(stop_token_ids=(ord("b"),)))
     assert (only.finish_reason, only.stop_reason) == ("length", None)
+
+
+def silent(tokens: int) -> Script:
+    """An answer of tokens without text, each with its likeliest tokens."""
+    likely = TokenLogprobs(-1.0, 1, ((1, -1.0), (2, -2.0)))
+    outputs = [Output((EOS_TOKEN,), None, KeptLogprobs([likely])) for _ in range(tokens)]
+    return Script(*outputs, ended("length"))
+
+
+def test_tokens_without_text_are_appended_and_not_copied_for_each_token() -> None:
+    counted = [operations(lambda n=n: deltas(silent(n))) for n in (200, 400)]  # type: ignore[misc]
+    assert counted[1] < 2.2 * counted[0]
+    (last,) = deltas(silent(300))
+    assert (len(last.token_ids), len(last.logprobs)) == (300, 300)
 
 
 def test_tokens_without_text_yet_are_told_with_the_text() -> None:

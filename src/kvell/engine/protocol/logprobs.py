@@ -32,18 +32,37 @@ class KeptLogprobs(Sequence[TokenLogprobs]):
     """Logprobs of many positions in arrays: a top token takes 12 bytes here and 120 in a tuple."""
 
     def __init__(self, logprobs: Iterable[TokenLogprobs] = ()) -> None:
-        self._logprobs, self._ranks, self._ends = array("d"), array("q"), array("q")
+        self._logprobs, self._ranks, self._ends = array("d"), array("i"), array("q")
         self._top_ids, self._top_logprobs = array("i"), array("d")
         self.extend(logprobs)
 
     def extend(self, logprobs: Iterable[TokenLogprobs]) -> None:
         """Append positions."""
+        if isinstance(logprobs, KeptLogprobs):
+            self._extend_arrays(logprobs, 0, len(logprobs))
+            return
         for position in logprobs:
             self._logprobs.append(position.logprob)
             self._ranks.append(position.rank)
             self._top_ids.extend([token for token, _ in position.top])
             self._top_logprobs.extend([logprob for _, logprob in position.top])
             self._ends.append(len(self._top_ids))
+
+    def _extend_arrays(self, other: "KeptLogprobs", start: int, stop: int) -> None:
+        """Append the positions from ``start`` to ``stop`` of another store."""
+        first = other._ends[start - 1] if start else 0
+        last = other._ends[stop - 1] if stop else 0
+        shift = len(self._top_ids) - first
+        self._ends.extend([end + shift for end in other._ends[start:stop]])
+        self._logprobs.extend(other._logprobs[start:stop])
+        self._ranks.extend(other._ranks[start:stop])
+        self._top_ids.extend(other._top_ids[first:last])
+        self._top_logprobs.extend(other._top_logprobs[first:last])
+
+    @property
+    def numbers(self) -> int:
+        """The number of logprobs: one for each position and for each top token."""
+        return len(self._logprobs) + len(self._top_ids)
 
     def __len__(self) -> int:
         return len(self._logprobs)
@@ -56,7 +75,13 @@ class KeptLogprobs(Sequence[TokenLogprobs]):
 
     def __getitem__(self, index: int | slice) -> "TokenLogprobs | KeptLogprobs":
         if isinstance(index, slice):
-            return KeptLogprobs(self[i] for i in range(*index.indices(len(self))))
+            start, stop, step = index.indices(len(self))
+            part = KeptLogprobs()
+            if step == 1:
+                part._extend_arrays(self, start, max(start, stop))
+            else:
+                part.extend(self[i] for i in range(start, stop, step))
+            return part
         index = range(len(self))[index]
         begin = self._ends[index - 1] if index else 0
         end = self._ends[index]
@@ -71,12 +96,11 @@ class KeptLogprobs(Sequence[TokenLogprobs]):
     __hash__ = None  # type: ignore[assignment] # mutable
 
 
-def concatenate(*parts: Sequence[TokenLogprobs]) -> Sequence[TokenLogprobs]:
-    """Concatenate parts; a single part that is not empty is returned as it is."""
-    filled = [part for part in parts if part]
-    if len(filled) < 2:
-        return filled[0] if filled else ()
-    return KeptLogprobs(position for part in filled for position in part)
+def count_numbers(logprobs: Sequence[TokenLogprobs]) -> int:
+    """Return the number of logprobs of positions: one for each, and for each top token."""
+    if isinstance(logprobs, KeptLogprobs):
+        return logprobs.numbers
+    return len(logprobs) + sum(len(position.top) for position in logprobs)
 
 
 class PromptLogprobs(Struct, frozen=True, gc=False, forbid_unknown_fields=True):

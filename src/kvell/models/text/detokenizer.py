@@ -22,6 +22,8 @@ from kvell.models.text.tokenizer import Tokenizer
 
 CONTEXT_TOKENS = 8
 """Tokens before an answer with which its decoding begins; any that have text would do."""
+MOST_WINDOW_TOKENS = 64
+"""Tokens of a window whose last tokens have no text; of more only the first and last are kept."""
 MOST_SPELLINGS = 1 << 18
 """Byte-level tokens whose bytes are cached: enough for a whole vocabulary."""
 
@@ -109,6 +111,8 @@ class _Window:
         new = text[len(before) :]
         if before and new:
             self._ids = self._ids[self._given :]
+        elif not new and len(self._ids) > MOST_WINDOW_TOKENS:  # tokens without text
+            self._ids = self._ids[:CONTEXT_TOKENS] + self._ids[-CONTEXT_TOKENS:]
         self._given = len(self._ids)
         return new
 

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from kvell.engine.protocol.logprobs import KeptLogprobs, TokenLogprobs, concatenate
+from kvell.engine.protocol.logprobs import KeptLogprobs, TokenLogprobs
 from kvell.engine.protocol.messages import Finished
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.errors import Bound, KvellError, RequestFailed, TryLater
@@ -128,7 +128,7 @@ async def text_deltas(
                 last = _last_delta(writer, text, output.finished, spec.prompt_tokens)
                 yield replace(
                     last,
-                    token_ids=untold.token_ids,
+                    token_ids=tuple(untold.token_ids),
                     logprobs=untold.logprobs,
                     prompt_logprobs=untold.prompt_logprobs,
                 )
@@ -136,7 +136,7 @@ async def text_deltas(
             if writer.stopped:
                 front.stop(spec.request_id)
             if text:
-                yield untold
+                yield _settled(untold)
                 untold = NOTHING
 
 
@@ -167,19 +167,47 @@ class _Deadline(AbstractAsyncContextManager[None]):
 
 
 def _behind(untold: TextDelta, output: Output, taken: int, text: str) -> TextDelta:
-    """Append the first ``taken`` tokens of ``output`` to the pending delta, and set its text."""
-    token_ids = (*untold.token_ids, *output.token_ids[:taken])
-    if not output.logprobs and not output.prompt_logprobs:
-        if untold is NOTHING:  # the common case
-            return TextDelta(text, token_ids=token_ids)
-        return replace(untold, text=text, token_ids=token_ids)
+    """Append the first ``taken`` tokens of ``output`` to the pending delta, and set its text.
+
+    The arrays of a pending delta grow in place: many tokens may follow before their text does.
+    """
+    token_ids, logprobs = output.token_ids, output.logprobs
+    if taken < len(token_ids):
+        token_ids, logprobs = token_ids[:taken], logprobs[:taken]
+    if untold is NOTHING:  # the common case
+        return TextDelta(
+            text,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            prompt_logprobs=output.prompt_logprobs,
+        )
+    pending = untold if isinstance(untold.token_ids, array) else _growing(untold)
+    assert isinstance(pending.token_ids, array)
+    pending.token_ids.extend(token_ids)
+    for kept, new in (
+        (pending.logprobs, logprobs),
+        (pending.prompt_logprobs, output.prompt_logprobs),
+    ):
+        assert isinstance(kept, KeptLogprobs)
+        kept.extend(new)
+    return replace(pending, text=text)
+
+
+def _growing(delta: TextDelta) -> TextDelta:
+    """Return a copy of a delta whose arrays can grow."""
     return replace(
-        untold,
-        text=text,
-        token_ids=token_ids,
-        logprobs=concatenate(untold.logprobs, output.logprobs[:taken]),
-        prompt_logprobs=concatenate(untold.prompt_logprobs, output.prompt_logprobs),
+        delta,
+        token_ids=array("i", delta.token_ids),
+        logprobs=KeptLogprobs(delta.logprobs),
+        prompt_logprobs=KeptLogprobs(delta.prompt_logprobs),
     )
+
+
+def _settled(delta: TextDelta) -> TextDelta:
+    """Return a pending delta that does not grow any more."""
+    if isinstance(delta.token_ids, tuple):  # the common case
+        return delta
+    return replace(delta, token_ids=tuple(delta.token_ids))
 
 
 class WholeAnswer:

@@ -56,7 +56,7 @@ class FunctionName:
     """
 
     def __init__(self, opening: str) -> None:
-        self._opening = opening
+        self._opening = [opening]
         self._held = ""
         self.name = ""
 
@@ -64,7 +64,7 @@ class FunctionName:
         """Return no delta while the text may be a name."""
         if not self._held:
             body = text.lstrip(SPACE)
-            self._opening += text[: len(text) - len(body)]
+            self._opening.append(text[: len(text) - len(body)])
             text = body
         self._held += text
         if match := _HEAD.match(self._held):
@@ -72,8 +72,8 @@ class FunctionName:
             return [], self._held[match.end() :]
         if _POSSIBLE.fullmatch(self._held):
             return [], None
-        return [Content(self._opening)], self._held
+        return [Content("".join(self._opening))], self._held
 
     def finish(self) -> list[AnswerDelta]:
         """Return the text that was held back as content."""
-        return [Content(self._opening + self._held)]
+        return [Content("".join(self._opening) + self._held)]

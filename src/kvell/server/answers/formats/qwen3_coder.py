@@ -36,6 +36,7 @@ class Qwen3Coder(Chain):
     def __init__(self, tools: Sequence[Mapping[str, Any]] = ()) -> None:
         super().__init__(TextUntil((START, FUNCTION)))
         self._tools = tools
+        self._types: dict[str, Mapping[str, frozenset[str]]] = {}
 
     def _next(self, ended: Mode) -> Mode:
         match ended:
@@ -44,7 +45,7 @@ class Qwen3Coder(Chain):
             case TextUntil() | Expect(marker="<function="):
                 return TagName(ended.opening)
             case TagName(name=name) if name:
-                return FunctionBody(self._calls, name, parameter_types(self._tools, name))
+                return FunctionBody(self._calls, name, self._parameters(name))
             case FunctionBody():
                 self._calls += 1
                 return Expect(END) if ended.end == FUNCTION_END else self._text()
@@ -52,6 +53,12 @@ class Qwen3Coder(Chain):
                 return Say(Content(before))
             case _:
                 return self._text(drops_blank=isinstance(ended, Expect))
+
+    def _parameters(self, function: str) -> Mapping[str, frozenset[str]]:
+        """Return the types of a function's parameters, which are read once for all its calls."""
+        if function not in self._types:
+            self._types[function] = parameter_types(self._tools, function)
+        return self._types[function]
 
     def _text(self, drops_blank: bool = True) -> TextUntil:
         return TextUntil((START, FUNCTION), drops_blank=drops_blank)

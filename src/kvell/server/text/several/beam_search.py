@@ -1,14 +1,14 @@
 """A beam search over a front: a step submits a request for one token for each beam."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 
 from msgspec import structs
 
-from kvell.engine.protocol.logprobs import TokenLogprobs, concatenate
+from kvell.engine.protocol.logprobs import KeptLogprobs, TokenLogprobs
 from kvell.engine.protocol.messages import Finished
 from kvell.engine.protocol.request_spec import RequestSpec, to_token_bytes
 from kvell.engine.protocol.sampling_params import SamplingParams
@@ -78,17 +78,19 @@ async def _searched(
     params = replace(search.sampling(), prompt_logprobs=spec.sampling.prompt_logprobs)
     first = None
     left_seconds = seconds
+    prompts = dict.fromkeys(search.running, spec.prompt)
     try:
         async with asyncio.timeout(seconds) as clock:
             while first is None or not search.is_over:
                 if due_seconds is not None:
                     left_seconds = max(0.0, due_seconds - front.now_seconds())
-                extended = _extended(spec, params, search.running)
+                extended = _extended(spec, params, prompts)
                 beams = await all_served(
                     front, extended, partial(_next_token, front, left_seconds, trace)
                 )
                 made(len(beams))
                 search = search.after([beam.logprobs for beam in beams])
+                prompts = {beam: _prompt(beam, prompts) for beam in search.running}
                 if first is None:  # the prompt's log probabilities and trace are needed once
                     first = beams[0]
                     params = search.sampling()
@@ -100,18 +102,27 @@ async def _searched(
     return first, search
 
 
+def _prompt(beam: Beam, prompts: Mapping[Beam, bytes]) -> bytes:
+    """Return the prompt for a beam's next token.
+
+    :param prompts: the prompts of the beams that were extended.
+    """
+    assert beam.parent is not None
+    return prompts[beam.parent] + to_token_bytes([beam.last_token])
+
+
 def _extended(
-    spec: RequestSpec, sampling: SamplingParams, beams: Sequence[Beam]
+    spec: RequestSpec, sampling: SamplingParams, prompts: Mapping[Beam, bytes]
 ) -> list[RequestSpec]:
     """Return the requests for the next token of each beam."""
     return [
         structs.replace(
             spec,
-            prompt=spec.prompt + to_token_bytes(beam.token_ids),
-            request_id=RequestId(f"{spec.request_id}-{len(beam.token_ids)}-{index}"),
+            prompt=prompt,
+            request_id=RequestId(f"{spec.request_id}-{beam.length}-{index}"),
             sampling=sampling,
         )
-        for index, beam in enumerate(beams)
+        for index, (beam, prompt) in enumerate(prompts.items())
     ]
 
 
@@ -119,12 +130,12 @@ async def _next_token(
     front: Front, deadline_seconds: float | None, trace: RequestTrace | None, spec: RequestSpec
 ) -> _FirstToken:
     logprobs: list[TokenLogprobs] = []
-    prompt_logprobs: Sequence[TokenLogprobs] = ()
+    prompt_logprobs = KeptLogprobs()
     generated = front.generate(spec, deadline_seconds=deadline_seconds, trace=trace)
     async with aclosing(generated) as outputs:
         async for output in outputs:
             logprobs += output.logprobs
-            prompt_logprobs = concatenate(prompt_logprobs, output.prompt_logprobs)
+            prompt_logprobs.extend(output.prompt_logprobs)
             if output.finished is not None:
                 raise_unless_done(output.finished)
                 if logprobs:
@@ -134,18 +145,18 @@ async def _next_token(
 
 def _answer(model: TextModel, spec: RequestSpec, beam: Beam, first: _FirstToken) -> TextDelta:
     writer = answer_text(model, spec)
-    text = writer.push(beam.token_ids) + writer.finish()
-    tokens = len(beam.token_ids)
+    token_ids = beam.token_ids
+    text = writer.push(token_ids) + writer.finish()
     return TextDelta(
         text,
         beam.finish_reason,
         Usage(
             spec.prompt_tokens,
-            tokens,
+            beam.length,
             first.finished.cached_tokens,
             first.finished.cache_write_tokens,
         ),
-        beam.token_ids,
+        token_ids,
         () if spec.sampling.logprobs is None else beam.logprobs,
         first.prompt_logprobs,
     )
