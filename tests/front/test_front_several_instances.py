@@ -231,6 +231,31 @@ def test_an_instance_that_cannot_start_fails_alone(instance_command: CommandFact
     run(scenario())
 
 
+def test_what_outlasts_a_drain_ends_if_no_other_instance_can_start(
+    instance_command: CommandFactory,
+) -> None:
+    """The other one has failed since the drain began."""
+
+    async def scenario() -> None:
+        limits = FrontLimits(drain_seconds=1.0, restart=RestartPolicy(0.01, 0.01, 3))
+        command = instance_command("--step-seconds", "0.01")
+        async with Front(command, instances={"mixed": 2}, limits=limits) as front:
+            tasks = started(front, 2)
+            await until(lambda: in_flight(front) == {"mixed-0": 1, "mixed-1": 1})
+            front.own()._command = tuple(instance_command("--exit-at-start", "2"))
+            await front.drain("mixed-1")
+            pid = by_id(front)["mixed-0"].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda: by_id(front)["mixed-0"].state == "failed")
+            assert by_id(front)["mixed-1"].state == "draining"
+            ends = await asyncio.gather(*tasks)
+            assert {end.reason for end in ends} == {"error"}
+            assert {end.message for end in ends} == {"the instance cannot be restarted"}
+
+    run(scenario())
+
+
 def test_sessions_stay_with_their_instance(instance_command: CommandFactory) -> None:
     async def scenario() -> None:
         command = instance_command("--step-seconds", "0.001")

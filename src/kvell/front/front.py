@@ -22,6 +22,7 @@ from kvell.engine.protocol.statistics import InstanceFacts, Stats
 from kvell.errors import InstanceDied
 from kvell.fleet.fleet import Fleet, Joins
 from kvell.fleet.instance.death import InstanceDeath
+from kvell.fleet.instance.supervisor import GIVEN_UP
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.fleet.started.host import Host
 from kvell.fleet.started.member import MemberCallbacks, MemberStatus, stats_of
@@ -345,7 +346,7 @@ class Front:
         self._note_idle()
 
     def _instance_given_up(self, _instance_id: str) -> None:
-        if all(member.is_given_up for member in self._members):
+        if self.state in GIVEN_UP:
             self._request_queue.fail_waiting("the instance cannot be restarted", self.now_seconds())
 
     def _instance_leaving(self, instance_id: str) -> None:
@@ -354,6 +355,7 @@ class Front:
     def _instance_gone(self, instance_id: str) -> None:
         self._index_lost(instance_id)
         self._request_queue.remove_line(instance_id)
+        self._instance_given_up(instance_id)  # perhaps it was the last one that others waited for
         self._take_place()
 
     def _instance_cut(self, instance_id: str) -> None:

@@ -90,9 +90,27 @@ class Supervisor:
         self._watchdog = Watchdog(silence_seconds)
         self._settled = asyncio.Event()
         self._drain: Drain | None = None
-        self._is_abandoned = False
+        self._is_abandoned = self._is_cut = False
+        self._launched_at: float | None = None
         self.state: InstanceState = "starting"
         self.restarts = 0
+
+    @property
+    def answers(self) -> bool:
+        """Whether the instance serves, is connected and has sent something lately."""
+        return self.state == "serving" and not self._is_cut and not self._watchdog.is_quiet
+
+    @property
+    def restarts_in_vain(self) -> int:
+        """Number of restarts since the instance last computed something."""
+        return self._fruitless_restarts
+
+    @property
+    def starting_seconds(self) -> float:
+        """Age of the process that is being started; 0: there is none."""
+        if self._launched_at is None:
+            return 0.0
+        return asyncio.get_running_loop().time() - self._launched_at
 
     @property
     def pid(self) -> int | None:
@@ -191,6 +209,21 @@ class Supervisor:
         :raises InstanceStartError: when it cannot be started, for any reason, or ends.
         :raises ProtocolError: when it does not speak the protocol.
         """
+        self._launched_at = asyncio.get_running_loop().time()
+        try:
+            process, facts = await self._launch_ready()
+        finally:
+            self._launched_at = None
+        self._process = process
+        self._is_cut = False
+        self.state = "serving"
+        self._settled.set()
+        where = f" on {process.host}" if process.host else ""
+        logger.info("instance %s is ready (pid %d%s)", self.name, process.pid, where)
+        self._listener.instance_ready(facts)
+        return process
+
+    async def _launch_ready(self) -> tuple[InstanceProcess, InstanceFacts]:
         try:
             process = await self._launch_one()
         except KvellError:
@@ -198,18 +231,11 @@ class Supervisor:
         except Exception as error:  # no descriptor, no thread, or an error of a cluster
             raise InstanceStartError(f"it cannot be started ({error!r})") from error
         try:
-            facts = await process.wait_ready(self._startup_seconds)
+            return process, await process.wait_ready(self._startup_seconds)
         except BaseException:
             if not self._is_abandoned:
                 await process.kill()
             raise
-        self._process = process
-        self.state = "serving"
-        self._settled.set()
-        where = f" on {process.host}" if process.host else ""
-        logger.info("instance %s is ready (pid %d%s)", self.name, process.pid, where)
-        self._listener.instance_ready(facts)
-        return process
 
     async def _start_and_supervise(self) -> None:
         try:
@@ -244,6 +270,7 @@ class Supervisor:
             facts = await process.reconnect(TICKS, look_seconds, self._startup_seconds)
             if facts is None:
                 return death_of(await process.end())
+            self._is_cut = False
             logger.info("instance %s kept running: it is connected again", self.name)
             if self._drain is not None:
                 process.send(self._drain)  # the first one may have been lost
@@ -260,6 +287,7 @@ class Supervisor:
             await process.kill()
             return InstanceDeath(f"the instance broke the protocol: {error}", "protocol")
         finally:
+            self._is_cut = True
             watch.cancel()
         if not silent.is_set():
             return None

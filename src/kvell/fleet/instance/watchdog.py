@@ -1,7 +1,11 @@
 """The decision whether an instance still gives signs of life; pure."""
 
+from kvell.engine.protocol.messages import HEARTBEAT_SECONDS
+
 TICKS = 8
 """Number of looks at an instance within its deadline."""
+QUIET_HEARTBEATS = 4
+"""Heartbeats in a row that an instance has missed if it is quiet."""
 
 
 class Watchdog:
@@ -14,6 +18,12 @@ class Watchdog:
     def __init__(self, deadline_seconds: float) -> None:
         self.interval_seconds = deadline_seconds / TICKS
         self._silent_looks = 0
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing has come for several heartbeats, though the deadline has not passed."""
+        silent_seconds = (self._silent_looks - 1) * self.interval_seconds
+        return silent_seconds >= QUIET_HEARTBEATS * HEARTBEAT_SECONDS
 
     def beat(self) -> None:
         """Note a heartbeat, or any other event."""

@@ -16,6 +16,7 @@ from kvell.fleet.instance.supervisor import Supervisor
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.fleet.started.member import Member, MemberCallbacks
 from kvell.fleet.started.pool_settings import PoolSettings
+from kvell.fleet.started.scaling import Candidate, Scaling, scaling
 
 CLOSING = InstanceDeath("the server is shutting down", "closing")
 DRAINED = InstanceDeath("the instance was taken out of service", "drained")
@@ -125,28 +126,28 @@ class Members:
     def scale_now(self, counts: Mapping[str, int]) -> None:
         """Add or drain instances until each role in ``counts`` has its number; do not wait.
 
-        Failed instances are replaced; the youngest are drained first.
+        Failed instances are replaced.  Those that serve stay; of these the youngest are drained
+        first.
 
         :raises ChangeSomething: when the host has no memory for more, or a role no instance.
         """
-        plans = []
+        plans: dict[str, Scaling] = {}
         for role, count in counts.items():
             self._check_role(role)
-            of_role = [member for member in self.staying if member.role == role]
-            sound = [member for member in of_role if member.supervisor.state != "failed"]
-            broken = [member for member in of_role if member.supervisor.state == "failed"]
-            plans.append((role, count - len(sound), [*broken, *sound[count:]]))
-        further = sum(max(0, more) for _, more, _ in plans)
+            candidates = [_candidate(member) for member in self.staying if member.role == role]
+            plans[role] = scaling(candidates, count)
+        further = sum(plan.num_new for plan in plans.values())
         promised = [
             (member.supervisor.pid, member.report.facts.memory.get("contract_bytes", 0))
             for member in self.staying
             if member.report is not None
         ]
         self._site.check_room(promised, further)
-        for role, more, leaving in plans:
-            for member in leaving:
-                self._retire(member)
-            added = [self._add(role) for _ in range(more)]
+        for role, plan in plans.items():
+            for member in self.staying:
+                if member.instance_id in plan.leaving:
+                    self._retire(member)
+            added = [self._add(role) for _ in range(plan.num_new)]
             for member in added:
                 member.supervisor.start_soon()
 
@@ -161,7 +162,7 @@ class Members:
     def drain_now(self, instance_id: str) -> None:
         """Take an instance out of service; do not wait.
 
-        :raises ChangeSomething: when no instance has this id, or it is the last that serves.
+        :raises ChangeSomething: when no instance has this id, or no other one serves.
         """
         member = self._by_id.get(instance_id)
         if member is None:
@@ -169,9 +170,9 @@ class Members:
             raise ChangeSomething("id", instance_id, "is not an instance", f"use one of {names}")
         if instance_id in self._retiring:
             return
-        if not any(other.is_serving for other in self.staying if other is not member):
-            remedy = "add one first: kvell cluster scale"
-            raise ChangeSomething("id", instance_id, "is the last one that serves", remedy)
+        others = [other for other in self.staying if other is not member]
+        if not any(other.supervisor.answers for other in others):
+            raise _last_one(member, others)
         self._retire(member)
 
     async def close(self) -> None:
@@ -262,3 +263,27 @@ class Members:
         del self._retiring[member.instance_id]
         self._site.leave(member.instance_id)
         self._callbacks.on_gone(member.instance_id)
+
+
+def _candidate(member: OwnMember) -> Candidate:
+    supervisor = member.supervisor
+    return Candidate(
+        *(member.instance_id, supervisor.state, supervisor.answers),
+        *(supervisor.restarts_in_vain, supervisor.starting_seconds),
+    )
+
+
+def _last_one(member: OwnMember, others: Sequence[OwnMember]) -> ChangeSomething:
+    """Return the error that names the instances of which one must serve before a drain."""
+    problem = "cannot be drained while no other instance serves"
+    if member.is_serving:
+        problem = "is the last one that serves"
+    remedy = "add one first: kvell cluster scale"
+    if others:
+        states = {other: other.supervisor.state for other in others}
+        names = ", ".join(
+            f"{other.instance_id} ({'does not answer' if state == 'serving' else state})"
+            for other, state in states.items()
+        )
+        remedy = f"wait until another one serves: {names}; or {remedy}"
+    return ChangeSomething("id", member.instance_id, problem, remedy)
