@@ -46,6 +46,11 @@ def entry(name: str, arrived: float = 0.0) -> LogEntry:
     return LogEntry(RequestSpec(RequestId(name), b"\1\0\0\0", SamplingParams()), arrived)
 
 
+def entry_of(tenant: str, number: int) -> LogEntry:
+    request_id = RequestId(f"{tenant}{number}")
+    return LogEntry(RequestSpec(request_id, b"\1\0\0\0", SamplingParams(), tenant=tenant), 0.0)
+
+
 def taken(each: LogEntry) -> Output:
     return asyncio.run(asyncio.wait_for(each.mailbox.take(), 1))
 
@@ -93,6 +98,17 @@ def test_the_waiting_line_is_bounded() -> None:
     due(request_queue, 0.0)
     request_queue.add(entry("d"))
     assert request_queue.waiting == 2
+
+
+def test_two_tenants_that_fill_the_waiting_line_lock_no_other_out() -> None:
+    request_queue = opened(0, max_waiting=12)
+    for tenant, places in (("a", 12), ("b", 4), ("c", 2)):
+        for number in range(places):
+            request_queue.add(entry_of(tenant, number))
+        with pytest.raises(TryLater, match="requests are waiting"):
+            request_queue.add(entry_of(tenant, places))
+    request_queue.add(entry_of("d", 0))
+    assert request_queue.waiting < 2 * 12
 
 
 def test_with_no_waiting_allowed_a_free_credit_is_enough() -> None:

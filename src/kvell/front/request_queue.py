@@ -45,7 +45,7 @@ from kvell.vocabulary import FinishReason, RequestId
 class RequestQueue:
     """The request log, the bounded queue, and a line to every instance.
 
-    :param max_waiting: requests that may wait for a credit.
+    :param max_waiting: requests of one tenant that may wait for a credit.
     :param router: chooses among the instances that have room.
     :param pulls: whether a request fetches its history from an instance that has more of it.
     :param locality: prefixes that instances cache, for a router that reads them.
@@ -140,7 +140,7 @@ class RequestQueue:
         name = entry.request_id
         if name in self._in_flight or self._waiting.get(name) is not None:
             raise ChangeSomething("request_id", entry.shown_id, "is in use", "choose another")
-        if self._waiting.is_full(self._most_waiting()):
+        if not self._waiting.has_place(entry.spec.tenant, self._most_waiting()):
             if self._observer is not None:
                 self._observer.on_rejected("max_waiting")
             raise TryLater(f"{len(self._waiting)} requests are waiting; retry in a moment")

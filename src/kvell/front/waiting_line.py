@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+from kvell.engine.requests.equal_parts import leaves_parts
 from kvell.engine.requests.turns import TurnQueue
 from kvell.front.instance_load import InstanceLoad
 from kvell.front.request_log import LogEntry, RequestObserver
@@ -112,9 +113,16 @@ class WaitingLine:
             return f"one with a prompt of {entry.prompt_tokens} tokens {problem}"
         return f"no instance has room for one with a prompt of {entry.prompt_tokens} tokens"
 
-    def is_full(self, most: int) -> bool:
-        """Return whether there is no place for a new request; retried requests take none."""
-        return len(self) >= most and sum(1 for entry in self if not entry.attempt) >= most
+    def has_place(self, tenant: str, most: int) -> bool:
+        """Return whether a new request of a tenant may wait; retried requests take no place.
+
+        :param most: requests of one tenant that may wait; other tenants find a part kept for
+            them (:func:`.leaves_parts`).
+        """
+        waiting = self._turns.count_new()
+        for name, count in self._long.count_new().items():
+            waiting[name] = waiting.get(name, 0) + count
+        return leaves_parts(waiting, tenant, 1, most)
 
     def add(self, entry: LogEntry) -> None:
         """Add a new request."""

@@ -94,14 +94,15 @@ def test_tensors_count_until_nobody_has_them(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(held_tensors, "MOST_HELD_BYTES", 8)
     held = HeldTensors()
     kept = [SentTensor("a", "uint8", (5,), b"12345"), SentTensor("b", "uint8", (3,), b"123")]
-    held.check()
-    held.hold(kept)
+    held.check("a")
+    held.hold("a", kept)
     with pytest.raises(TryLater) as refused:
-        held.check()
+        held.check("a")
     assert refused.value.bound == "image_pixels"
+    held.check("b")
     kept.pop()
-    assert held.held_bytes == 5
-    held.check()
+    assert held.held_bytes() == {"a": 5}
+    held.check("a")
 
 
 def test_tenants_take_turns_and_each_is_in_order() -> None:

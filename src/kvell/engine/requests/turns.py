@@ -266,6 +266,15 @@ class TurnQueue(Generic[Item]):
         membership.group.ids[item.request_id] = None
         self._waiting[item.request_id] = item
 
+    def count_new(self) -> dict[str, int]:
+        """Return the number of waiting requests by tenant, without those that were put back."""
+        counts: dict[str, int] = {}
+        for level in self._levels.values():
+            for name, tenant in level.parties.items():
+                if new := tenant.num_waiting - len(tenant.returned):
+                    counts[name] = counts.get(name, 0) + new
+        return counts
+
     def count_served(self, item: Item) -> None:
         """Add a request that is served without having waited here."""
         membership = self._comes(item)

@@ -9,7 +9,8 @@ from kvell.fleet.instance.restart import RestartPolicy
 class FrontLimits:
     """Bounds of a front.
 
-    :param max_waiting: requests that may wait for a credit before new ones are refused.
+    :param max_waiting: requests of one tenant that may wait for a credit before new ones are
+        refused; all tenants together may have less than twice as many.
     :param startup_seconds: an instance must be ready within this time.
     :param drain_seconds: time for running requests to end when an instance leaves; then another
         instance continues them or, when the server closes, they end with an error.

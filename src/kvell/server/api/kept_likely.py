@@ -7,14 +7,14 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.equal_parts import EqualParts
 from kvell.errors import ChangeSomething
 from kvell.server.access.visit import RequestContext
-from kvell.server.text.lanes import MOST_TOLD_BYTES
+from kvell.server.text.lanes import TOLD_BYTES
 from kvell.server.text.text_stream import TextDelta
 
 EXPECTED_TOKENS = 512
 """Tokens of an answer to reserve memory for: at first, and in each later step."""
 BYTES_PER_NUMBER = 16
 """Bytes of a token and its probability in :class:`.KeptLogprobs`, with room to grow."""
-MOST_NUMBERS = MOST_TOLD_BYTES // 2 // BYTES_PER_NUMBER
+MOST_NUMBERS = TOLD_BYTES // BYTES_PER_NUMBER
 """Log probabilities that one request may ask for."""
 
 

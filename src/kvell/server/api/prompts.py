@@ -174,7 +174,7 @@ class PromptEncoder:
         self._texts.bounds.check_conversation("messages", chars=chars)
 
         def read() -> tuple[TokenIds, tuple[SentTensor, ...]]:
-            self._work.held.check()
+            self._work.held.check(self._work.tenant)
             files = [image.file() for image in images]
             ids, tensors = self._model.encode_pictured(
                 template_messages(messages),
@@ -184,7 +184,7 @@ class PromptEncoder:
                 opens_answer=opens_answer,
                 check=self._texts.check,
             )
-            self._work.held.hold(tensors)
+            self._work.held.hold(self._work.tenant, tensors)
             return self._checked("messages", ids), tensors
 
         size_bytes = chars + sum(len(image.url) for image in images)

@@ -17,8 +17,10 @@ from kvell.server.text.text_bounds import SHORT_BYTES
 from kvell.vocabulary import MIB, RequestId
 
 Made = TypeVar("Made")
-MOST_TOLD_BYTES = 128 * MIB
-"""The most bytes of log probabilities of all unfinished answers."""
+TOLD_BYTES = 64 * MIB
+"""The most bytes of log probabilities of one tenant's unfinished answers."""
+MOST_TOLD_BYTES = TOLD_BYTES * 5 // 2
+"""The most bytes of log probabilities of all unfinished answers (:class:`.EqualParts`)."""
 WAITING_BYTES = 32 * MIB
 """The unit of the bounds on bytes that wait for a thread."""
 
@@ -132,7 +134,7 @@ class _Lanes:
 
 
 def _told_bytes() -> EqualParts:
-    return EqualParts(MOST_TOLD_BYTES // 2, "logprob_bytes", "bytes of log probabilities are kept")
+    return EqualParts(TOLD_BYTES, "logprob_bytes", "bytes of log probabilities are kept")
 
 
 class TextWork:
@@ -145,7 +147,7 @@ class TextWork:
     """
 
     def __init__(self, tenant: str = "", shared: "TextWork | None" = None) -> None:
-        self._tenant = tenant
+        self.tenant = tenant
         self._lanes: _Lanes = _Lanes() if shared is None else shared._lanes
         self.held: HeldTensors = HeldTensors() if shared is None else shared.held
         self.told: EqualParts = _told_bytes() if shared is None else shared.told
@@ -160,14 +162,14 @@ class TextWork:
         :raises TryLater: if too many texts of this kind wait.
         """
         lane = self._lanes.short if size_bytes <= SHORT_BYTES else self._lanes.long
-        return await lane.run(size_bytes, work, self._tenant)
+        return await lane.run(size_bytes, work, self.tenant)
 
     async def run_pictured(self, size_bytes: int, work: Callable[[], Made]) -> Made:
         """Run work on the pictures of one request.
 
         :raises TryLater: if too many pictures wait.
         """
-        return await self._lanes.pictures.run(size_bytes, work, self._tenant)
+        return await self._lanes.pictures.run(size_bytes, work, self.tenant)
 
     def close(self) -> None:
         """End the threads."""

@@ -10,7 +10,7 @@ from kvell.server.text.lanes import MOST_TOLD_BYTES
 from kvell.server.text.text_bounds import TextBounds
 from kvell.server.text.text_model import TextModel
 
-PICTURE_BYTES = MEMORY_PER_PIXEL * MOST_PIXELS + MOST_HELD_BYTES + MOST_TENSOR_BYTES
+PICTURE_BYTES = MEMORY_PER_PIXEL * MOST_PIXELS + 2 * MOST_HELD_BYTES + MOST_TENSOR_BYTES
 """The most memory for decoding one request's pictures and for the tensors of all requests."""
 
 
