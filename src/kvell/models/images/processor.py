@@ -10,6 +10,7 @@ import numpy.typing as npt
 from jinja2 import TemplateError
 
 from kvell.errors import ChangeSomething
+from kvell.models.config.json_files import FETCH_MODEL_AGAIN, read_by_library
 from kvell.models.images.picture_files import pictures
 from kvell.models.text.chat_template import (
     THE_MODELS_OWN,
@@ -17,7 +18,6 @@ from kvell.models.text.chat_template import (
     ChosenTemplate,
     read_template,
 )
-from kvell.models.text.content_format import with_content
 from kvell.models.text.tokenizer import check_template_fields
 
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
@@ -85,34 +85,28 @@ class PictureProcessor:
 
     def _text(
         self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]],
-        fields: Mapping[str, Any],
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]],
+        fields: Mapping[str, object],
         opens_answer: bool,
     ) -> str:
         """Render the conversation by the chat template, or by that for tools if there is one."""
         template = self._template
         if template is None:
             raise ValueError("it has no chat template")
-        text: str = self._processor.apply_chat_template(
-            with_content(messages, template.parts_for),
-            chat_template=template.text_for(tools=bool(tools)),
-            tools=list(tools) or None,
-            add_generation_prompt=opens_answer,
-            tokenize=False,
-            **fields,
-        )
-        return text
+        return template.render(messages, tools, fields, opens_answer=opens_answer)
 
     @cached_property
     def _template(self) -> ChatTemplate | None:
         """The chat template, probed once for its content format; None if there is none."""
         own_template = self._processor.chat_template
-        return read_template(own_template, self._chosen, self._path, self._processor)
+        special_tokens = self._processor.tokenizer.special_tokens_map
+        return read_template(own_template, self._chosen, self._path, special_tokens)
 
     @cached_property
     def _processor(self) -> Any:
         # Imported here: it takes seconds, and most servers never see a picture.
         from transformers import AutoProcessor
 
-        return AutoProcessor.from_pretrained(self._path, local_files_only=True)
+        with read_by_library(self._path, "its processor does not load", FETCH_MODEL_AGAIN):
+            return AutoProcessor.from_pretrained(self._path, local_files_only=True)

@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from jinja2 import Environment, TemplateSyntaxError, nodes
+from jinja2 import nodes
 
 from kvell.errors import ChangeSomething
 from kvell.models.config.json_files import one_line, read_optional_json
@@ -13,9 +14,12 @@ from kvell.models.text.content_format import (
     ContentFormat,
     Message,
     Render,
-    TakesTemplate,
     roles_with_parts,
+    with_content,
 )
+
+if TYPE_CHECKING:
+    from kvell.models.text.rendering.conversation import CompiledTemplate
 
 DEFAULT, FOR_TOOLS = "default", "tool_use"
 """Names of the templates that are used, if a model has several: without tools and with them."""
@@ -50,7 +54,7 @@ def chosen_template(template: str | None, content_format: ContentFormat = "auto"
     if template is None:
         return ChosenTemplate(content_format=content_format)
     text, name = _read(template)
-    syntax_tree(text, "chat_template", name)
+    compiled_template(text, "chat_template", name)
     return ChosenTemplate(text, name, content_format)
 
 
@@ -58,43 +62,66 @@ def chosen_template(template: str | None, content_format: ContentFormat = "auto"
 class ChatTemplate:
     """The chat template of a tokenizer or processor, or several by name.
 
-    :param texts: by name; the only one is ``default``.
+    :param compiled: by name; the only one is ``default``.
+    :param special_tokens: variables of every conversation.
     :param parts_for: roles whose content it reads as a list of parts.
     :param takes_tools: whether it shows tools at all.
     """
 
-    texts: Mapping[str, str]
+    compiled: "Mapping[str, CompiledTemplate]"
+    special_tokens: Mapping[str, object]
     parts_for: frozenset[str]
     takes_tools: bool
 
     @property
     def text(self) -> str:
         """All texts, one after the other, to search in."""
-        return "\n".join(self.texts.values())
+        return "\n".join(template.text for template in self.compiled.values())
 
     @property
     def usual(self) -> str:
         """The template for all conversations, or else the first."""
-        return self.texts.get(DEFAULT) or next(iter(self.texts.values()))
+        return _usual(self.compiled).text
 
-    def text_for(self, *, tools: bool) -> str:
-        """Return the template of a conversation.
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, object]] | None,
+        fields: Mapping[str, object],
+        *,
+        opens_answer: bool,
+        continues_last: bool = False,
+    ) -> str:
+        """Return the text of a conversation.
 
-        :param tools: whether it has some.
+        :param fields: further variables, which replace special tokens of the same names.
         :raises KeyError: if there is no template for all conversations.
+        :raises ChangeSomething: if the template needs too much work.
+        :raises Exception: of any type, from the template.
         """
-        return self.texts[FOR_TOOLS if tools and FOR_TOOLS in self.texts else DEFAULT]
+        template = self.compiled[FOR_TOOLS if tools and FOR_TOOLS in self.compiled else DEFAULT]
+        return template.render(
+            with_content(messages, self.parts_for),
+            list(tools) if tools else None,
+            {**self.special_tokens, **fields},
+            opens_answer=opens_answer,
+            continues_last=continues_last,
+        )
 
 
 def read_template(
-    own_template: object, chosen: ChosenTemplate, path: Path | None, backend: TakesTemplate
+    own_template: object,
+    chosen: ChosenTemplate,
+    path: Path | None,
+    special_tokens: Mapping[str, object],
 ) -> ChatTemplate | None:
     """Return the template to use; None if there is none.
 
     :param own_template: transformers' result for the model's directory: one, or several by name.
     :param path: the directory, for one that transformers leaves to processors; None if unknown.
-    :param backend: the tokenizer or processor of transformers that renders it.
-    :raises ChangeSomething: if a template does not compile, naming its file and line.
+    :param special_tokens: the tokenizer's special tokens by their names.
+    :raises ChangeSomething: if a template does not compile, naming its file and line, or works
+        without end.
     """
     field, name = ("chat_template", chosen.name) if chosen.text is not None else ("model", "")
     if chosen.text is not None:
@@ -109,51 +136,40 @@ def read_template(
     if len(texts) < len(several):
         where = name or _place(path, DEFAULT, several=False)
         raise ChangeSomething(field, where, "has a chat template that is not text", "repair it")
-    trees = {
-        key: syntax_tree(text, field, name or _place(path, key, several=len(texts) > 1))
+    compiled = {
+        key: compiled_template(text, field, name or _place(path, key, several=len(texts) > 1))
         for key, text in texts.items()
     }
-    usual = texts.get(DEFAULT) or next(iter(texts.values()))
-    tree = trees.get(DEFAULT) or next(iter(trees.values()))
-    takes_tools = FOR_TOOLS in texts or _reads(tree, "tools")
+    usual = _usual(compiled)
+    takes_tools = FOR_TOOLS in texts or _reads(usual.tree, "tools")
     formats = {"string": frozenset[str](), "openai": ROLES}
     parts_for = formats.get(chosen.content_format)
     if parts_for is None:
-        parts_for = roles_with_parts(
-            _rendering(backend, usual), iterates=_iterates_over_content(tree)
-        )
-    return ChatTemplate(texts, parts_for, takes_tools)
+        iterates = _iterates_over_content(usual.tree)
+        parts_for = roles_with_parts(_rendering(usual, special_tokens), iterates=iterates)
+    return ChatTemplate(compiled, special_tokens, parts_for, takes_tools)
 
 
-def _rendering(backend: TakesTemplate, template: str) -> Render:
-    """Return a function that renders conversations with the text of a template."""
-
-    def rendered(messages: Sequence[Message]) -> str:
-        text = backend.apply_chat_template(
-            list(messages), chat_template=template, add_generation_prompt=True, tokenize=False
-        )
-        return str(text)
-
-    return rendered
+def _usual(compiled: "Mapping[str, CompiledTemplate]") -> "CompiledTemplate":
+    return compiled.get(DEFAULT) or next(iter(compiled.values()))
 
 
-def syntax_tree(text: str, field: str, name: str) -> nodes.Template:
-    """Return the syntax tree of a template.
+def _rendering(template: "CompiledTemplate", special_tokens: Mapping[str, object]) -> Render:
+    """Return a function that renders conversations with a template."""
+    return lambda messages: template.render(messages, None, special_tokens, opens_answer=True)
+
+
+def compiled_template(text: str, field: str, name: str) -> "CompiledTemplate":
+    """Compile a template.
 
     :param field: the field of errors.
     :param name: the file or source of the template, for errors.
     :raises ChangeSomething: if it does not compile, naming the line.
     """
     # Imported here: an instance that serves a front handles no text.
-    from transformers.utils.chat_template_utils import _compile_jinja_template
+    from kvell.models.text.rendering.conversation import CompiledTemplate
 
-    try:
-        environment: Environment = _compile_jinja_template(text).environment
-        tree = environment.parse(text)
-    except TemplateSyntaxError as error:
-        problem = f"line {error.lineno} of the template does not compile ({error.message})"
-        raise ChangeSomething(field, name, problem, "repair it, or give another") from error
-    return tree
+    return CompiledTemplate(text, field, name)
 
 
 def _reads(tree: nodes.Template, variable: str) -> bool:

@@ -6,7 +6,9 @@ for each role; one that shows neither reads parts if it has a loop over them, as
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
+
+from kvell.errors import ChangeSomething
 
 NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 """No further variables of a chat template."""
@@ -14,14 +16,6 @@ ContentFormat = Literal["auto", "string", "openai"]
 """The input of a template: a text, parts as in OpenAI's API, or the format that it reads."""
 Message = Mapping[str, object]
 Render = Callable[[Sequence[Message]], str]
-
-
-class TakesTemplate(Protocol):
-    """A tokenizer or processor of transformers."""
-
-    def apply_chat_template(self, conversation: list[Message], **given: object) -> object:
-        """Return the text of a conversation."""
-        ...
 
 
 ROLES = frozenset({"system", "user", "assistant", "tool"})
@@ -47,6 +41,7 @@ def roles_with_parts(render: Render, *, iterates: bool) -> frozenset[str]:
 
     :param render: the template; it may raise anything.
     :param iterates: whether it has a loop over the content of a message.
+    :raises ChangeSomething: if the template works without end.
     """
     by_user = _reads_parts(render, lambda content: [_said(USER, content)])
     if by_user is None:
@@ -94,6 +89,8 @@ def _reads_parts(render: Render, conversation: Callable[[object], list[Message]]
     for is_parts in (False, True):
         try:
             text = render(conversation(_content(PROBE, is_parts=is_parts)))
+        except ChangeSomething:
+            raise
         except Exception:  # a template may do anything but show the text
             continue
         if PROBE in text.lower():

@@ -17,7 +17,7 @@ from kvell.models.text.chat_template import (
     ChosenTemplate,
     read_template,
 )
-from kvell.models.text.content_format import NO_FIELDS, with_content
+from kvell.models.text.content_format import NO_FIELDS
 from kvell.models.text.end_tokens import PLAIN_CLASS, eos_token_ids, ids_of
 from kvell.models.text.token_bytes import most_token_bytes
 from kvell.models.text.tokenizer_faults import TOKENIZER_FILES, own_code, tokenizer_fault
@@ -28,13 +28,13 @@ TokenIds = NDArray[np.int32]
 
 OWN_FIELDS = frozenset(
     (
-        *("conversation", "messages", "tools", "documents", "chat_template"),
+        *("conversation", "messages", "tools", "chat_template"),
         *("add_generation_prompt", "continue_final_message", "tokenize", "tokenizer_kwargs"),
         *("padding", "truncation", "max_length", "return_tensors", "return_dict"),
         *("return_assistant_tokens_mask", "processor_kwargs", "load_audio_from_video"),
     )
 )
-"""Arguments of transformers' ``apply_chat_template`` itself; no request may set them."""
+"""Variables that are not a request's, and arguments of transformers' ``apply_chat_template``."""
 
 
 class Tokenizer:
@@ -110,7 +110,8 @@ class Tokenizer:
 
     def _read(self, chosen: ChosenTemplate) -> ChatTemplate | None:
         own_template = self.backend.chat_template
-        return read_template(own_template, chosen, self._directory, self.backend)
+        special_tokens = self.backend.special_tokens_map
+        return read_template(own_template, chosen, self._directory, special_tokens)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> TokenIds:
         """Return token ids of a text, int32 [tokens], with the special tokens of the model."""
@@ -161,14 +162,12 @@ class Tokenizer:
             )
         check_template_fields(fields)
         try:
-            text: str = self.backend.apply_chat_template(
-                with_content(messages, template.parts_for),
-                **fields,
-                chat_template=template.text_for(tools=bool(tools)),
-                tools=list(tools) if tools else None,
-                add_generation_prompt=opens_answer,
-                tokenize=False,
-                **({"continue_final_message": True} if continues_last else {}),
+            return template.render(
+                messages,
+                tools,
+                fields,
+                opens_answer=opens_answer,
+                continues_last=continues_last,
             )
         except ChangeSomething:
             raise
@@ -180,7 +179,6 @@ class Tokenizer:
                 f"the model's chat template refuses them ({one_line(error)})",
                 'send a list of {"role": "user", "content": "text"}',
             ) from error
-        return text
 
     @cached_property
     def most_token_bytes(self) -> int:

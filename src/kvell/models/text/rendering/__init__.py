@@ -1,0 +1,1 @@
+"""Rendering of chat templates, with a bound on the work of each."""
