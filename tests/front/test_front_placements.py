@@ -1,11 +1,13 @@
 """A front's requests that are longer than the memory of one instance."""
 
+import asyncio
+
 import numpy as np
 import pytest
 from msgspec import structs
 
 from kvell.cost.prices import ExecCosts
-from kvell.engine.protocol.messages import Finished, Heartbeat, OtherFronts, Submit
+from kvell.engine.protocol.messages import Cancel, Finished, Heartbeat, OtherFronts, Submit
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
@@ -120,6 +122,116 @@ def test_beyond_what_all_hold_something_must_change() -> None:
     assert submitted(opened(*NAMES), entry(reach - 1, 1))[1].placement
     with pytest.raises(ChangeSomething, match=f"prompt.*exceeds the {reach} tokens"):
         queue.add(entry(reach, 1))
+
+
+def test_an_answer_beyond_what_all_hold_names_its_field() -> None:
+    queue = opened(*NAMES)
+    reach = queue.placements.reach_tokens()
+    queue.add(entry(30, reach - 30))
+    with pytest.raises(ChangeSomething, match=f"max_tokens=75: .* {reach} tokens .* at most 74"):
+        queue.add(entry(30, reach - 29, "longer"))
+
+
+def taken(request: LogEntry) -> Finished:
+    """The end of a request that has ended."""
+
+    async def take() -> Finished:
+        async with asyncio.timeout(1):
+            end = (await request.mailbox.take()).finished
+        assert end is not None
+        return end
+
+    return asyncio.run(take())
+
+
+@pytest.mark.parametrize("goes", ["leaves", "given up"])
+def test_a_waiting_request_that_those_left_cannot_hold_is_refused(goes: str) -> None:
+    """Others still wait, and one instance that restarts is waited for."""
+    queue = opened(*NAMES)
+    dispatch = Dispatch(queue)
+    for name in NAMES:
+        queue.on_event(name, beat(10), 0.0)
+    longest, answers, shorter = entry(90), entry(30, 60, "answers"), entry(60, 4, "shorter")
+    for request in (longest, answers, shorter):
+        assert dispatch.add(request, 0.0) == []
+    dispatch.lost("mixed-2", InstanceDeath("it died", "killed"), 1.0)
+    assert (queue.waiting, queue.placements.reach_tokens()) == (3, (5 + 4 + 4) * SECTION)
+    if goes == "leaves":
+        dispatch.leaving("mixed-2", 2.0)
+    else:
+        dispatch.on_given_up("mixed-2", 2.0)
+    reach = queue.placements.reach_tokens()
+    assert (queue.waiting, reach) == (1, (5 + 4) * SECTION)
+    refused = [taken(request) for request in (longest, answers)]
+    assert [end.field for end in refused] == ["prompt", "max_tokens"]
+    assert all(end.reason == "refused" and f"{reach} tokens" in end.message for end in refused)
+    with pytest.raises(ChangeSomething, match=f"exceeds the {reach} tokens"):
+        queue.add(entry(90, name="later"))
+    dispatch.ready("mixed-2", LENDS, 3.0, joins_others=True)
+    assert queue.placements.reach_tokens() == (5 + 4 + 4) * SECTION
+    queue.add(entry(90, name="later"))
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_placed_request_that_those_left_cannot_hold_is_refused_once_the_lender_is_gone(
+    dies: bool,
+) -> None:
+    """While it drains the request may end; one that has fewer tokens goes on."""
+    queue = opened(*NAMES)
+    dispatch = Dispatch(queue)
+    longest, stopped, answers = entry(90), entry(89, name="stopped"), entry(30, 60, "answers")
+    for request in (longest, stopped, answers):
+        queue.on_event("mixed-1", beat(ALONE), 0.0)
+        queue.on_event("mixed-2", beat(ALONE), 0.0)
+        for line in queue.lines.values():
+            line.placements = ()
+        queue.placements._placed.clear()
+        ((home, _),) = dispatch.add(request, 0.0)
+        assert home == "mixed-0"
+    dispatch.drop(stopped.request_id, "stop", 0.5)
+    assert not [each for each in dispatch.leaving("mixed-2", 1.0) if isinstance(each[1], Cancel)]
+    cancels = dispatch.on_given_up("mixed-2", 2.0)
+    assert cancels == [("mixed-0", Cancel(longest.request_id, 0))]
+    reach = queue.placements.reach_tokens()
+    if dies:
+        dispatch.lost("mixed-0", InstanceDeath("it died", "killed"), 3.0)
+    else:
+        dispatch.on_events("mixed-0", [Finished(longest.request_id, 0, "cancelled")], 3.0)
+        dispatch.on_events("mixed-0", [Finished(stopped.request_id, 0, "cancelled")], 3.0)
+    end = taken(longest)
+    assert (end.reason, end.field) == ("refused", "prompt") and f"{reach} tokens" in end.message
+    assert taken(stopped).reason == "stop"
+    assert answers.request_id in {each.request_id for each in queue.entries().in_flight} or dies
+
+
+def test_beside_one_that_leaves_a_request_is_as_if_alone() -> None:
+    queue = opened("mixed-0", "mixed-1")
+    dispatch = Dispatch(queue)
+    for name in ("mixed-0", "mixed-1"):
+        queue.on_event(name, beat(10), 0.0)
+    assert dispatch.add(entry(60), 0.0) == []
+    dispatch.leaving("mixed-1", 1.0)
+    ((at, command),) = dispatch.on_events("mixed-0", [beat(10)], 1.0)
+    assert isinstance(command, Submit)
+    assert (at, command.placement) == ("mixed-0", ()), "its instance names what must change"
+
+
+def test_an_instance_that_was_never_ready_does_not_hide_the_lengths_of_others() -> None:
+    queue = RequestQueue(8, steers=False)
+    queue.line("mixed-9")  # it is still being started
+    for number, name in enumerate(NAMES):
+        queue.line(name).open(structs.replace(LENDS, credits=4, incarnation=100 + number))
+    assert submitted(queue, entry(70, 10))[1].placement
+
+
+def test_a_prefill_instance_is_no_home_of_a_long_request() -> None:
+    """The only one that decodes was given up: the request cannot be placed."""
+    queue = opened("prefill-0", "prefill-1", "decode-0")
+    assert submitted(queue, entry(60))[0] == "decode-0"
+    Dispatch(queue).on_given_up("decode-0", 1.0)
+    assert queue.placements.reach_tokens() == ALONE
+    with pytest.raises(ChangeSomething, match=f"exceeds the {ALONE} tokens"):
+        queue.add(entry(60, name="later"))
 
 
 def test_all_sections_of_a_request_are_read_in_one_way() -> None:

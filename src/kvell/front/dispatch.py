@@ -93,9 +93,25 @@ class Dispatch:
 
     def lost(self, instance_id: str, death: InstanceDeath, now: float) -> Commands:
         """Give the requests of a dead incarnation to others, or end them."""
-        return [*self.queue.lost(instance_id, death, now), *self.submittable(now)]
+        cancels = self.queue.lost(instance_id, death, now)
+        self.queue.refuse_too_long(now)  # perhaps another one was given up since they were placed
+        return [*cancels, *self.submittable(now)]
 
-    def leaving(self, instance_id: str) -> Commands:
+    def on_given_up(self, instance_id: str, now: float) -> Commands:
+        """Let no request wait for an instance; end those that the others can never hold."""
+        self.queue.line(instance_id).will_serve = False
+        self.queue.refuse_too_long(now)
+        commands: Commands = []
+        for entry, problem in list(self.queue.placements.outgrown(self.queue.entries().in_flight)):
+            if not entry.is_dropped:
+                entry.must_change = problem
+                commands += self.drop(entry.request_id, "refused", now)
+        return commands
+
+    def leaving(self, instance_id: str, now: float) -> Commands:
         """Let others continue the requests of an instance that is taken out of service."""
-        self.queue.line(instance_id).close()
+        line = self.queue.line(instance_id)
+        line.close()
+        line.will_serve = False
+        self.queue.refuse_too_long(now)
         return [*self.queue.evacuate(instance_id)]

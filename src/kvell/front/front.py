@@ -109,8 +109,7 @@ class Front:
         if joins is None:
             self._members = Members(command, self._limits, Host(), callbacks, pool)
         else:
-            lines = self._request_queue.lines
-            self._members = joins.members(self._limits, callbacks, lines)
+            self._members = joins.members(self._limits, callbacks, self._request_queue.lines)
         self._dispatch = Dispatch(self._request_queue)
         self._closing, self._started = False, False
         self._is_idle = asyncio.Event()
@@ -345,17 +344,18 @@ class Front:
         self._tell(self._dispatch.lost(instance_id, cause, self.now_seconds()))
         self._note_idle()
 
-    def _instance_given_up(self, _instance_id: str) -> None:
+    def _instance_given_up(self, instance_id: str) -> None:
+        self._tell(self._dispatch.on_given_up(instance_id, self.now_seconds()))
         if self.state in GIVEN_UP:
             self._request_queue.fail_waiting("the instance cannot be restarted", self.now_seconds())
 
     def _instance_leaving(self, instance_id: str) -> None:
-        self._tell(self._dispatch.leaving(instance_id))
+        self._tell(self._dispatch.leaving(instance_id, self.now_seconds()))
 
     def _instance_gone(self, instance_id: str) -> None:
         self._index_lost(instance_id)
+        self._instance_given_up(instance_id)
         self._request_queue.remove_line(instance_id)
-        self._instance_given_up(instance_id)  # perhaps it was the last one that others waited for
         self._take_place()
 
     def _instance_cut(self, instance_id: str) -> None:

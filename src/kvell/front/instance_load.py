@@ -28,6 +28,8 @@ class InstanceLoad:
     :ivar report: the latest report of the instance about itself, with its ``facts``.
     :ivar role: the current role; the initial role is part of the id.
     :ivar is_open: whether the instance takes requests, though perhaps not now.
+    :ivar will_serve: whether requests may wait for the instance: it does not leave for good, and
+        was not given up.
     :ivar in_flight: requests that the instance has and did not finish, oldest first.
     :ivar outstanding_prompt_tokens: prompt tokens that it still has to compute.
     :ivar outstanding_output_tokens: output tokens that it is still expected to make.
@@ -42,7 +44,7 @@ class InstanceLoad:
     def __init__(self, instance_id: str) -> None:
         self.instance_id = instance_id
         self.role = instance_id.rpartition("-")[0]
-        self.is_open = False
+        self.is_open, self.will_serve = False, True
         self.in_flight: dict[RequestId, LogEntry] = {}
         self.coming: dict[RequestId, int] = {}
         self.outstanding_prompt_tokens = self.outstanding_output_tokens = 0
@@ -120,7 +122,7 @@ class InstanceLoad:
         self.pace.set_computing(False)
         self.pace = pace or InstancePace.alone(facts.prices)
         self.pace.set_computing(bool(self.in_flight))
-        self.is_open = True
+        self.is_open = self.will_serve = True
         self._ramp = Ramp(facts.credits) if joins_others else None
 
     def prompt_seconds(self, work: PromptWork) -> float:

@@ -1,8 +1,8 @@
 """The placement of requests that are longer than the free memory of one instance."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache, lru_cache
 from heapq import nlargest
 from itertools import accumulate
 
@@ -18,9 +18,9 @@ from kvell.cluster.steering.placements import (
     placement,
     reading_of,
 )
-from kvell.engine.protocol.statistics import ModelLengths
+from kvell.engine.protocol.statistics import InstanceFacts, ModelLengths
 from kvell.errors import ChangeSomething
-from kvell.front.instance_load import InstanceLoad
+from kvell.front.instance_load import NO_FACTS, InstanceLoad
 from kvell.front.request_log import LogEntry
 from kvell.memory import common_prefix
 from kvell.vocabulary import RequestId
@@ -48,43 +48,63 @@ class Placements:
     def reach_tokens(self, model: str = "") -> int:
         """Return the most tokens of a request, if all other instances lend what they can.
 
+        Instances that restart count, and those that leave or were given up do not.
+
         :param model: its name; "" is the first model.
         """
-        return max(
-            (
-                _reach(line.facts, line.facts.lengths(model), self._lenders(line))
-                for line in self._lines.values()
-            ),
-            default=0,
+        lines = [line for line in self._lines.values() if line.will_serve]
+        homes = (line for line in lines if line.role != PREFILL)
+        reach = (
+            _reach(line.facts, line.facts.lengths(model), self._lenders(line)) for line in homes
         )
+        return max(reach, default=max((_alone(line, model) for line in lines), default=0))
 
     def is_long(self, entry: LogEntry) -> bool:
         """Return whether a request may outgrow one instance, and others lend."""
         if not self._may_leave(entry):
             return False
-        lengths = next(iter(self._lines.values())).facts.lengths(entry.spec.model)
+        lengths = self._facts().lengths(entry.spec.model)
         return _tokens(entry, lengths) > lengths.max_model_len
 
     def _may_leave(self, entry: LogEntry) -> bool:
         """Return whether a request may have sections at other instances, and others lend."""
-        if entry.spec.tensors or len(self._lines) < 2:
+        if entry.spec.tensors or sum(line.will_serve for line in self._lines.values()) < 2:
             return False  # such requests stay within one instance
-        facts = next(iter(self._lines.values())).facts  # instances are alike
+        facts = self._facts()
         lengths = facts.lengths(entry.spec.model)
         return lengths.reach_tokens > lengths.max_model_len and local_sections(facts, lengths) > 0
+
+    def _facts(self) -> InstanceFacts:
+        """Return the facts of an instance that was ready once; all are alike."""
+        ready = (line.facts for line in self._lines.values() if line.facts.max_model_len)
+        return next(ready, NO_FACTS)
 
     def check(self, entry: LogEntry) -> None:
         """Check that the instances can hold a request that is longer than one's memory.
 
         :raises ChangeSomething: if it is longer than what all instances hold together.
         """
-        if not self.is_long(entry):
-            return
-        reach = self.reach_tokens(entry.spec.model)
-        if entry.prompt_tokens >= reach + bool(entry.spec.pooling):
-            problem = f"exceeds the {reach} tokens that the instances can hold together"
-            remedy = f"send at most {reach - 1} tokens, or start more instances"
-            raise ChangeSomething("prompt", f"{entry.prompt_tokens} tokens", problem, remedy)
+        for _, problem in self.too_long([entry]):
+            raise problem
+
+    def too_long(self, entries: Iterable[LogEntry]) -> Iterator[tuple[LogEntry, ChangeSomething]]:
+        """Yield the requests that the instances can never hold, each with what must change."""
+        reach_tokens = cache(self.reach_tokens)
+        for entry in entries:
+            if self.is_long(entry):
+                problem = _problem(entry, reach_tokens(entry.spec.model))
+                if problem is not None:
+                    yield entry, problem
+
+    def outgrown(self, entries: Iterable[LogEntry]) -> Iterator[tuple[LogEntry, ChangeSomething]]:
+        """Yield the placed requests that have more tokens than the instances can hold by now."""
+        reach_tokens = cache(self.reach_tokens)
+        for entry in entries:
+            reach = reach_tokens(entry.spec.model)
+            if entry.placement and entry.prompt_tokens + entry.emitted_tokens >= reach:
+                problem = _problem(entry, reach)
+                if problem is not None:
+                    yield entry, problem
 
     def homes(self, entry: LogEntry, lines: Sequence[InstanceLoad]) -> list[InstanceLoad]:
         """Return the lines at which a long request can be placed now."""
@@ -246,7 +266,7 @@ class Placements:
 
     def _lenders(self, home: InstanceLoad) -> list[list[InstanceLoad]]:
         """Return the instances that could lend to ``home``, by how it reads what they lend."""
-        others = [line for line in self._lines.values() if line is not home]
+        others = [line for line in self._lines.values() if line is not home and line.will_serve]
         readings = [reading_of(home.facts, line.facts) for line in others]
         return [
             [line for line, its in zip(others, readings, strict=True) if its == reading]
@@ -262,6 +282,26 @@ def _reach(
         longest_with(facts, lengths, (lender.pool_bytes for lender in lenders))
         for lenders in lenders_by_reading
     )
+
+
+def _alone(line: InstanceLoad, model: str) -> int:
+    return line.facts.lengths(model).max_model_len
+
+
+def _problem(entry: LogEntry, reach: int) -> ChangeSomething | None:
+    """Return what must change in a request that the instances cannot hold; None if they can.
+
+    :param reach: the most tokens that they can hold together.
+    """
+    prompt, answer = entry.prompt_tokens, entry.spec.sampling.max_tokens
+    problem = f"exceeds the {reach} tokens that the instances can hold together"
+    if prompt >= reach + bool(entry.spec.pooling):
+        remedy = f"send at most {reach - 1} tokens, or start more instances"
+        return ChangeSomething("prompt", f"{prompt} tokens", problem, remedy)
+    if not entry.spec.pooling and answer is not None and prompt + answer > reach:
+        remedy = f"ask for at most {reach - prompt}, or start more instances"
+        return ChangeSomething("max_tokens", answer, f"with the prompt {problem}", remedy)
+    return None
 
 
 def _prefix_space(entry: LogEntry) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from kvell.engine.protocol.messages import Finished, Submit, Tokens
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.protocol.request_spec import RequestSpec, to_token_bytes
 from kvell.engine.requests.turns import Turn
-from kvell.errors import Bound
+from kvell.errors import Bound, ChangeSomething
 from kvell.fleet.instance.death import InstanceDeath
 from kvell.front.mailbox import Mailbox
 from kvell.front.retries import Attempts
@@ -109,6 +109,7 @@ class LogEntry:
     :param scored_tokens: prompt tokens whose log probabilities were sent; never the first token.
     :param end_as: the reason to report when the instance reports ``cancelled``.
     :param is_dropped: whether the instance was sent a ``Cancel``.
+    :param must_change: the reason to report with ``end_as``, if that is ``refused``.
     :param due_seconds: deadline of its answer, by the front's clock; None: there is none.
     :param early: tokens that arrived before those preceding them, since the instance that continues
         the request was received first; ``early_end`` is the end after them.
@@ -135,6 +136,7 @@ class LogEntry:
     last_token_seconds: float | None = None
     end_as: FinishReason = "cancelled"
     is_dropped: bool = False
+    must_change: ChangeSomething | None = None
     trace: RequestTrace | None = None
     due_seconds: float | None = None
     early: list[Tokens] = field(default_factory=list)
@@ -271,8 +273,10 @@ class LogEntry:
         if again and not self.is_dropped:
             return None
         is_unsaid = event.reason in ("cancelled", "moved") or event.step_failed
-        reason = self.end_as if is_unsaid else event.reason
-        return replace(event, reason=reason)
+        if not is_unsaid:
+            return event
+        event = replace(event, reason=self.end_as)
+        return event if self.must_change is None else _refused(event, self.must_change)
 
     def end_after(self, death: InstanceDeath, *, sole: bool) -> Finished | None:
         """Return the end of a request whose instance died; None if it is retried.
@@ -280,11 +284,16 @@ class LogEntry:
         :param sole: whether the instance had no other request.
         """
         if self.is_dropped:
-            return self.failure("", self.end_as)
+            end = self.failure("", self.end_as)
+            return end if self.must_change is None else _refused(end, self.must_change)
         if death.cause == "closing":
             return self.failure(death.problem)
         refusal = self.attempts.after(death.cause, sole=sole)
         return self.failure(f"{death.problem}; {refusal}") if refusal else None
+
+    def refusal(self, problem: ChangeSomething) -> Finished:
+        """Return the end of this request, if no instance can ever serve it."""
+        return _refused(self.failure(""), problem)
 
     def failure(self, message: str, reason: FinishReason = "error") -> Finished:
         """Return the end of this request, if its instance cannot report it."""
@@ -296,3 +305,7 @@ class LogEntry:
             output_tokens=self.emitted_tokens,
             message=message,
         )
+
+
+def _refused(finished: Finished, problem: ChangeSomething) -> Finished:
+    return replace(finished, reason="refused", message=str(problem), field=problem.field)

@@ -122,6 +122,11 @@ class RequestQueue:
         self._locality.on_joined(instance_id, line.role, facts.indexed)
         return [(instance_id, WatchIndex(with_tokens=False))]
 
+    def refuse_too_long(self, now: float) -> None:
+        """Refuse the waiting requests that the instances can never hold."""
+        for entry, problem in list(self.placements.too_long(self._waiting)):
+            self._end(entry, entry.refusal(problem), now)
+
     def remove_line(self, instance_id: str) -> None:
         """Forget an instance that has no requests."""
         line = self.lines.pop(instance_id)
@@ -168,8 +173,7 @@ class RequestQueue:
         self, request_id: RequestId, end_as: FinishReason, now: float
     ) -> list[tuple[str, Cancel]]:
         """End a request early; return commands to instances."""
-        waiting = self._waiting.get(request_id)
-        if waiting is not None:
+        if (waiting := self._waiting.get(request_id)) is not None:
             self._end(waiting, Finished(request_id, waiting.attempt, end_as), now)
         entry = self._in_flight.get(request_id)
         if entry is None or entry.end_as != "cancelled":
@@ -228,8 +232,7 @@ class RequestQueue:
 
     def on_scores(self, event: PromptLogprobs) -> None:
         """Pass on a prompt's log probabilities; drop those of unknown requests and old attempts."""
-        entry = self._in_flight.get(event.request_id)
-        if entry is not None:
+        if (entry := self._in_flight.get(event.request_id)) is not None:
             entry.take_scores(event)
 
     def on_finished(self, event: Finished, now: float) -> list[tuple[str, Migrate]]:
@@ -258,8 +261,7 @@ class RequestQueue:
         self._waiting.note_memory()
         if event.not_taken and not entry.is_dropped:
             line.took_none(event.not_taken)
-        end = entry.end_with(event)
-        if end is not None:
+        if (end := entry.end_with(event)) is not None:
             self._end(entry, end, now)
             return []
         entry.attempt += 1
@@ -365,8 +367,7 @@ class RequestQueue:
             if entry.goes_to:
                 commands.append((entry.goes_to, Cancel(entry.request_id, entry.attempt)))
                 self._routes.set_target(entry, "")
-            end = entry.end_after(death, sole=len(lost) == 1)
-            if end is None:
+            if (end := entry.end_after(death, sole=len(lost) == 1)) is None:
                 entry.attempt += 1
                 again.append(entry)
             else:
