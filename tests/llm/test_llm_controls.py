@@ -1,7 +1,7 @@
 """Controlled requests over a real model: transformers' own answers, whoever else is served."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from jsonschema import validate
 
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.structured_outputs import Reasoning, StructuredOutputs
-from kvell.engine.sampling.grammar_process.masking import FoundMask, MaskedRequest, MaskWorker
+from kvell.engine.sampling.grammar_process.masking import FoundMask, MaskJob, MaskWorker, Trouble
 from kvell.errors import ChangeSomething
 from kvell.llm import LLM, RequestOutput
 from kvell.vocabulary import KIB
@@ -213,10 +213,11 @@ def test_a_grammar_that_gets_too_complex_ends_its_answer_only(
     masks = MaskWorker.masks
 
     def failing(
-        worker: MaskWorker, wanted: Sequence[MaskedRequest], forget: Iterable[int]
-    ) -> dict[int, FoundMask | None]:
-        too_long = [one.handle for one in wanted if one.asked == FORM and len(one.output) >= 3]
-        return masks(worker, wanted, forget) | dict.fromkeys(too_long)
+        worker: MaskWorker, jobs: Sequence[MaskJob], forget: Iterable[int]
+    ) -> Iterator[tuple[MaskJob, FoundMask | Trouble]]:
+        for job, found in masks(worker, jobs, forget):
+            fails = job.asked == FORM and job.length >= 3
+            yield job, "unavailable" if fails else found
 
     monkeypatch.setattr(MaskWorker, "masks", failing)
     outputs = llm.generate(CROWD, WISHES)

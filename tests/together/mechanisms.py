@@ -180,9 +180,9 @@ class Run:
     def __post_init__(self) -> None:
         plan = self.engine.core._scheduler.plan
 
-        def counted(step: Any, in_flight: int = 0) -> StepPlan:
+        def counted(step: Any, in_flight: int = 0, held: Any = ()) -> StepPlan:
             self.planned_ahead += in_flight
-            return plan(step, in_flight)
+            return plan(step, in_flight, held)
 
         self.engine.core._scheduler.plan = counted  # type: ignore[method-assign]
 

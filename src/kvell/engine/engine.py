@@ -57,9 +57,11 @@ from kvell.engine.setup.warmer import Warmer
 from kvell.errors import ChangeSomething, TryLater
 from kvell.mempool.entries import Draining
 from kvell.models.images.image_store import ImageStore
+from kvell.vocabulary import RequestId
 
 Ran = TypeVar("Ran")
 
+NONE_HELD: frozenset[RequestId] = frozenset()
 WARMING_SECONDS = 0.5
 """Longest wait of a step without work while the pool is still being committed."""
 
@@ -111,7 +113,7 @@ class Engine:
         self._page_map, self._staying, self._prices = page_map, staying, prices
         self._link = link or EngineLink()
         self.loop = EngineLoop(core, self._link, journal)
-        self.grammars = AwaitedGrammars(grammars, self._link.bell.ring)
+        self.grammars = AwaitedGrammars(grammars, self._link.bell.ring, self._clock)
         self._sent_images = sent = SentImages(images, keeps_tensors=self._link.is_linked)
         if images is not None:
             self._link.move_images(lambda agent: MovedImages(images, sent, agent, core.has_request))
@@ -241,6 +243,8 @@ class Engine:
         """Process entries of other instances, copies and time, and compiled grammars."""
         events: list[Event] = []
         self._link.bell.clear()
+        if self.grammars.take_masked():
+            self.core.resume_held()
         for command, problem in self.grammars.take_compiled():
             events += [refuse(command, problem)] if problem else self._entered(command)
         events += self._take_entries()
@@ -307,7 +311,8 @@ class Engine:
         return self._committed(computed)
 
     def _plan(self) -> StepPlan:
-        plan = self.loop.plan()
+        constrained = self.core.constrained.values()
+        plan = self.loop.plan(self.grammars.held(constrained) if constrained else NONE_HELD)
         if plan.admitted:
             self._times.on_admitted(plan.admitted)
         return plan
@@ -333,6 +338,8 @@ class Engine:
 
     def _committed(self, result: StepResult | StepFailure) -> list[Event]:
         events = self.loop.commit(result)
+        if constrained := self.core.constrained.values():
+            self.grammars.follow(constrained)
         if self._objectives is not None:
             self._note(self._objectives.after_step(events))
         self._sent_images.release_ended(events)

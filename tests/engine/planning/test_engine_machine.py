@@ -131,6 +131,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.ended: dict[str, Finished] = {}
         self.plans: list[StepPlan] = []
         self.in_flight: deque[StepPlan] = deque()
+        self.held: frozenset[RequestId] = frozenset()
         self.count = 0
 
     def fresh(self) -> EngineCore:
@@ -184,7 +185,7 @@ class EngineMachine(RuleBasedStateMachine):
     def plan_ahead(self) -> None:
         """Plan as many steps as may be in flight at once."""
         while self.engine.core.may_plan:
-            plan = self.engine.plan()
+            plan = self.engine.plan(self.held)
             self.check_plan(plan)
             self.in_flight.append(plan)
         assert len(self.in_flight) <= self.chosen.depth + 1
@@ -194,6 +195,13 @@ class EngineMachine(RuleBasedStateMachine):
         """Commit the oldest step in flight, which may run as late as now."""
         if self.in_flight:
             self.take(self.engine.commit(self.model.run(self.in_flight.popleft())))
+
+    @rule(picks=st.sets(st.integers(0, 9)))
+    def hold(self, picks: set[int]) -> None:
+        """Hold some requests from now on, and no longer those that were held."""
+        names = sorted(self.prompts)
+        self.held = frozenset(RequestId(names[pick]) for pick in picks if pick < len(names))
+        self.engine.core.resume_held()
 
     @rule(pick=st.integers(0, 99), in_flight=st.booleans())
     def cancel(self, pick: int, in_flight: bool) -> None:
@@ -210,7 +218,9 @@ class EngineMachine(RuleBasedStateMachine):
     def check_plan(self, plan: StepPlan) -> None:
         self.plans.append(plan)
         assert plan.num_tokens <= self.limits.max_num_batched_tokens
-        must_work = not self.in_flight and not plan.preempted and not self.may_rest
+        assert not any(work.request_id in self.held for work in plan.work)
+        assert self.held.isdisjoint(plan.admitted)
+        must_work = not (self.in_flight or plan.preempted or self.may_rest or self.held)
         assert plan.work or not must_work, "a step with work to do does none"
         assert len({work.request_id for work in plan.work}) == len(plan.work)
         assert not (plan.preempted and plan.admitted)
@@ -278,6 +288,7 @@ class EngineMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
             return
+        self.hold(set())
         for _ in range(500 + STEPS_A_REQUEST * len(self.prompts)):
             if not self.engine.core.has_work:
                 break

@@ -1,12 +1,15 @@
 """Requests whose grammar is being compiled: the engine goes on, and they can leave."""
 
+import select
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from kvell.engine.core.journal import Journal
+from kvell.engine.core.journal import Journal, PlanAsked
 from kvell.engine.protocol.leading import Drained
 from kvell.engine.protocol.messages import Cancel, Drain, Event, Finished, Submit, Tokens
 from kvell.engine.protocol.request_spec import RequestSpec
@@ -14,6 +17,7 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
 from kvell.engine.sampling.awaited_grammars import AwaitedGrammars
 from kvell.engine.sampling.grammar_process.checking import GOOD, TOO_COMPLEX, Verdict
+from kvell.engine.sampling.grammar_process.masking import FoundMask, MaskJob, MaskWorker, Trouble
 from kvell.engine.sampling.grammars import Grammars
 from kvell.errors import TryLater
 from kvell.llm import LLM
@@ -34,7 +38,7 @@ class SlowGrammars(Grammars):
     def __init__(self, real: Grammars) -> None:
         self._real = real
         self.asked: list[Future[Verdict]] = []
-        self.masks, self.release, self.close = real.masks, real.release, real.close  # type: ignore[method-assign]
+        self.masks, self.close, self.answers = real.masks, real.close, real.answers  # type: ignore[method-assign]
 
     def known(self, asked: StructuredOutputs) -> bool:
         return False
@@ -89,6 +93,18 @@ def until_idle(instance: LocalInstance) -> list[Event]:
     events: list[Event] = []
     while instance.has_work():
         events += instance.poll()
+    return events
+
+
+def until_over(gate: CommandGate) -> list[Event]:
+    assert gate.wakes is not None
+    events: list[Event] = []
+    while gate.has_requests():
+        if gate.has_work():
+            events += gate.advance()
+        else:
+            select.select([gate.wakes], [], [])
+        events += gate.woken()
     return events
 
 
@@ -149,8 +165,7 @@ def test_a_front_that_goes_takes_along_what_waits(setting: Setting) -> None:
     for future in setting.grammars.asked:
         future.set_result(GOOD)
     events = gate.woken()
-    while gate.has_work():
-        events += gate.advance()
+    events += until_over(gate)
     assert ends(events) == [("y:a", "length")]
 
 
@@ -161,8 +176,7 @@ def test_a_draining_instance_serves_what_waits(setting: Setting) -> None:
     setting.grammars.asked[0].set_result(GOOD)
     events = gate.woken()
     assert not gate.drained
-    while gate.has_work():
-        events += gate.advance()
+    events += until_over(gate)
     assert ends(events) == [("a", "length")] and events[-1] == Drained()
     assert sum(len(one.token_ids) for one in events if isinstance(one, Tokens)) == 4
 
@@ -175,3 +189,33 @@ def test_a_later_attempt_takes_the_place_of_an_earlier_one(setting: Setting) -> 
         future.set_result(TOO_COMPLEX)
     [finished] = setting.engine.woken()
     assert isinstance(finished, Finished) and finished.attempt == 1
+
+
+def test_others_are_served_while_a_mask_is_computed(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    masks, may_go_on = MaskWorker.masks, threading.Event()
+
+    def awaited(
+        worker: MaskWorker, jobs: Sequence[MaskJob], forget: Iterable[int]
+    ) -> Iterator[tuple[MaskJob, FoundMask | Trouble]]:
+        if any(job.length == 2 for job in jobs):
+            assert may_go_on.wait(60.0)
+        yield from masks(worker, jobs, forget)
+
+    monkeypatch.setattr(MaskWorker, "masks", awaited)
+    instance = LocalInstance(setting.engine)
+    instance.send(submit("formed"))
+    setting.grammars.asked[0].set_result(GOOD)
+    events: list[Event] = []
+    while sum(isinstance(one, Tokens) for one in events) < 2:
+        events += instance.poll()
+    instance.send(submit("plain", PLAIN))
+    while ("plain", "length") not in ends(events):
+        events += instance.poll()
+    assert instance.has_work() and ends(events) == [("plain", "length")]
+    assert any(
+        "formed" in entry.held for entry in setting.journal.entries if isinstance(entry, PlanAsked)
+    )
+    may_go_on.set()
+    assert ends(until_idle(instance)) == [("formed", "length")]

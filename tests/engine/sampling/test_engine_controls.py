@@ -18,6 +18,7 @@ from kvell.engine.sampling.controls import Controls, SampledPart
 from kvell.engine.sampling.draw import sample
 from kvell.engine.sampling.grammars import Allowed, Grammars, MaskedRequest
 from kvell.engine.sampling.likelihood import token_logprobs
+from kvell.vocabulary import RequestId
 from tests.engine.works import work_of
 
 WORDS = 40
@@ -28,26 +29,22 @@ DRAWN: Any = {"temperature": 0.9, "seed": 5}
 
 @dataclass
 class FixedGrammars(Grammars):
-    """Allows what it is told to, by handle; notes what it was asked and what to forget."""
+    """Allows what it is told to, by handle; notes what it was asked."""
 
     allows: Mapping[int, Sequence[int] | None]
     wanted: list[MaskedRequest] = field(default_factory=list)
-    released: list[int] = field(default_factory=list)
 
-    def masks(self, wanted: Sequence[MaskedRequest]) -> Future[dict[int, Allowed | None]]:
+    def masks(self, wanted: Sequence[MaskedRequest]) -> Future[dict[RequestId, Allowed | None]]:
         self.wanted.extend(wanted)
-        found: Future[dict[int, Allowed | None]] = Future()
-        known = [one.handle for one in wanted if one.handle in self.allows]
-        found.set_result({handle: self._allowed(handle) for handle in known})
+        names = {one.request_id for one in wanted}
+        found: Future[dict[RequestId, Allowed | None]] = Future()
+        allows = {RequestId(f"r{handle}"): tokens for handle, tokens in self.allows.items()}
+        found.set_result({name: _mask(allows[name]) for name in names & allows.keys()})
         return found
 
-    def release(self, handles: object) -> None:
-        assert isinstance(handles, list)
-        self.released += handles
 
-    def _allowed(self, handle: int) -> Allowed | None:
-        tokens = self.allows[handle]
-        return None if tokens is None else np.isin(np.arange(WORDS), tokens)
+def _mask(tokens: Sequence[int] | None) -> Allowed | None:
+    return None if tokens is None else np.isin(np.arange(WORDS), tokens)
 
 
 def make_work(
@@ -223,13 +220,10 @@ def test_a_grammar_reads_the_output_and_not_the_prompt() -> None:
     params = SamplingParams(structured_outputs=GRAMMAR)
     work = [make_work(20, params, output=[5, 6]), make_work(21, params), MIXED[3]]
     Controls(grammars).begin([*work, make_work(22, None, start=0, count=2)])
-    assert [(one.handle, one.output.tolist()) for one in grammars.wanted] == [
-        (20, [5, 6]),
-        (21, []),
+    assert [(one.request_id, list(one.output)) for one in grammars.wanted] == [
+        ("r20", [5, 6]),
+        ("r21", []),
     ]
-    Controls(grammars).release([20])
-    assert grammars.released == [20]
-    Controls().release([20])
 
 
 def of_lists(**asked: Any) -> SamplingParams:

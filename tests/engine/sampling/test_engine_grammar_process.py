@@ -17,11 +17,11 @@ from kvell.engine.requests.equal_parts import EqualParts
 from kvell.engine.sampling.grammar_process import checking, masking, processes
 from kvell.engine.sampling.grammar_process.checking import GrammarChecks, Verdict
 from kvell.engine.sampling.grammar_process.processes import Worker
-from kvell.engine.sampling.grammars import Allowed, Grammars, MaskedRequest
+from kvell.engine.sampling.grammars import Allowed, Grammars
 from kvell.errors import ChangeSomething, TryLater
 from kvell.models.text.tokenizer import Tokenizer
 from tests.engine.sampling.random_schemas import random_schema
-from tests.engine.sampling.walking import END, VOCAB, walk
+from tests.engine.sampling.walking import END, VOCAB, masked, masks_of, release, walk
 from tests.models.cases import some_fast
 
 ISSUE = "start: A\nA: /.*d.{15}/ & /.*r.{14}/ & ~/.*0.{13}/"
@@ -51,6 +51,13 @@ def workers_of(grammars: Grammars) -> set[int]:
     return set() if template is None else children(template.pid)
 
 
+def with_checks(grammars: Grammars) -> set[int]:
+    """Check the schemas, so that their masks are quick; the workers of checks."""
+    for asked in SCHEMAS:
+        grammars.check(asked)
+    return workers_of(grammars)
+
+
 def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
@@ -65,13 +72,12 @@ def steps(
     found = []
     for end in range(min(map(len, outputs))):
         wanted = [
-            MaskedRequest(handle, SCHEMAS[handle], np.array(output[:end], np.int32))
-            for handle, output in enumerate(outputs)
+            masked(handle, SCHEMAS[handle], output[:end]) for handle, output in enumerate(outputs)
         ]
-        masks = grammars.masks(wanted)
+        grammars.answers.ask(wanted)
         between(end)
-        found.append(masks.result(PATIENCE_SECONDS))
-    grammars.release([0, 1])
+        found.append(masks_of(grammars, wanted))
+    release(grammars, [0, 1])
     return found
 
 
@@ -107,8 +113,8 @@ def test_a_check_waits_for_nobody_and_masks_wait_for_no_check(
     assert checker is not None
     os.kill(checker.pid, signal.SIGSTOP)
     bomb = own.begin_check(StructuredOutputs(grammar=ISSUE))
-    wanted = MaskedRequest(9, SCHEMAS[0], np.array(output, np.int32))
-    assert own.masks([wanted]).result(PATIENCE_SECONDS)[9] is not None
+    wanted = masked(9, SCHEMAS[0], output)
+    assert masks_of(own, [wanted])[9] is not None
     assert not bomb.done(), "the mask came first"
     os.kill(checker.pid, signal.SIGCONT)
     assert bomb.result(PATIENCE_SECONDS).is_too_complex
@@ -119,13 +125,14 @@ def test_a_worker_that_ends_or_hangs_costs_only_time(
     own: Grammars, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(masking, "LATER_SECONDS", 0.5)
+    checkers = with_checks(own)
     outputs = [walk(own, asked, 1) for asked in SCHEMAS]
     expected = steps(own, outputs)
     hit: list[int] = []
 
     def strike(end: int) -> None:
         if end % 2 and len(hit) < 2:
-            [worker] = workers_of(own)
+            [worker] = workers_of(own) - checkers
             os.kill(worker, number)
             hit.append(worker)
 
@@ -139,13 +146,14 @@ def test_a_template_that_ends_or_hangs_is_started_again(
     own: Grammars, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "FORK_SECONDS", 0.5)
+    checkers = with_checks(own)
     outputs = [walk(own, asked, 1) for asked in SCHEMAS]
     expected = steps(own, outputs)
     before = own._processes._template
     assert before is not None
     os.kill(before.pid, number)
     if number == signal.SIGSTOP:  # else nobody needs the template
-        [worker] = children(before.pid)
+        [worker] = children(before.pid) - checkers
         os.kill(worker, signal.SIGKILL)
     assert_same(steps(own, outputs), expected)
     after = own._processes._template
@@ -177,14 +185,14 @@ def test_a_mask_that_takes_too_long_ends_its_request_only(
     own: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bomb goes off in the worker of masks: it came from another instance, say."""
-    output = np.empty(0, np.int32)
+    output: list[int] = []
     wanted = [
-        MaskedRequest(0, SCHEMAS[0], output),
-        MaskedRequest(1, StructuredOutputs(grammar=ISSUE), output),
-        MaskedRequest(2, SCHEMAS[1], output),
+        masked(0, SCHEMAS[0], output),
+        masked(1, StructuredOutputs(grammar=ISSUE), output),
+        masked(2, SCHEMAS[1], output),
     ]
     for _ in range(2):
-        found = own.masks(wanted).result(PATIENCE_SECONDS)
+        found = masks_of(own, wanted)
         assert found[0] is not None and found[1] is None and found[2] is not None
     with pytest.raises(ChangeSomething, match="is too complex"):
         own.check(wanted[1].asked)

@@ -7,23 +7,23 @@ import pytest
 
 from kvell.engine.protocol.schemas.strict import StrictPart
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
-from kvell.engine.sampling.grammars import Grammars, MaskedRequest
+from kvell.engine.sampling.grammars import Grammars
 from kvell.errors import ChangeSomething
 from kvell.models.text.tokenizer import Tokenizer
 from tests.engine.sampling.random_schemas import random_schema
-from tests.engine.sampling.walking import END, VOCAB, allowed, ids, walk
+from tests.engine.sampling.walking import END, VOCAB, allowed, ids, masked, masks_of, release, walk
 
 
 def test_any_object_is_an_object(grammars: Grammars, tokenizer: Tokenizer) -> None:
     asked = StructuredOutputs(json_object=True)
     start = allowed(grammars, asked, [])
-    grammars.release([1])
+    release(grammars, [1])
     assert all(tokenizer.decode([token]).startswith("{") for token in ids(start))
     known = tokenizer.encode('{"a": [1, {"b": null}], "c": "d"}').tolist()
     for end in range(1, len(known)):
         assert allowed(grammars, asked, known[:end])[known[end]]
     assert ids(allowed(grammars, asked, known)) == [END]
-    grammars.release([1])
+    release(grammars, [1])
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -36,8 +36,8 @@ def test_a_matcher_made_anew_goes_on_like_the_one_that_read_along(
         along = allowed(grammars, asked, output[:end], handle=5)
         anew = allowed(grammars, asked, output[:end], handle=100 + end)
         assert np.array_equal(along, anew)
-        grammars.release([100 + end])
-    grammars.release([5])
+        release(grammars, [100 + end])
+    release(grammars, [5])
 
 
 def test_several_tokens_at_once_are_read_like_one_by_one(grammars: Grammars) -> None:
@@ -50,30 +50,30 @@ def test_several_tokens_at_once_are_read_like_one_by_one(grammars: Grammars) -> 
     assert np.array_equal(
         allowed(grammars, asked, output, handle=6), allowed(grammars, asked, output, handle=7)
     )
-    grammars.release([6, 7])
+    release(grammars, [6, 7])
 
 
 def test_release_forgets_a_request(grammars: Grammars, tokenizer: Tokenizer) -> None:
     yes, no = (StructuredOutputs(choice=(text,)) for text in ("yes", "no"))
     [first] = {tokenizer.decode([token])[0] for token in ids(allowed(grammars, yes, [], 9))}
-    grammars.release([8, 9])
+    release(grammars, [8, 9])
     [second] = {tokenizer.decode([token])[0] for token in ids(allowed(grammars, no, [], 9))}
     assert (first, second) == ("y", "n")
-    grammars.release([9])
+    release(grammars, [9])
 
 
 def test_requests_of_one_batch_do_not_touch_each_other(grammars: Grammars) -> None:
     asked = [StructuredOutputs(json=json.dumps(random_schema(seed))) for seed in range(3)]
     outputs = [walk(grammars, one, seed) for seed, one in enumerate(asked)]
-    halves = [np.array(output[: len(output) // 2], np.int32) for output in outputs]
-    wanted = [MaskedRequest(20 + i, asked[i], halves[i]) for i in range(3)]
-    together = grammars.masks(wanted).result()
+    halves = [output[: len(output) // 2] for output in outputs]
+    wanted = [masked(20 + i, asked[i], halves[i]) for i in range(3)]
+    together = masks_of(grammars, wanted)
     assert list(together) == [20, 21, 22]
     for index, handle in enumerate(together):
         mask = together[handle]
         assert mask is not None
-        assert np.array_equal(mask, allowed(grammars, asked[index], halves[index].tolist(), 30))
-        grammars.release([30, handle])
+        assert np.array_equal(mask, allowed(grammars, asked[index], halves[index], 30))
+        release(grammars, [30, handle])
 
 
 def test_after_the_end_only_end_tokens_are_allowed(tokenizer: Tokenizer) -> None:
@@ -99,7 +99,7 @@ def test_special_tokens_are_no_part_of_a_text(
     grammars: Grammars, tokenizer: Tokenizer, asked: StructuredOutputs, text: str
 ) -> None:
     mask = allowed(grammars, asked, tokenizer.encode(text).tolist())
-    grammars.release([1])
+    release(grammars, [1])
     assert np.count_nonzero(mask) > 1000, "nearly all texts may come next"
     assert len(tokenizer.special_ids) > 10
     assert not any(mask[token] for token in tokenizer.special_ids)
@@ -171,13 +171,13 @@ def test_a_model_may_have_more_or_fewer_logits_than_its_tokenizer_has_tokens(
     grammars: Grammars, tokenizer: Tokenizer
 ) -> None:
     wide = Grammars(tokenizer.as_json, VOCAB + 45, [END])
-    wanted = MaskedRequest(1, StructuredOutputs(regex="(.|\n)*"), np.empty(0, np.int32))
-    mask = wide.masks([wanted]).result()[1]
+    wanted = masked(1, StructuredOutputs(regex="(.|\n)*"), [])
+    mask = masks_of(wide, [wanted])[1]
     assert mask is not None
     assert mask.shape == (VOCAB + 45,)
     assert not mask[VOCAB:].any()
     assert np.array_equal(mask[:VOCAB], allowed(grammars, wanted.asked, [], 40))
-    narrow = Grammars(tokenizer.as_json, VOCAB - 45, [END]).masks([wanted]).result()[1]
+    narrow = masks_of(Grammars(tokenizer.as_json, VOCAB - 45, [END]), [wanted])[1]
     assert narrow is not None
     assert np.array_equal(narrow, mask[: VOCAB - 45])
-    grammars.release([40])
+    release(grammars, [40])

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from kvell.engine.protocol.structured_outputs import Reasoning, StructuredOutputs
-from kvell.engine.sampling.grammars import Allowed, Grammars, MaskedRequest
+from kvell.engine.sampling.grammars import Allowed, Grammars
 from kvell.models.text.tokenizer import Tokenizer
 from tests.depth import few
 from tests.engine.sampling.random_schemas import random_schema
-from tests.engine.sampling.walking import END, VOCAB, ids, walk
+from tests.engine.sampling.walking import END, VOCAB, ids, masked, masks_of, release, walk
 
 START, STOP = "<think>", "</think>"
 INSIDE, CHOSEN = Reasoning((STOP,)), Reasoning((STOP,), START)
@@ -62,7 +62,7 @@ def encoded(tokenizer: Tokenizer, *texts: str) -> list[int]:
 def masks(
     grammars: Grammars, asked: StructuredOutputs, output: list[int], handle: int = 1
 ) -> dict[int, Allowed | None]:
-    return grammars.masks([MaskedRequest(handle, asked, np.array(output, np.int32))]).result()
+    return masks_of(grammars, [masked(handle, asked, output)])
 
 
 def mask(grammars: Grammars, asked: StructuredOutputs, output: list[int], handle: int) -> Allowed:
@@ -104,10 +104,10 @@ def test_thoughts_are_free_and_what_follows_is_as_without_them(
     for end in range(len(answer) + 1):
         output = free + answer[:end]
         along, anew = mask(by, asked, output, 5), mask(by, asked, output, 6)
-        by.release([6])
+        release(by, [6])
         assert np.array_equal(along, anew)
         assert np.array_equal(along, mask(by, bare, answer[:end], 7))
-    by.release([5, 7, *range(100, 100 + len(free))])
+    release(by, [5, 7, *range(100, 100 + len(free))])
 
 
 @given(thought=thoughts, cuts=st.lists(st.integers(1, 9), min_size=1))
@@ -122,7 +122,7 @@ def test_how_an_output_was_cut_into_calls_does_not_matter(
     while end < len(output):
         end = min(len(output), end + cuts[end % len(cuts)])
         pieces = masks(grammars, asked, output[:end], 2)
-    grammars.release([1, 2])
+    release(grammars, [1, 2])
     assert bool(whole) == bool(pieces)
     for one, other in zip(whole.values(), pieces.values(), strict=True):
         assert (one is None) == (other is None)
@@ -142,11 +142,11 @@ def test_the_model_may_begin_to_reason_or_answer_at_once(
     at_once = mask(tagged_grammars, asked, answered, 1)
     assert np.array_equal(at_once, mask(tagged_grammars, YES, answered, 2))
     assert not at_once[start], "an answer that has begun is bound to its end"
-    tagged_grammars.release([1, 2])
+    release(tagged_grammars, [1, 2])
     assert np.array_equal(mask(tagged_grammars, asked, answered, 1), at_once)
     assert is_free(tagged_grammars, asked, [start], 3)
     assert is_free(tagged_grammars, asked, [start, *encoded(tagged, "yes")], 3)
-    tagged_grammars.release([1, 3])
+    release(tagged_grammars, [1, 3])
 
 
 def test_without_a_token_for_the_tag_there_is_no_such_choice(
@@ -157,7 +157,7 @@ def test_without_a_token_for_the_tag_there_is_no_such_choice(
     assert len(encoded(tokenizer, START)) > 1
     for output in ([], encoded(tokenizer, "y")):
         assert np.array_equal(mask(grammars, asked, output, 1), mask(grammars, YES, output, 2))
-    grammars.release([1, 2])
+    release(grammars, [1, 2])
 
 
 def test_any_token_may_come_while_the_model_reasons_also_one_that_ends_the_answer(
@@ -168,7 +168,7 @@ def test_any_token_may_come_while_the_model_reasons_also_one_that_ends_the_answe
     assert is_free(grammars, asked, [])
     assert is_free(grammars, asked, long)
     assert is_free(grammars, asked, [*long, END])
-    grammars.release([1])
+    release(grammars, [1])
 
 
 HEADERS = [
@@ -191,7 +191,7 @@ def test_ends_come_one_after_the_other(
     assert set(ids(mask(tagged_grammars, asked, before, 1))) == set(
         ids(mask(tagged_grammars, YES, [], 2))
     )
-    tagged_grammars.release([1, 2])
+    release(tagged_grammars, [1, 2])
 
 
 def test_the_rest_of_a_token_that_ends_the_reasoning_is_the_answers_beginning(
@@ -207,7 +207,7 @@ def test_the_rest_of_a_token_that_ends_the_reasoning_is_the_answers_beginning(
         text = encoded(tokenizer, more) if more else []
         found = mask(grammars, asked, output + text, 1)
         assert np.array_equal(found, mask(grammars, JSON_TEXT, begun + text, 2))
-    grammars.release([1, 2])
+    release(grammars, [1, 2])
 
 
 def test_a_rest_that_breaks_the_grammar_ends_the_answer(
@@ -218,7 +218,7 @@ def test_a_rest_that_breaks_the_grammar_ends_the_answer(
     output = [*encoded(tokenizer, "</", "think"), merged]
     for more in ([], encoded(tokenizer, "yes")):
         assert masks(grammars, asked, output + more, 1) == {1: None}
-    grammars.release([1])
+    release(grammars, [1])
 
 
 def test_blanks_in_the_token_that_ends_the_reasoning_are_no_answer(
@@ -230,7 +230,7 @@ def test_blanks_in_the_token_that_ends_the_reasoning_are_no_answer(
     assert tokenizer.decode(output) == "Well\n\n  "
     first = mask(grammars, reasoning, output, 1)
     assert np.array_equal(first, mask(grammars, YES, [], 2))
-    grammars.release([1, 2])
+    release(grammars, [1, 2])
 
 
 def test_release_forgets_that_a_request_has_reasoned(
@@ -238,9 +238,9 @@ def test_release_forgets_that_a_request_has_reasoned(
 ) -> None:
     asked = behind(YES, INSIDE)
     assert not is_free(grammars, asked, encoded(tokenizer, "a" + STOP))
-    grammars.release([1])
+    release(grammars, [1])
     assert is_free(grammars, asked, encoded(tokenizer, "another thought"))
-    grammars.release([1])
+    release(grammars, [1])
 
 
 def test_a_grammar_is_tried_once_wherever_it_begins(tokenizer: Tokenizer) -> None:
@@ -255,19 +255,17 @@ def test_a_grammar_is_tried_once_wherever_it_begins(tokenizer: Tokenizer) -> Non
 def test_requests_that_reason_and_those_that_do_not_share_a_batch(
     grammars: Grammars, tokenizer: Tokenizer
 ) -> None:
-    known = np.array(encoded(tokenizer, "a thought"), np.int32)
+    known = encoded(tokenizer, "a thought")
     wanted = [
-        MaskedRequest(1, behind(YES, INSIDE), known),
-        MaskedRequest(2, YES, known[:0]),
-        MaskedRequest(
-            3, behind(YES, INSIDE), np.append(known, encoded(tokenizer, STOP)).astype(np.int32)
-        ),
+        masked(1, behind(YES, INSIDE), known),
+        masked(2, YES, []),
+        masked(3, behind(YES, INSIDE), known + encoded(tokenizer, STOP)),
     ]
-    found = grammars.masks(wanted).result()
+    found = masks_of(grammars, wanted)
     assert list(found) == [2, 3]
     two, three = found[2], found[3]
     assert two is not None and three is not None and np.array_equal(two, three)
-    grammars.release([1, 2, 3])
+    release(grammars, [1, 2, 3])
 
 
 def test_a_model_with_too_few_logits_for_the_tag_has_no_such_choice(tagged: Tokenizer) -> None:

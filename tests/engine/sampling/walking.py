@@ -1,13 +1,14 @@
 """Random walks over the tokens that a grammar allows."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
 from kvell.engine.sampling.grammars import Allowed, Grammars, MaskedRequest
 from kvell.models.text.tokenizer import Tokenizer
+from kvell.vocabulary import RequestId
 
 VOCAB = 49_152
 END = 2
@@ -15,11 +16,23 @@ MOST_TOKENS = 600
 """More than any walk below needs: its texts are bounded."""
 
 
+def masked(handle: int, asked: StructuredOutputs, output: Sequence[int]) -> MaskedRequest:
+    return MaskedRequest(RequestId(str(handle)), asked, np.array(output, np.int32))
+
+
+def masks_of(grammars: Grammars, wanted: Sequence[MaskedRequest]) -> dict[int, Allowed | None]:
+    """The masks of requests with numbers for names."""
+    return {int(name): mask for name, mask in grammars.masks(wanted).result(60.0).items()}
+
+
+def release(grammars: Grammars, handles: Iterable[int]) -> None:
+    grammars.answers.forget(RequestId(str(handle)) for handle in handles)
+
+
 def allowed(
     grammars: Grammars, asked: StructuredOutputs, output: Sequence[int], handle: int = 1
 ) -> Allowed:
-    wanted = MaskedRequest(handle, asked, np.array(output, np.int32))
-    mask = grammars.masks([wanted]).result()[handle]
+    mask = masks_of(grammars, [masked(handle, asked, output)])[handle]
     assert mask is not None
     assert mask.shape == (VOCAB,)
     return mask
@@ -35,7 +48,7 @@ def walk(grammars: Grammars, asked: StructuredOutputs, seed: int) -> list[int]:
     while len(output) < MOST_TOKENS:
         token = draw.choice(ids(allowed(grammars, asked, output)))
         if token == END:
-            grammars.release([1])
+            release(grammars, [1])
             return output
         output.append(token)
     raise AssertionError(f"no end after {MOST_TOKENS} tokens")

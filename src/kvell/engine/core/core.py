@@ -92,6 +92,7 @@ class EngineCore:
         rules = {model.name: model for model in models or (single,)}
         self._scheduler = Scheduler(core, limits, memory, swapping, parking, buffer_large)
         self._requests: dict[RequestId, Request] = {}
+        self.constrained: dict[RequestId, Request] = {}
         self._in_flight = StepsInFlight()
         self._misses = misses
         self._index_watch: IndexWatch | None = None
@@ -102,7 +103,7 @@ class EngineCore:
         self._entrance = RequestFactory(rules, is_cached=agent is None or pd_caching > 0)
         self.counters = EngineStats(incarnation, core, self._scheduler, misses, self.pool)
         self._yields = StepCommitter(core, rules, self.counters)
-        self._is_idle = False
+        self._is_idle = self._holds = False
         self.max_running = self.last_decoding = 0
 
     # ------------------------------------------------------------------- inputs
@@ -118,7 +119,7 @@ class EngineCore:
             self.counters.count_end("refused")
             return [*events, request]
         self._is_idle = False
-        self._requests[request.request_id] = request
+        self._add(request)
         if request.output:
             request.finish_reason = self._yields.finish_reason(request, request.output[-1])
         if request.finish_reason is not None:
@@ -173,7 +174,7 @@ class EngineCore:
         if isinstance(request, Finished):
             self.memory.close(arrived.handle, renew=False)
             return [*events, request]
-        self._requests[request.request_id] = request
+        self._add(request)
         self.pool.enter(request, arrived.command)
         self._scheduler.enqueue_arrived(request)
         return events
@@ -240,16 +241,28 @@ class EngineCore:
         is_ahead = len(self._in_flight) <= self.limits.depth and self._scheduler.may_plan_ahead
         return is_ahead and not self.pool.wants_fence
 
-    def plan(self) -> StepPlan:
+    def _add(self, request: Request) -> None:
+        self._requests[request.request_id] = request
+        if request.sampling.structured_outputs is not None:
+            self.constrained[request.request_id] = request
+
+    def resume_held(self) -> None:
+        """Note that requests which were held may have a part in the next step."""
+        self._is_idle = self._holds = False
+
+    def plan(self, held: frozenset[RequestId] = frozenset()) -> StepPlan:
         """Plan the next step; call :meth:`take_actions` before it runs.
 
+        :param held: requests that have no part in it, until :meth:`resume_held`; they keep their
+            pages.
         :raises RuntimeError: if more than ``limits.depth`` results are pending.
         """
         if len(self._in_flight) > self.limits.depth:
             raise RuntimeError(f"the result of step {self._in_flight.oldest.plan.step} is missing")
         self.step = StepNumber(self.step + 1)
         away = self.pool.before_plan(self.step)
-        plan = self._scheduler.plan(self.step, len(self._in_flight))
+        plan = self._scheduler.plan(self.step, len(self._in_flight), held)
+        self._holds = bool(held)
         plan = self.pool.plan_borrows(plan, away)
         self.counters.count_plan(plan, self._requests)
         self.max_running = max(self.max_running, self._scheduler.num_wanting)
@@ -280,7 +293,7 @@ class EngineCore:
                 events += self._end(request)
         rests = not self._in_flight
         events += self._handed_over(self.pool.on_computed(result.step, step.requests, rests=rests))
-        self._is_idle = step.plan.is_idle and self.pool.holds_pages
+        self._is_idle = step.plan.is_idle and (self.pool.holds_pages or self._holds)
         if self._scheduler.steps_put_off >= MOST_STEPS_PUT_OFF and self._scheduler.running:
             self._scheduler.steps_put_off = 0
             why = f"the device refused memory for {MOST_STEPS_PUT_OFF} steps in a row"
@@ -338,6 +351,7 @@ class EngineCore:
 
     def _told(self, request: Request) -> Finished:
         del self._requests[request.request_id]
+        self.constrained.pop(request.request_id, None)
         is_known = request.cached_tokens is not None
         end = end_of(request, self._scheduler.cached_prompt_tokens(request) if is_known else 0)
         self.counters.count_end(end.reason)
@@ -369,6 +383,7 @@ class EngineCore:
     def abandon(self) -> None:
         """Drop all requests and the cache; see :func:`.emptying.abandon`."""
         self._requests.clear()
+        self.constrained.clear()
         abandon(self.memory, self._scheduler, self._in_flight.clear(), self.step)
 
     @property

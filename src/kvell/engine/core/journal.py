@@ -22,11 +22,17 @@ from kvell.engine.protocol.messages import (
 )
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.mempool.entries import PeerEntry
+from kvell.vocabulary import RequestId
 
 
 @dataclass(frozen=True)
 class PlanAsked:
-    """The loop asked for the next plan."""
+    """The loop asked for the next plan.
+
+    :param held: requests that have no part in it.
+    """
+
+    held: frozenset[RequestId] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -83,10 +89,10 @@ class JournaledCore:
         self._note(late)
         self.core.note(late)
 
-    def plan(self) -> StepPlan:
+    def plan(self, held: frozenset[RequestId] = frozenset()) -> StepPlan:
         """Ask the core for its next plan."""
-        self._note(PlanAsked())
-        return self.core.plan()
+        self._note(PlanAsked(held))
+        return self.core.plan(held)
 
     def abandon(self) -> None:
         """Let the core drop all requests and the cache."""
@@ -119,7 +125,7 @@ def _given(command: CoreCommand, core: EngineCore) -> list[Event]:
 def apply(entry: Entry, core: EngineCore) -> list[Event] | StepPlan:
     """Give a core its next input; return its events, or the plan that the input asks for."""
     if isinstance(entry, PlanAsked):
-        return core.plan()
+        return core.plan(entry.held)
     if isinstance(entry, CoreCommand):
         return _given(entry, core)
     if isinstance(entry, StepResult):

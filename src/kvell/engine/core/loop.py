@@ -21,6 +21,7 @@ from kvell.engine.requests.plan import StepPlan
 from kvell.mempool.entries import PeerEntry, Ticked
 from kvell.mempool.owners import TICK_MILLISECONDS, Tick
 from kvell.mempool.transfers.actions import Action
+from kvell.vocabulary import RequestId
 
 
 class PoolIO:
@@ -85,9 +86,12 @@ class EngineLoop:
             return []
         return self.take(Ticked(now))
 
-    def plan(self) -> StepPlan:
-        """Plan the next step, and execute the actions that precede it."""
-        plan = self._journaled.plan()
+    def plan(self, held: frozenset[RequestId] = frozenset()) -> StepPlan:
+        """Plan the next step, and execute the actions that precede it.
+
+        :param held: requests that have no part in it.
+        """
+        plan = self._journaled.plan(held)
         if plan.streams:  # the agent offers their pages before the step runs
             self.act()
         return plan

@@ -59,19 +59,24 @@ class Admission:
         self._turned_away = self._made_way_in_vain = None
 
     def admit(self, draft: PlanDraft) -> None:
-        """Admit waiting requests in turn; those that wait for a prefix are passed over."""
+        """Admit waiting requests in turn; those that are held or wait for a prefix are passed
+        over."""
         self.lacks_memory = False
-        held_back: list[Request] = []
-        while len(held_back) < MAX_HELD_BACK and self._may_admit(draft):
+        passed_over: list[Request] = []
+        num_held_back = 0
+        while num_held_back < MAX_HELD_BACK and self._may_admit(draft):
             request = self._seats.waiting.first()
             assert request is not None
             self._seats.waiting.take(request)
-            if self._waits_for_prefix(request):
-                held_back.append(request)
+            if request.request_id in self._seats.held:
+                passed_over.append(request)
+            elif self._waits_for_prefix(request):
+                passed_over.append(request)
+                num_held_back += 1
             elif not self._admit_next(request, draft):
                 self._seats.waiting.put_back([request])
                 break
-        self._seats.waiting.put_back(held_back)
+        self._seats.waiting.put_back(passed_over)
         self._make_way(draft)
 
     def _make_way(self, draft: PlanDraft) -> None:
@@ -79,7 +84,11 @@ class Admission:
 
         With parking, prompts displace decodes in another way.
         """
+        held_tenants = set[str]()
         head = self._seats.waiting.first()
+        while head is not None and head.request_id in self._seats.held:
+            held_tenants.add(head.turn.tenant)
+            head = self._seats.waiting.first(but=held_tenants)
         if head is None or self._seats.parking is not None:
             return
         lacks_seat = len(self._seats.wanting()) >= self._limits.max_num_seqs
@@ -98,7 +107,10 @@ class Admission:
             return False
         if self._seats.parking is None:
             return self._has_seats(draft)
-        return not self._seats.parking.comes_first and not self._seats.runs_alone()
+        parked = self._seats.parking.parked
+        is_held = bool(parked) and parked[0].request_id in self._seats.held
+        comes_first = self._seats.parking.comes_first and not is_held
+        return not comes_first and not self._seats.runs_alone()
 
     def _has_seats(self, draft: PlanDraft) -> bool:
         free_seats = self._limits.max_num_seqs - self._seats.num_wanting
@@ -107,9 +119,11 @@ class Admission:
     def unpark(self, draft: PlanDraft) -> None:
         """Readmit parked decodes before any prompt, each with its fetch, in order of arrival."""
         parking = self._seats.parking
-        while parking is not None and parking.parked and self._has_seats(draft):
-            request = parking.parked[0]
-            if not self._admit_one(request, draft, ROOM_TOKENS if self._seats.running else 0):
+        while parking is not None and self._has_seats(draft):
+            ready = (r for r in parking.parked if r.request_id not in self._seats.held)
+            request = next(ready, None)
+            room_tokens = ROOM_TOKENS if self._seats.running else 0
+            if request is None or not self._admit_one(request, draft, room_tokens):
                 return
             parking.leave(request)
 

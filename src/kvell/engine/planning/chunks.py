@@ -74,7 +74,7 @@ class Chunks:
         """Return the decodes that the budget has tokens for, in order of admission."""
         decodes = []
         for request in self._seats.wanting():
-            if request.is_decoding and not (request.is_held_up or request.outgrows_table):
+            if request.is_decoding and self._seats.may_run(request) and not request.outgrows_table:
                 budget -= request.remaining
                 if budget < 0:
                     break
@@ -121,7 +121,7 @@ class Chunks:
             budget = min(budget, self._scored_budget(request, draft))
         if (
             request.outgrows_table
-            or request.is_held_up
+            or not self._seats.may_run(request)
             or not has_budget(request, budget, self._limits)
         ):
             return False

@@ -24,7 +24,7 @@ scattered over large pages.  It starts again from nothing and runs alone, for wh
 page counts (:mod:`kvell.prefix.groups.capacity`) guarantee enough pages.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import Swapping
@@ -43,7 +43,7 @@ from kvell.engine.requests.plan import PageCopy, StepPlan
 from kvell.engine.requests.request import Request
 from kvell.engine.requests.turns import TurnQueue
 from kvell.memory import MemoryCore
-from kvell.vocabulary import StepNumber
+from kvell.vocabulary import RequestId, StepNumber
 
 COMPACT_LARGE_PAGES = 4
 """Largest number of large pages into which one step gathers scattered pages."""
@@ -196,12 +196,15 @@ class Scheduler:
         self.steps_put_off = 0
         self._preempted = False
 
-    def plan(self, step: StepNumber, in_flight: int = 0) -> StepPlan:
+    def plan(
+        self, step: StepNumber, in_flight: int = 0, held: Collection[RequestId] = ()
+    ) -> StepPlan:
         """Plan step ``step``: its pages are allocated, nothing is computed yet.
 
         :param in_flight: number of planned steps whose results are pending.
+        :param held: requests that have no part in the step.
         """
-        self._seats.in_flight = in_flight
+        self._seats.in_flight, self._seats.held = in_flight, held
         self._chunks.must_settle = False
         self._core.begin_step(step)
         self._chunks.memory.begin(step, step - 1 - in_flight)
@@ -262,7 +265,7 @@ class Scheduler:
         return (
             bool(self._seats.waiting)
             or any(
-                request.wants_work and not (request.is_held_up or request.outgrows_table)
+                request.wants_work and self._seats.may_run(request) and not request.outgrows_table
                 for request in self._seats.running
             )
             or any(
@@ -317,12 +320,12 @@ class Scheduler:
     def _unstick(self, draft: PlanDraft) -> None:
         """Preempt requests one by one while running requests block each other for lack of pages.
 
-        Requests that wait until more of their sections are remote block no others.
+        Requests that are held, or wait until more of their sections are remote, block no others.
         """
         if self._seats.in_flight:
             self._chunks.must_settle |= not draft.work
             return
-        while not draft.work and any(not request.is_held_up for request in self._seats.running):
+        while not draft.work and any(map(self._seats.may_run, self._seats.running)):
             self._seats.preempt_one(draft)
             self._chunks.plan_decodes(draft)
             if self.limits.enable_chunked_prefill or not draft.work:

@@ -1,7 +1,7 @@
 """Seats and queues: requests wait, run, are preempted, parked and ended; pure."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import Swapping
@@ -11,6 +11,7 @@ from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.request import NO_HANDLE, Request, RequestState
 from kvell.engine.requests.turns import TurnQueue
 from kvell.memory import MemoryCore
+from kvell.vocabulary import RequestId
 
 
 class RequestQueues:
@@ -21,6 +22,7 @@ class RequestQueues:
     :ivar waiting: requests that hold no pages.
     :ivar arrived: requests that came from other instances, with pages, and have no seat yet.
     :ivar in_flight: planned steps whose results are pending.
+    :ivar held: requests that have no part in the step that is being planned.
     :ivar rungs: number of uses of each remedy for short memory, by its name.
     """
 
@@ -39,6 +41,7 @@ class RequestQueues:
         self.running: list[Request] = []
         self.offloaded: list[Request] = []
         self.in_flight = 0
+        self.held: Collection[RequestId] = ()
         self.rungs = dict.fromkeys(("shrink_chunk", "defer", "wait_for_prefix", "preempt"), 0)
         self._core, self._limits = core, limits
         self._released: list[int] = []
@@ -50,6 +53,10 @@ class RequestQueues:
     def wanting(self) -> list[Request]:
         """Return the running requests with tokens to compute; all if no step is in flight."""
         return [r for r in self.running if r.wants_work] if self.in_flight else self.running
+
+    def may_run(self, request: Request) -> bool:
+        """Return whether a request is neither held nor waits for further remote sections."""
+        return not request.is_held_up and request.request_id not in self.held
 
     @property
     def num_wanting(self) -> int:

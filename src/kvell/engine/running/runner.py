@@ -179,8 +179,6 @@ class ModelRunner:
     ) -> Callable[[], Callable[[], StepResult]]:
         """Prepare a step; the returned function launches it, and returns what waits for it."""
         self._tables.update(plan)
-        for controls in self._controls.values():
-            controls.release(plan.released)
         try:
             parts = self._parts(plan, begun) if self._drafter is None else None
         except Exception as failure:

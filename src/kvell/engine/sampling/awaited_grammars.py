@@ -1,4 +1,5 @@
-"""Requests that wait until their grammar is compiled; the engine core receives them later.
+"""Requests that wait for their grammar: until it is compiled, and before a token until its mask is
+computed.
 
 ::
 
@@ -6,31 +7,63 @@
        └────► waiting ── compiled: the bell rings ────► ended() ──► continues, or is refused
                  └────── cancel ──────────────────────► removed
 
-The loop never waits for a grammar, and the core's journal does not depend on the compilation time.
+The loop never waits for a compilation, and for masks a small part of its time
+(:class:`MaskPatience`): a request whose mask is late is held, so it has no part in the step.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from functools import partial
 
+from kvell.clock import Clock, MonotonicClock
 from kvell.engine.protocol.messages import Cancel, Submit
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
+from kvell.engine.requests.request import Request
 from kvell.engine.sampling.grammar_process.checking import Verdict
-from kvell.engine.sampling.grammars import Grammars
+from kvell.engine.sampling.grammars import Grammars, MaskedRequest
 from kvell.errors import ChangeSomething, TryLater
 from kvell.vocabulary import RequestId
+
+PATIENCE_SHARE = 0.1
+MOST_PATIENCE_SECONDS = 0.005
+
+
+class MaskPatience:
+    """The time that steps may wait for masks: a share of all time, up to some milliseconds."""
+
+    def __init__(self, now_seconds: float) -> None:
+        self._saved, self._then = 0.0, now_seconds
+
+    def left_seconds(self, now_seconds: float) -> float:
+        """Return the seconds that may be waited now."""
+        grown = self._saved + PATIENCE_SHARE * (now_seconds - self._then)
+        self._saved, self._then = min(grown, MOST_PATIENCE_SECONDS), now_seconds
+        return self._saved
+
+    def spend(self, seconds: float) -> None:
+        """Count seconds that were waited."""
+        self._saved = max(0.0, self._saved - seconds)
 
 
 class AwaitedGrammars:
     """The grammars of an engine's models, and the requests that wait for a grammar.
 
     :param grammars: by model name, the first model first; None if a model supports no grammar.
-    :param ring: called from another thread when :meth:`take_compiled` has requests.
+    :param ring: called from another thread when :meth:`take_compiled` has requests, or the mask of
+        a held request is ready.
     """
 
-    def __init__(self, grammars: Mapping[str, Grammars | None], ring: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        grammars: Mapping[str, Grammars | None],
+        ring: Callable[[], None],
+        clock: Clock | None = None,
+    ) -> None:
         self._grammars, self._ring = grammars, ring
+        self._clock = clock or MonotonicClock()
+        self._patience = MaskPatience(self._clock.now_seconds())
+        self._has_masks = False
         self._waiting: dict[RequestId, tuple[Submit, Future[Verdict]]] = {}
         self._tried: deque[tuple[Submit, Future[Verdict]]] = deque()
 
@@ -94,6 +127,49 @@ class AwaitedGrammars:
             if waiting is submit:  # it was neither cancelled nor replaced
                 del self._waiting[submit.request_id]
                 yield submit, self._problem(submit, future)
+
+    def follow(self, requests: Collection[Request]) -> None:
+        """Begin to compute the masks that these requests need next; forget those of others."""
+        for model, grammars in self._by_model():
+            grammars.answers.follow(
+                MaskedRequest(r.request_id, form, r.output, r.spec.tenant, r.attempt)
+                for r in requests
+                if r.model == model and (form := r.sampling.structured_outputs) is not None
+            )
+
+    def held(self, requests: Collection[Request]) -> frozenset[RequestId]:
+        """Return the requests whose masks are late, after a short wait for quick ones."""
+        self.follow(requests)
+        late = self._late(requests)
+        if late:
+            began_seconds = self._clock.now_seconds()
+            left_seconds = self._patience.left_seconds(began_seconds)
+            for _, grammars in self._by_model():
+                waited_seconds = self._clock.now_seconds() - began_seconds
+                grammars.answers.wait_quick(left_seconds - waited_seconds)
+            self._patience.spend(self._clock.now_seconds() - began_seconds)
+            late = self._late(requests)
+        return late
+
+    def _late(self, requests: Collection[Request]) -> frozenset[RequestId]:
+        late = frozenset[RequestId]()
+        for model, grammars in self._by_model():
+            names = [request.request_id for request in requests if request.model == model]
+            late |= grammars.answers.late(names, self._note_mask)
+        return late
+
+    def take_masked(self) -> bool:
+        """Return whether a mask of a held request has become ready since the last call."""
+        has_masks, self._has_masks = self._has_masks, False
+        return has_masks
+
+    def _note_mask(self) -> None:
+        """Note that a late mask is ready; called on the thread that receives it."""
+        self._has_masks = True
+        self._ring()
+
+    def _by_model(self) -> list[tuple[str, Grammars]]:
+        return [(name, grammars) for name, grammars in self._grammars.items() if grammars]
 
     def forget(self) -> None:
         """Drop all waiting requests, without events."""

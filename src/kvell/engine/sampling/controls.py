@@ -2,7 +2,7 @@
 
 ::
 
-    work ──► begin ──► masks are computed ──────┐
+    work ──► begin ──► masks ───────────────────┐
              pass  ──► logits ──► logprobs of the prompt's tokens
                               └──► adjusted ──► drawn ──► logprob of the token
 
@@ -18,14 +18,16 @@ import torch
 
 from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.protocol.structured_outputs import StructuredOutputs
 from kvell.engine.requests.plan import NO_TOKEN, TokenWork
 from kvell.engine.sampling.adjust import Ints, adjust
 from kvell.engine.sampling.draw import RowSampling, sample
 from kvell.engine.sampling.grammars import Allowed, Grammars, MaskedRequest
 from kvell.engine.sampling.likelihood import all_token_logprobs, token_logprobs
 from kvell.engine.sampling.permitted import permitted_tokens
+from kvell.vocabulary import RequestId
 
-Masks = Future[dict[int, Allowed | None]]
+Masks = Future[dict[RequestId, Allowed | None]]
 
 
 @dataclass
@@ -58,21 +60,19 @@ class Controls:
         self._ends = frozenset(end_token_ids)
 
     def begin(self, work: Sequence[TokenWork]) -> "StepControls | None":
-        """Begin to compute masks for a step; return None if all of its sampling is plain."""
+        """Take the masks of a step's rows; return None if all of its sampling is plain.
+
+        Masks that an engine did not wait for before it planned the step are computed meanwhile.
+        """
         if all(item.past is None for item in work):
             return None
         wanted = [
-            MaskedRequest(item.handle, form, _past(item)[item.spec.prompt_tokens :])
+            _masked(item, form)
             for item in work
             if item.samples and (form := item.spec.sampling.structured_outputs) is not None
         ]
         masks = self.grammars.masks(wanted) if wanted and self.grammars is not None else None
         return StepControls(work, masks, self._ends)
-
-    def release(self, handles: Iterable[int]) -> None:
-        """Drop requests that hold no pages any more."""
-        if self.grammars is not None:
-            self.grammars.release(handles)
 
 
 class StepControls:
@@ -154,21 +154,27 @@ def _past(work: TokenWork) -> Ints:
     return work.past
 
 
+def _masked(work: TokenWork, form: StructuredOutputs) -> MaskedRequest:
+    output = _past(work)[work.spec.prompt_tokens :]
+    return MaskedRequest(work.spec.request_id, form, output, work.spec.tenant)
+
+
 def _bind(
     logits: torch.Tensor,
     params: SamplingParams,
     work: TokenWork,
-    masks: Mapping[int, Allowed | None],
+    masks: Mapping[RequestId, Allowed | None],
 ) -> bool:
     """Exclude tokens by a row's grammar and token lists; return whether any token is left.
 
     :param masks: masks of requests whose grammar is active; None if it allows no token.
     """
-    allowed = masks.get(work.handle)
-    if params.is_bounded and (allowed is not None or work.handle not in masks):
+    allowed = masks.get(work.spec.request_id)
+    is_masked = work.spec.request_id in masks
+    if params.is_bounded and (allowed is not None or not is_masked):
         output = _past(work)[work.spec.prompt_tokens :]
         return _keep(logits, permitted_tokens(params, output, len(logits), allowed))
-    return work.handle not in masks or _keep(logits, allowed)
+    return not is_masked or _keep(logits, allowed)
 
 
 def _keep(logits: torch.Tensor, allowed: Allowed | None) -> bool:

@@ -5,18 +5,24 @@ work for seconds and take gigabytes: there the system limits its time and memory
 ::
 
     check ──► checks' worker ──► verdict, cached by the grammar's text
-    masks ──► masks' worker  ──► allowed tokens, during the step
+    masks ──► masks' workers ──► allowed tokens, between steps
 
 If an answer may reason first, the grammar begins after the reasoning (:mod:`.reasoning`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
+from kvell.engine.sampling.grammar_process.answer_masks import (
+    MASK_ROOM_BYTES,
+    Allowed,
+    AnswerMasks,
+    MaskedRequest,
+)
 from kvell.engine.sampling.grammar_process.checking import (
     CHECK_ROOM_BYTES,
     GOOD,
@@ -24,19 +30,13 @@ from kvell.engine.sampling.grammar_process.checking import (
     GrammarChecks,
     Verdict,
 )
-from kvell.engine.sampling.grammar_process.masking import (
-    MASK_ROOM_BYTES,
-    FoundMask,
-    MaskedRequest,
-    MaskWorker,
-)
+from kvell.engine.sampling.grammar_process.masking import FoundMask
 from kvell.engine.sampling.grammar_process.processes import GrammarProcesses
 from kvell.errors import Bound, ChangeSomething
-from kvell.vocabulary import KIB, MIB
+from kvell.vocabulary import KIB, MIB, RequestId
 
 __all__ = ["Allowed", "Grammars", "MaskedRequest", "process_bytes_for"]
 
-Allowed = npt.NDArray[np.bool_]
 TEMPLATE_BYTES = 32 * MIB
 TOKEN_BYTES = 7 * KIB // 4
 """Memory of a tokenizer per token: 1.3 KiB, and fragmentation."""
@@ -48,12 +48,13 @@ def process_bytes_for(vocab_size: int) -> int:
 
 
 class Grammars:
-    """The grammars of one model's requests; masks are computed during the step.
+    """The grammars of one model's requests.
 
     :param tokenizer_json: returns the model's tokenizer as JSON text of the tokenizers library;
         called at the first use.
     :param vocab_size: size of the model's logits.
     :param end_token_ids: tokens that end an answer.
+    :ivar answers: the masks of running answers.
     """
 
     def __init__(
@@ -62,14 +63,13 @@ class Grammars:
         vocab_size: int,
         end_token_ids: Iterable[int],
     ) -> None:
-        self._vocab_size = vocab_size
         self._ends = sorted(end_token_ids)
         self._processes = GrammarProcesses(tokenizer_json, self._ends)
         self._checks = GrammarChecks(self._processes)
-        self._masks = MaskWorker(self._processes, self._checks)
+        self.answers = AnswerMasks(
+            self._processes, self._checks, partial(_allowed, vocab_size, self._ends)
+        )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvell-grammars")
-        self._begun: set[int] = set()
-        self._forgotten: list[int] = []
 
     def known(self, constraint: StructuredOutputs) -> bool:
         """Return whether a grammar is known to be supported; False before its check.
@@ -121,51 +121,40 @@ class Grammars:
         if not self.known(constraint):
             self.accept(constraint, self.begin_check(constraint).result())
 
-    def masks(self, wanted: Sequence[MaskedRequest]) -> Future[dict[int, Allowed | None]]:
-        """Begin to compute the allowed next tokens of each request, by handle.
+    def masks(self, wanted: Sequence[MaskedRequest]) -> Future[dict[RequestId, Allowed | None]]:
+        """Return the allowed next tokens of each request, once all are computed.
 
         The value is bool [vocabulary], or None if the grammar has become too complex.  A request
         that is reasoning has no entry: any token is allowed.
         """
-        forgotten, self._forgotten = self._forgotten, []
-        self._begun.update(request.handle for request in wanted)
-        return self._thread.submit(self._found, list(wanted), forgotten)
-
-    def release(self, handles: Iterable[int]) -> None:
-        """Drop requests that hold no pages any more."""
-        if self._begun:
-            ended = self._begun.intersection(handles)
-            self._begun -= ended
-            self._forgotten += ended
+        self.answers.ask(wanted)
+        names = [request.request_id for request in wanted]
+        if not self.answers.are_ready(names):
+            return self._thread.submit(self.answers.wait, names)
+        found: Future[dict[RequestId, Allowed | None]] = Future()
+        found.set_result(self.answers.wait(names))
+        return found
 
     def close(self) -> None:
         """End the processes."""
         self._checks.close()
+        self.answers.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._processes.close()
 
-    def _found(
-        self, wanted: Sequence[MaskedRequest], forgotten: Sequence[int]
-    ) -> dict[int, Allowed | None]:
-        masks = self._masks.masks(wanted, forgotten)
-        kept = (request for request in wanted if _binds(masks[request.handle]))
-        return {request.handle: self._array(masks[request.handle]) for request in kept}
 
-    def _array(self, result: FoundMask | None) -> Allowed | None:
-        if result is None or result.mask.kind == "stuck":
-            return None
-        allowed = np.zeros(self._vocab_size, bool)
-        mask = result.mask
-        if mask.kind == "over":
-            allowed[self._ends] = True
-        else:
-            size = min(result.known_tokens, self._vocab_size)
-            bits = np.frombuffer(mask.bits, np.uint8)
-            allowed[:size] = np.unpackbits(bits, bitorder="little")[:size]
-        if mask.also is not None:
-            allowed[mask.also : mask.also + 1] = True  # a model may lack it
-        return allowed
-
-
-def _binds(result: FoundMask | None) -> bool:
-    return result is None or result.mask.kind != "free"
+def _allowed(vocab_size: int, ends: Sequence[int], found: FoundMask) -> Allowed | None:
+    """Return the allowed tokens of a mask, bool [vocabulary]; None if it allows none."""
+    mask = found.mask
+    if mask.kind in ("stuck", "free"):
+        return None
+    allowed = np.zeros(vocab_size, bool)
+    if mask.kind == "over":
+        allowed[ends] = True
+    else:
+        size = min(found.known_tokens, vocab_size)
+        bits = np.frombuffer(mask.bits, np.uint8)
+        allowed[:size] = np.unpackbits(bits, bitorder="little")[:size]
+    if mask.also is not None:
+        allowed[mask.also : mask.also + 1] = True  # a model may lack it
+    return allowed

@@ -55,11 +55,13 @@ class Verdict:
     :param problem: the reason why it is not supported; "" if it is.
     :param is_too_complex: whether it exceeds a limit.
     :param violation: a keyword of a strict part that it does not enforce.
+    :param seconds: the processor time of compiling it, or of a slow mask of it.
     """
 
     problem: str = ""
     is_too_complex: bool = False
     violation: StrictViolation | None = None
+    seconds: float = field(default=0.0, compare=False)
 
 
 TOO_COMPLEX = Verdict("is too complex to follow", is_too_complex=True)
@@ -192,7 +194,8 @@ class GrammarChecks:
         self._tell(reply.unfollowed)
         problem, _, _ = reply.problem.partition("<state>")  # without the parser's state
         text = " ".join(problem.split())[:300]
-        return Verdict(text, any(words in reply.problem.lower() for words in COMPLAINTS))
+        is_too_complex = any(words in reply.problem.lower() for words in COMPLAINTS)
+        return Verdict(text, is_too_complex, seconds=reply.seconds)
 
     def _tell(self, keywords: Iterable[str]) -> None:
         """Log once for each keyword that grammars do not enforce it."""

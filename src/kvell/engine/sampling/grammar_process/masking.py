@@ -1,50 +1,79 @@
-"""Masks of a step's requests, from a worker that may end at any time.
+"""The client of a worker that computes masks; the worker may end at any time.
 
-A worker stores each request's position in its grammar.  The position follows from the request's
+A worker stores each answer's position in its grammar.  The position follows from the answer's
 output, so a new worker can continue; only the grammar that ended the old worker is given up.
 """
 
 import signal
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from kvell.engine.protocol.structured_outputs import MAX_GRAMMAR_CHARS, StructuredOutputs
-from kvell.engine.sampling.grammar_process.checking import TOO_COMPLEX, GrammarChecks
 from kvell.engine.sampling.grammar_process.messages import AskMasks, LineEnded, LineLate, Mask, Need
 from kvell.engine.sampling.grammar_process.processes import (
     GrammarProcesses,
     TokenizerError,
     Worker,
 )
-from kvell.engine.sampling.grammar_process.worker import allowed_seconds
 from kvell.errors import ChangeSomething, TryLater
 from kvell.vocabulary import MIB
 
-MASK_ROOM_BYTES = 64 * MIB
-"""Memory that the grammars of running and recent requests may take together."""
 LATER_SECONDS = 2.0
-"""A worker that exceeds a mask's processor time by this hangs, even on a busy machine."""
+"""A quick worker that exceeds a mask's processor time by this hangs, even on a busy machine."""
 MOST_ASKED_BYTES = 16 << 20
-"""The size of a message at which no further request is added; a frame holds four times it."""
+"""The size of a message at which no further answer is added; a frame holds four times it."""
 GRAMMAR_BYTES = 4 * MAX_GRAMMAR_CHARS
 TRIES = 2
-"""A worker may end for a reason other than its current request, but not twice."""
+"""A worker may end for a reason other than its current answer, but not twice."""
+
+OutputTokens: TypeAlias = Sequence[int] | npt.NDArray[np.int32]
+Trouble: TypeAlias = Literal["slow", "hangs", "ends", "unavailable"]
+"""Why there is no mask: it takes more processor time than it may, the worker hangs or ends at it,
+or no worker can be started."""
 
 
 @dataclass(frozen=True)
-class MaskedRequest:
-    """A request that draws a token under a grammar.
+class WorkerLimits:
+    """The limits of a worker.
 
-    :param output: output tokens so far, int32.
+    :param room_bytes: memory that the grammars of its answers may take together.
+    :param niceness: increment of its nice value.
+    :param mask_seconds: the most processor time of a mask.
+    :param tokens_per_second: the speed of reading unread output, which extends that time.
+    :param lateness: factor of the time after which it hangs; higher for a worker of low priority.
     """
 
-    handle: int
+    room_bytes: int
+    niceness: int
+    mask_seconds: float
+    tokens_per_second: int
+    lateness: int = 1
+
+
+QUICK = WorkerLimits(64 * MIB, 0, 0.02, 50_000)
+SLOW = WorkerLimits(32 * MIB, 10, 1.0, 10_000, 30)
+
+
+@dataclass(eq=False)
+class MaskJob:
+    """An answer that needs the mask of the token after its first ``length`` tokens.
+
+    :param number: the answer's, unique among all answers of a worker.
+    :param compile_seconds: the processor time of compiling its grammar.
+    :ivar is_dropped: whether the mask is no longer wanted from this worker.
+    """
+
+    number: int
     asked: StructuredOutputs
-    output: npt.NDArray[np.int32]
+    output: OutputTokens
+    length: int
+    compile_seconds: float
+    is_dropped: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,82 +85,79 @@ class FoundMask:
 
 
 class MaskWorker:
-    """The client of a mask worker, on one thread.
+    """The client of a mask worker, on one thread."""
 
-    :param checks: verdicts on grammars; a grammar that ends a worker is added as too complex.
-    """
-
-    def __init__(self, processes: GrammarProcesses, checks: GrammarChecks) -> None:
-        self._processes, self._checks = processes, checks
+    def __init__(self, processes: GrammarProcesses, limits: WorkerLimits) -> None:
+        self._processes, self._limits = processes, limits
         self._worker: Worker | None = None
         self._read: dict[int, int] = {}
-        """The number of output tokens that the worker has read, by request."""
+        """The number of output tokens that the worker has read, by answer."""
 
     def masks(
-        self, wanted: Sequence[MaskedRequest], forget: Iterable[int]
-    ) -> dict[int, FoundMask | None]:
-        """Return masks by handle; None if the grammar is too complex, or no process can start.
+        self, jobs: Sequence[MaskJob], forget: Iterable[int]
+    ) -> Iterator[tuple[MaskJob, FoundMask | Trouble]]:
+        """Yield each job with its mask, or with the reason why it has none.
 
-        :param forget: handles of requests that have ended; new requests may reuse them.
+        :param forget: numbers of answers that have ended.
         """
-        gone = tuple(handle for handle in forget if self._read.pop(handle, None) is not None)
-        masks: dict[int, FoundMask | None] = {
-            request.handle: None
-            for request in wanted
-            if request.handle not in self._read and self._checks.known(request.asked) == TOO_COMPLEX
-        }
-        rest = deque(request for request in wanted if request.handle not in masks)
+        gone = tuple(number for number in forget if self._read.pop(number, None) is not None)
+        rest = deque(jobs)
         tries = 0
         while rest:
             before = len(rest)
             try:
-                self._ask(rest, gone, masks)
+                yield from self._ask(rest, gone)
             except (TokenizerError, ChangeSomething, TryLater):
-                return masks | {request.handle: None for request in rest}
+                yield from ((job, "unavailable") for job in rest)
+                return
             except LineEnded as error:
                 tries = 1 if len(rest) < before else tries + 1
                 took_too_long = self._took_too_long(rest[0], str(error))
                 if took_too_long or tries == TRIES:
-                    guilty = rest.popleft()
                     tries = 0
-                    if not isinstance(error, LineLate):
-                        self._checks.remember(guilty.asked, TOO_COMPLEX)
-                    masks[guilty.handle] = None
+                    hangs = isinstance(error, LineLate)
+                    yield rest.popleft(), "hangs" if hangs else "slow" if took_too_long else "ends"
+                rest = deque(job for job in rest if not job.is_dropped)
             gone = ()
-        return masks
 
     def _ask(
-        self, rest: deque[MaskedRequest], gone: tuple[int, ...], masks: dict[int, FoundMask | None]
-    ) -> None:
-        """Compute the masks of the rest, and remove each request when it has its mask."""
+        self, rest: deque[MaskJob], gone: tuple[int, ...]
+    ) -> Iterator[tuple[MaskJob, FoundMask]]:
+        """Compute the masks of the rest, and remove each job when it has its mask."""
         if self._worker is None:
-            self._worker = self._processes.fork(MASK_ROOM_BYTES)
+            limits = self._limits
+            self._worker = self._processes.fork(limits.room_bytes, limits.niceness)
         line, vocab_size = self._worker.line, self._worker.vocab_size
         needs = self._needs(rest)
-        line.send(AskMasks(gone, needs), allowed_seconds(0) + LATER_SECONDS)
+        later_seconds = LATER_SECONDS * self._limits.lateness
+        line.send(AskMasks(gone, needs), later_seconds)
         for need in needs:
-            mask = line.receive(allowed_seconds(len(need.fresh) // 4) + LATER_SECONDS)
+            mask = line.receive(need.seconds * self._limits.lateness + later_seconds)
             assert isinstance(mask, Mask)
-            request = rest.popleft()
-            self._read[request.handle] = len(request.output)
-            masks[request.handle] = FoundMask(mask, vocab_size)
+            job = rest.popleft()
+            self._read[job.number] = job.length
+            yield job, FoundMask(mask, vocab_size)
 
-    def _needs(self, rest: Iterable[MaskedRequest]) -> tuple[Need, ...]:
-        """Return the needs of the rest for one message, up to its size limit."""
+    def _needs(self, jobs: Iterable[MaskJob]) -> tuple[Need, ...]:
+        """Return the needs of jobs for one message, up to its size limit."""
         needs, size_bytes = list[Need](), 0
-        for request in rest:
-            needs.append(self._need(request))
+        for job in jobs:
+            needs.append(self._need(job))
             size_bytes += len(needs[-1].fresh) + (0 if needs[-1].asked is None else GRAMMAR_BYTES)
             if size_bytes > MOST_ASKED_BYTES:
                 break
         return tuple(needs)
 
-    def _need(self, request: MaskedRequest) -> Need:
-        read = self._read.get(request.handle)
-        fresh = request.output[read or 0 :].astype("<i4").tobytes()
-        return Need(request.handle, fresh, request.asked if read is None else None)
+    def _need(self, job: MaskJob) -> Need:
+        read = self._read.get(job.number)
+        fresh = np.asarray(job.output[read or 0 : job.length], "<i4").tobytes()
+        seconds = self._limits.mask_seconds
+        seconds += len(fresh) // 4 / self._limits.tokens_per_second
+        if read is None:  # the worker may have to compile the grammar
+            return Need(job.number, seconds + 2 * job.compile_seconds, fresh, job.asked)
+        return Need(job.number, seconds, fresh)
 
-    def _took_too_long(self, suspect: MaskedRequest, error: str) -> bool:
+    def _took_too_long(self, suspect: MaskJob, error: str) -> bool:
         """End the worker; return whether a mask took too much processor time."""
         assert self._worker is not None
         worker, self._worker = self._worker, None

@@ -1,4 +1,4 @@
-"""Compiled grammars, request positions and masks by llguidance, inside a worker."""
+"""Compiled grammars, positions of answers and masks by llguidance, inside a worker."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ MAX_LEXER_STATES = 50_000
 
 
 class Matchers:
-    """Compiled grammars, and each request's position in its grammar.
+    """Compiled grammars, and each answer's position in its grammar.
 
     :param tokenizer: llguidance's tokenizer.
     """
@@ -43,18 +43,18 @@ class Matchers:
         return Checked(matcher.get_error(), source.unfollowed)
 
     def mask(self, need: Need) -> Mask:
-        """Read new tokens of a request's output; return the mask of the next token."""
+        """Read new tokens of an answer; return the mask of the next token."""
         if need.asked is not None:
-            self._places[need.handle] = self._place(need.asked)
-        return self._places[need.handle].after(tokens_of(need.fresh))
+            self._places[need.number] = self._place(need.asked)
+        return self._places[need.number].after(tokens_of(need.fresh))
 
-    def forget(self, handles: Iterable[int]) -> None:
-        """Drop requests."""
-        for handle in handles:
-            self._places.pop(handle, None)
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Drop answers."""
+        for number in numbers:
+            self._places.pop(number, None)
 
     def drop_compiled(self) -> None:
-        """Drop compiled grammars; requests keep their positions."""
+        """Drop compiled grammars; answers keep their positions."""
         self._compiled.clear()
 
     def _place(self, constraint: StructuredOutputs) -> "_Place":
@@ -73,7 +73,7 @@ class Matchers:
 
 
 class _Place:
-    """A request's position in its grammar, or in the reasoning before it."""
+    """An answer's position in its grammar, or in the reasoning before it."""
 
     def __init__(self, matcher: Any, reader: ReasoningReader | None) -> None:
         self._matcher, self._reader = matcher, reader

@@ -102,27 +102,32 @@ class Checked(_Message, frozen=True):
 
     :param unfollowed: keywords of schemas that the grammar does not enforce.
     :param violation: a keyword of a strict part that the grammar does not enforce.
+    :param seconds: the processor time that it took.
     """
 
     problem: str
     unfollowed: tuple[str, ...] = ()
     violation: StrictViolation | None = None
+    seconds: float = 0.0
 
 
 class Need(_Message, frozen=True):
-    """A request that needs a mask.
+    """An answer that needs a mask.
 
-    :param asked: its constraint, if the request is new to the worker.
+    :param number: the answer's, unique in its worker.
+    :param seconds: the most processor time for it.
     :param fresh: output tokens that the worker has not read, as little-endian int32.
+    :param asked: its constraint, if the answer is new to the worker.
     """
 
-    handle: int
+    number: int
+    seconds: float
     fresh: bytes
     asked: StructuredOutputs | None = None
 
 
 class AskMasks(_Message, frozen=True):
-    """The command to drop some requests, and then compute masks for others."""
+    """The command to drop some answers, and then compute masks for others."""
 
     forget: tuple[int, ...]
     needs: tuple[Need, ...]
@@ -135,11 +140,13 @@ class Mask(_Message, frozen=True):
         none, as the grammar is too complex or the output violates it; else ``bits``.
     :param bits: one bit for each token of the tokenizer, the lowest bit of a byte first.
     :param also: a further allowed token, which begins the reasoning.
+    :param seconds: the processor time that it took.
     """
 
     kind: Literal["free", "over", "stuck", "bits"]
     bits: bytes = b""
     also: int | None = None
+    seconds: float = 0.0
 
 
 Message = Load | Loaded | Fork | Forked | End | Ended | Check | Checked | AskMasks | Mask

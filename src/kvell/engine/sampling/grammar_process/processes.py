@@ -134,7 +134,9 @@ class _Template:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
-                start_new_session=True,
+                # No interrupt of a terminal.  A session of its own would make the kernel give it as
+                # much time as the instance (autogroup), whatever the workers' nice values are.
+                process_group=0,
             )
         self._line = Line(ours)
         self.pid = process.pid

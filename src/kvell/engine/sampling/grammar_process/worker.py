@@ -2,7 +2,10 @@
 
 import os
 import socket
+from time import process_time
 from typing import Any
+
+from msgspec.structs import replace
 
 from kvell.device.process_size import give_back_freed
 from kvell.engine.sampling.grammar_process.limits import (
@@ -19,14 +22,7 @@ from kvell.engine.sampling.grammar_process.messages import (
 )
 
 GRAMMAR_SECONDS = 1.0
-"""The most processor time for compiling a grammar, or for one mask."""
-REPLAYED_TOKENS_PER_SECOND = 10_000
-"""The speed of reading unread output, which extends the time of a mask."""
-
-
-def allowed_seconds(fresh_tokens: int) -> float:
-    """Return the most processor time for a mask after ``fresh_tokens`` unread tokens."""
-    return GRAMMAR_SECONDS + fresh_tokens / REPLAYED_TOKENS_PER_SECOND
+"""The most processor time for compiling a grammar."""
 
 
 def serve_worker(descriptor: int, tokenizer: Any, room_bytes: int) -> None:
@@ -40,9 +36,10 @@ def serve_worker(descriptor: int, tokenizer: Any, room_bytes: int) -> None:
         try:
             request = line.receive()
             if isinstance(request, Check):
+                began_seconds = process_time()
                 with bounded_seconds(GRAMMAR_SECONDS):
                     checked = matchers.check(request.asked)
-                line.send(checked)
+                line.send(replace(checked, seconds=process_time() - began_seconds))
             elif isinstance(request, AskMasks):
                 _answer_masks(line, matchers, request)
         except LineEnded:
@@ -55,6 +52,7 @@ def serve_worker(descriptor: int, tokenizer: Any, room_bytes: int) -> None:
 def _answer_masks(line: Line, matchers: Matchers, request: AskMasks) -> None:
     matchers.forget(request.forget)
     for need in request.needs:
-        with bounded_seconds(allowed_seconds(len(need.fresh) // 4)):
+        began_seconds = process_time()
+        with bounded_seconds(need.seconds):
             mask = matchers.mask(need)
-        line.send(mask)
+        line.send(replace(mask, seconds=process_time() - began_seconds))

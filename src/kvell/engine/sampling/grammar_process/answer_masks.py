@@ -1,0 +1,344 @@
+"""Masks of running answers, computed by several workers, so that no step waits for a slow grammar.
+
+::
+
+    follow ──► quick lane: one worker ──── mask ──► ready: the answer's row may be planned
+                  │ a mask takes more than 20 ms
+                  └──► slow lanes: workers of low priority ──► ready, or given up
+
+Each lane is a thread with one worker.  Tenants take turns in a lane, and are charged for the
+processor time of their masks.  A grammar whose masks are slow, and all grammars of a tenant with
+several such, begin in a slow lane.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import count
+from threading import Condition
+from time import monotonic
+
+import numpy as np
+import numpy.typing as npt
+
+from kvell.engine.protocol.structured_outputs import StructuredOutputs
+from kvell.engine.requests.turns import Turn, TurnQueue
+from kvell.engine.sampling.grammar_process.checking import TOO_COMPLEX, GrammarChecks, Verdict
+from kvell.engine.sampling.grammar_process.masking import (
+    QUICK,
+    SLOW,
+    FoundMask,
+    MaskJob,
+    MaskWorker,
+    OutputTokens,
+    Trouble,
+    WorkerLimits,
+)
+from kvell.engine.sampling.grammar_process.processes import GrammarProcesses
+from kvell.vocabulary import RequestId
+
+Allowed = npt.NDArray[np.bool_]
+SLOW_LANES = 2
+MASK_ROOM_BYTES = QUICK.room_bytes + SLOW_LANES * SLOW.room_bytes
+"""Memory of all workers of a model that compute masks, beyond the template's."""
+QUICK_COMPILE_SECONDS = 0.25
+"""A grammar that takes longer to compile begins in a slow lane."""
+ANSWER_SECONDS = 10.0
+"""The most processor time for the masks of an answer, and further time for each of its tokens."""
+TOKEN_SECONDS = 0.01
+MOST_STRIKES = 3
+"""The slow grammars that a tenant may begin in the quick lane, and the time to forget one."""
+STRIKE_SECONDS = 15.0
+MOST_BATCHED = 64
+"""The most answers that a quick lane sends to its worker together."""
+KNOWN_TENANTS = 1024
+
+
+@dataclass(frozen=True)
+class MaskedRequest:
+    """A request that draws a token under a grammar.
+
+    :param output: output tokens so far; the list may grow afterwards.
+    :param attempt: number of the attempt, which has an output of its own; None: the latest one.
+    """
+
+    request_id: RequestId
+    asked: StructuredOutputs
+    output: OutputTokens
+    tenant: str = ""
+    attempt: int | None = None
+
+
+@dataclass(eq=False)
+class _Answer:
+    """An answer under a grammar, and its mask for the token after ``length`` tokens.
+
+    :ivar is_ready: whether ``allowed`` is that mask.
+    :ivar binds: False if any token is allowed; else ``allowed`` has the tokens, None for none.
+    :ivar seconds: the processor time of its masks so far.
+    :ivar job: what a worker computes for it now.
+    """
+
+    number: int
+    asked: StructuredOutputs
+    turn: Turn
+    attempt: int | None
+    output: OutputTokens
+    length: int
+    compile_seconds: float
+    lane: "_Lane"
+    is_ready: bool = False
+    binds: bool = True
+    allowed: Allowed | None = None
+    seconds: float = 0.0
+    job: MaskJob | None = None
+    request_id: RequestId = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.request_id = RequestId(str(self.number))
+
+    def end(self, allowed: Allowed | None, *, binds: bool = True) -> None:
+        """Set the mask."""
+        self.is_ready, self.allowed, self.binds = True, allowed, binds
+
+    def begin(self) -> MaskJob:
+        """Return the work for its mask."""
+        parts = (self.number, self.asked, self.output, self.length, self.compile_seconds)
+        self.job = MaskJob(*parts)
+        return self.job
+
+    def leave(self) -> None:
+        """Leave its lane."""
+        self.lane.line.discard(self)
+        self.lane.gone.append(self.number)
+        if self.job is not None:
+            self.job.is_dropped = True
+
+
+class _Lane:
+    """One worker, its thread and the answers that wait for it."""
+
+    def __init__(self, processes: GrammarProcesses, limits: WorkerLimits, batched: int) -> None:
+        self.worker = MaskWorker(processes, limits)
+        self.batched = batched
+        self.line: TurnQueue[_Answer] = TurnQueue()
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="kvell-masks")
+        self.gone: list[int] = []
+
+    def take(self) -> tuple[list[_Answer], list[int]]:
+        """Return the answers whose turn it is, and the numbers of answers that have ended."""
+        batch = list[_Answer]()
+        while len(batch) < self.batched and (answer := self.line.first()) is not None:
+            self.line.take(answer)
+            batch.append(answer)
+        gone, self.gone = self.gone, []
+        return batch, gone
+
+
+class AnswerMasks:
+    """The masks of one model's answers.
+
+    :param checks: verdicts on grammars; a grammar that ends a worker is added as too complex.
+    :param read: returns the allowed tokens of a mask.
+    """
+
+    def __init__(
+        self,
+        processes: GrammarProcesses,
+        checks: GrammarChecks,
+        read: Callable[[FoundMask], Allowed | None],
+    ) -> None:
+        self._checks, self._read = checks, read
+        self._changed = Condition()
+        self._answers: dict[RequestId, _Answer] = {}
+        self._numbers = count()
+        self._quick = _Lane(processes, QUICK, MOST_BATCHED)
+        self._slow = [_Lane(processes, SLOW, 1) for _ in range(SLOW_LANES)]
+        self._strikes: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._ring: Callable[[], None] | None = None
+
+    def follow(self, requests: Iterable[MaskedRequest]) -> None:
+        """Begin to compute the masks that these requests need next; forget all others."""
+        with self._changed:
+            followed = {self._follow(request) for request in requests}
+            self.forget(self._answers.keys() - followed)
+
+    def ask(self, requests: Iterable[MaskedRequest]) -> None:
+        """Begin to compute the masks that these requests need next."""
+        with self._changed:
+            for request in requests:
+                self._follow(request)
+
+    def forget(self, request_ids: Iterable[RequestId]) -> None:
+        """Forget requests, if they are known."""
+        with self._changed:
+            for request_id in request_ids:
+                if (answer := self._answers.pop(request_id, None)) is not None:
+                    answer.leave()
+
+    def late(
+        self, request_ids: Iterable[RequestId], ring: Callable[[], None]
+    ) -> frozenset[RequestId]:
+        """Return the requests whose masks are not ready.
+
+        :param ring: called from another thread when the first of them is.
+        """
+        with self._changed:
+            late = frozenset(name for name in request_ids if not self._answers[name].is_ready)
+            self._ring = ring if late else None
+        return late
+
+    def wait_quick(self, seconds: float) -> None:
+        """Wait until all masks of the quick lane are ready, at most for ``seconds``."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_quick_awaited(), seconds)
+
+    def wait(self, request_ids: Sequence[RequestId]) -> dict[RequestId, Allowed | None]:
+        """Wait for masks; return the allowed tokens of the answers that may not have any token.
+
+        The value is bool [vocabulary], or None if the answer cannot continue.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: all(self._answers[name].is_ready for name in request_ids)
+            )
+            found = {name: self._answers[name] for name in request_ids}
+        return {name: answer.allowed for name, answer in found.items() if answer.binds}
+
+    def are_ready(self, request_ids: Iterable[RequestId]) -> bool:
+        """Return whether all these masks are ready."""
+        with self._changed:
+            return all(self._answers[name].is_ready for name in request_ids)
+
+    def close(self) -> None:
+        """End the threads, after the masks that they compute."""
+        for lane in (self._quick, *self._slow):
+            lane.thread.shutdown(wait=False, cancel_futures=True)
+
+    def _follow(self, request: MaskedRequest) -> RequestId:
+        answer = self._answers.get(request.request_id)
+        length = len(request.output)
+        is_same = answer is not None and request.attempt in (None, answer.attempt)
+        if answer is not None and is_same and answer.length <= length:
+            answer.output = request.output
+            if answer.length < length:
+                answer.length = length
+                answer.is_ready = False
+                self._enqueue(answer)
+            return request.request_id
+        if answer is not None:
+            self.forget([request.request_id])
+        answer = self._begin(request, length)
+        self._answers[request.request_id] = answer
+        if not answer.is_ready:
+            self._enqueue(answer)
+        return request.request_id
+
+    def _begin(self, request: MaskedRequest, length: int) -> _Answer:
+        verdict = self._checks.known(request.asked)
+        answer = _Answer(
+            next(self._numbers),
+            request.asked,
+            Turn(tenant=request.tenant),
+            request.attempt,
+            request.output,
+            length,
+            0.0 if verdict is None else verdict.seconds,
+            self._quick,
+        )
+        if verdict == TOO_COMPLEX:
+            answer.end(None)
+        is_slow = verdict is None or verdict.seconds > QUICK_COMPILE_SECONDS
+        if is_slow or self._strikes_of(request.tenant) > MOST_STRIKES:
+            answer.lane = self._least_busy()
+        return answer
+
+    def _enqueue(self, answer: _Answer) -> None:
+        """Let an answer wait for its lane; one whose mask is being computed is added again then."""
+        if not answer.lane.line.knows(answer):
+            answer.lane.line.add(answer)
+            answer.lane.thread.submit(self._serve, answer.lane)
+
+    def _serve(self, lane: _Lane) -> None:
+        """Compute the masks of the answers whose turn it is, on the lane's thread."""
+        with self._changed:
+            batch, gone = lane.take()
+            jobs = [answer.begin() for answer in batch]
+        answers = {answer.number: answer for answer in batch}
+        for job, found in lane.worker.masks(jobs, gone):
+            allowed = self._read(found) if isinstance(found, FoundMask) else None
+            with self._changed:
+                if not job.is_dropped:
+                    self._end(answers[job.number], job, found, allowed)
+
+    def _end(
+        self, answer: _Answer, job: MaskJob, found: FoundMask | Trouble, allowed: Allowed | None
+    ) -> None:
+        """End a job of a worker."""
+        lane, answer.job = answer.lane, None
+        if isinstance(found, FoundMask):
+            answer.seconds += found.mask.seconds
+            lane.line.charge(answer.request_id, int(found.mask.seconds * 1e6))
+        lane.line.discard(answer)
+        if answer.length != job.length:
+            self._enqueue(answer)
+            return
+        self._take(answer, found, allowed)
+        self._changed.notify_all()
+        if answer.is_ready and self._ring is not None:
+            ring, self._ring = self._ring, None
+            ring()
+
+    def _take(self, answer: _Answer, found: FoundMask | Trouble, allowed: Allowed | None) -> None:
+        """Take what a worker found for an answer."""
+        if isinstance(found, FoundMask):
+            if answer.seconds > ANSWER_SECONDS + TOKEN_SECONDS * answer.length:
+                answer.end(None)
+            else:
+                answer.end(allowed, binds=found.mask.kind != "free")
+        elif found == "unavailable":
+            answer.end(None)
+        elif answer.lane is self._quick:
+            self._slow_down(answer)
+        else:
+            if found != "hangs":
+                self._checks.remember(answer.asked, TOO_COMPLEX)
+            answer.end(None)
+
+    def _slow_down(self, guilty: _Answer) -> None:
+        """Continue all answers with a grammar that proved slow in slow lanes, and maybe all answers
+        of its tenant."""
+        self._checks.remember(guilty.asked, Verdict(seconds=SLOW.mask_seconds))
+        tenant = guilty.turn.tenant
+        strikes = self._strikes_of(tenant) + 1
+        self._strikes[tenant] = strikes, monotonic()
+        self._strikes.move_to_end(tenant)
+        while len(self._strikes) > KNOWN_TENANTS:
+            self._strikes.popitem(last=False)
+        for answer in self._answers.values():
+            is_tenant = strikes > MOST_STRIKES and answer.turn.tenant == tenant
+            if answer.lane is self._quick and (is_tenant or answer.asked == guilty.asked):
+                self._move(answer)
+
+    def _move(self, answer: _Answer) -> None:
+        """Continue an answer in a slow lane."""
+        answer.leave()
+        answer.lane = self._least_busy()
+        if not answer.is_ready:
+            self._enqueue(answer)
+
+    def _least_busy(self) -> _Lane:
+        """Return the slow lane with the fewest answers."""
+        lanes = [answer.lane for answer in self._answers.values()]
+        return min(self._slow, key=lanes.count)
+
+    def _strikes_of(self, tenant: str) -> float:
+        """Return the number of a tenant's slow grammars, of which some are forgotten by now."""
+        strikes, then = self._strikes.get(tenant, (0.0, 0.0))
+        return max(0.0, strikes - (monotonic() - then) / STRIKE_SECONDS)
+
+    def _is_quick_awaited(self) -> bool:
+        return any(
+            not answer.is_ready and answer.lane is self._quick for answer in self._answers.values()
+        )
