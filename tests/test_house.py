@@ -21,9 +21,7 @@ from scripts.house import (
 from scripts.prose import counts, violations
 
 FULL_FOLDERS: dict[str, int] = {}
-LONG_FILES = {
-    "kvell.front.request_queue": 256,
-}
+LONG_FILES: dict[str, int] = {}
 LONG_FUNCTIONS: dict[str, int] = {}
 PACKED: dict[str, int] = {}
 MOST_ANY = 572
@@ -146,14 +144,14 @@ def test_the_figures_see_what_they_look_for(tmp_path: Path) -> None:
     write(tmp_path, "room/b.py", guarded + "class A: ...\nclass B: ...\nx: Any = 1\n")
     write(tmp_path, "room/d.py", "a, b = 0, 1\na, b = b, f()\na, b = 0, f()\n")
     lines = "\n".join("    x = 1" for _ in range(70))
-    rest = '"""Text.\n\n- and more\n"""\nimport os\n# why\n' * 90 + "y = 2\n" * 180
+    rest = '"""Text.\n\n- and more\n"""\nimport os\n# why\n' * 90 + "y = 2\n" * 530
     write(tmp_path, "room/c.py", f"def long():\n{lines}\n{rest}")
     for index in range(20):
         write(tmp_path, f"full/m{index}.py", "class One:\n    def ended(self): ...\n")
     known = modules(tmp_path)
     assert circles(known) == [["room.a", "room.b"]]
     assert full_folders(tmp_path) == {"full": 20}
-    assert long_files(known) == {"room.c": 251}
+    assert long_files(known) == {"room.c": 601}
     assert long_functions(known) == {"room.c.long": 71}
     assert packed_statements(known) == ["room.d:3"]
     assert count_any(known) == 1

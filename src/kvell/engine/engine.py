@@ -312,7 +312,8 @@ class Engine:
 
     def _plan(self) -> StepPlan:
         constrained = self.core.constrained.values()
-        plan = self.loop.plan(self.grammars.held(constrained) if constrained else NONE_HELD)
+        held = self.grammars.late_requests(constrained) if constrained else NONE_HELD
+        plan = self.loop.plan(held)
         if plan.admitted:
             self._times.on_admitted(plan.admitted)
         return plan

@@ -12,7 +12,7 @@ from kvell.engine.protocol.structured_outputs import StructuredOutputs
 from kvell.engine.sampling.awaited_grammars import MOST_PATIENCE_SECONDS, MaskPatience
 from kvell.engine.sampling.grammar_process import answer_masks
 from kvell.engine.sampling.grammar_process.answer_masks import MaskedRequest
-from kvell.engine.sampling.grammars import Grammars
+from kvell.engine.sampling.grammars import Allowed, Grammars
 from kvell.models.text.tokenizer import Tokenizer
 from kvell.vocabulary import RequestId
 from tests.engine.sampling.test_engine_grammar_process import workers_of
@@ -66,6 +66,10 @@ def late(grammars: Grammars, *requests: MaskedRequest) -> set[str]:
     return set(grammars.answers.late([one.request_id for one in requests], lambda: None))
 
 
+def assert_same(mask: Allowed | None, expected: Allowed | None) -> None:
+    assert mask is not None and expected is not None and np.array_equal(mask, expected)
+
+
 def strike(grammars: Grammars, checkers: set[int], guilty: MaskedRequest) -> set[int]:
     """Let the quick worker exceed its processor time at a mask; return the slow workers."""
     masks_of(grammars, [request(99, OTHER, "z")])
@@ -89,15 +93,13 @@ def test_a_slow_grammar_goes_on_apart_and_others_wait_for_none_of_it(
         os.kill(pid, signal.SIGSTOP)
     again = request(3, SLOW, "c")  # its grammar is known to be slow
     follow(own, slow, again, quick)
-    found = masks_of(own, [quick])[2]
-    assert found is not None and np.array_equal(found, expected[8])
+    assert_same(masks_of(own, [quick])[2], expected[8])
     assert late(own, again, quick) == {"3"}
     rung = follow(own, again, quick)
     for pid in stopped:
         os.kill(pid, signal.SIGCONT)
     assert rung.wait(PATIENCE_SECONDS)
-    found = masks_of(own, [again])[3]
-    assert found is not None and np.array_equal(found, expected[7])
+    assert_same(masks_of(own, [again])[3], expected[7])
 
 
 def test_a_tenant_with_several_slow_grammars_begins_apart(

@@ -33,12 +33,14 @@ class MaskPatience:
     """The time that steps may wait for masks: a share of all time, up to some milliseconds."""
 
     def __init__(self, now_seconds: float) -> None:
-        self._saved, self._then = 0.0, now_seconds
+        self._saved = 0.0
+        self._then = now_seconds
 
     def left_seconds(self, now_seconds: float) -> float:
         """Return the seconds that may be waited now."""
         grown = self._saved + PATIENCE_SHARE * (now_seconds - self._then)
-        self._saved, self._then = min(grown, MOST_PATIENCE_SECONDS), now_seconds
+        self._saved = min(grown, MOST_PATIENCE_SECONDS)
+        self._then = now_seconds
         return self._saved
 
     def spend(self, seconds: float) -> None:
@@ -137,7 +139,7 @@ class AwaitedGrammars:
                 if r.model == model and (form := r.sampling.structured_outputs) is not None
             )
 
-    def held(self, requests: Collection[Request]) -> frozenset[RequestId]:
+    def late_requests(self, requests: Collection[Request]) -> frozenset[RequestId]:
         """Return the requests whose masks are late, after a short wait for quick ones."""
         self.follow(requests)
         late = self._late(requests)

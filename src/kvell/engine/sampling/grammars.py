@@ -131,9 +131,9 @@ class Grammars:
         names = [request.request_id for request in wanted]
         if not self.answers.are_ready(names):
             return self._thread.submit(self.answers.wait, names)
-        found: Future[dict[RequestId, Allowed | None]] = Future()
-        found.set_result(self.answers.wait(names))
-        return found
+        masks: Future[dict[RequestId, Allowed | None]] = Future()
+        masks.set_result(self.answers.wait(names))
+        return masks
 
     def close(self) -> None:
         """End the processes."""
@@ -143,16 +143,16 @@ class Grammars:
         self._processes.close()
 
 
-def _allowed(vocab_size: int, ends: Sequence[int], found: FoundMask) -> Allowed | None:
+def _allowed(vocab_size: int, ends: Sequence[int], found_mask: FoundMask) -> Allowed | None:
     """Return the allowed tokens of a mask, bool [vocabulary]; None if it allows none."""
-    mask = found.mask
+    mask = found_mask.mask
     if mask.kind in ("stuck", "free"):
         return None
     allowed = np.zeros(vocab_size, bool)
     if mask.kind == "over":
         allowed[ends] = True
     else:
-        size = min(found.known_tokens, vocab_size)
+        size = min(found_mask.known_tokens, vocab_size)
         bits = np.frombuffer(mask.bits, np.uint8)
         allowed[:size] = np.unpackbits(bits, bitorder="little")[:size]
     if mask.also is not None:

@@ -100,7 +100,9 @@ class _Answer:
 
     def end(self, allowed: Allowed | None, *, binds: bool = True) -> None:
         """Set the mask."""
-        self.is_ready, self.allowed, self.binds = True, allowed, binds
+        self.is_ready = True
+        self.allowed = allowed
+        self.binds = binds
 
     def begin(self) -> MaskJob:
         """Return the work for its mask."""
@@ -203,8 +205,8 @@ class AnswerMasks:
             self._changed.wait_for(
                 lambda: all(self._answers[name].is_ready for name in request_ids)
             )
-            found = {name: self._answers[name] for name in request_ids}
-        return {name: answer.allowed for name, answer in found.items() if answer.binds}
+            answers = {name: self._answers[name] for name in request_ids}
+        return {name: answer.allowed for name, answer in answers.items() if answer.binds}
 
     def are_ready(self, request_ids: Iterable[RequestId]) -> bool:
         """Return whether all these masks are ready."""
@@ -266,43 +268,44 @@ class AnswerMasks:
             batch, gone = lane.take()
             jobs = [answer.begin() for answer in batch]
         answers = {answer.number: answer for answer in batch}
-        for job, found in lane.worker.masks(jobs, gone):
-            allowed = self._read(found) if isinstance(found, FoundMask) else None
+        for job, outcome in lane.worker.masks(jobs, gone):
+            allowed = self._read(outcome) if isinstance(outcome, FoundMask) else None
             with self._changed:
                 if not job.is_dropped:
-                    self._end(answers[job.number], job, found, allowed)
+                    self._end(answers[job.number], job, outcome, allowed)
 
     def _end(
-        self, answer: _Answer, job: MaskJob, found: FoundMask | Trouble, allowed: Allowed | None
+        self, answer: _Answer, job: MaskJob, outcome: FoundMask | Trouble, allowed: Allowed | None
     ) -> None:
         """End a job of a worker."""
-        lane, answer.job = answer.lane, None
-        if isinstance(found, FoundMask):
-            answer.seconds += found.mask.seconds
-            lane.line.charge(answer.request_id, int(found.mask.seconds * 1e6))
+        lane = answer.lane
+        answer.job = None
+        if isinstance(outcome, FoundMask):
+            answer.seconds += outcome.mask.seconds
+            lane.line.charge(answer.request_id, int(outcome.mask.seconds * 1e6))
         lane.line.discard(answer)
         if answer.length != job.length:
             self._enqueue(answer)
             return
-        self._take(answer, found, allowed)
+        self._take(answer, outcome, allowed)
         self._changed.notify_all()
         if answer.is_ready and self._ring is not None:
             ring, self._ring = self._ring, None
             ring()
 
-    def _take(self, answer: _Answer, found: FoundMask | Trouble, allowed: Allowed | None) -> None:
+    def _take(self, answer: _Answer, outcome: FoundMask | Trouble, allowed: Allowed | None) -> None:
         """Take what a worker found for an answer."""
-        if isinstance(found, FoundMask):
+        if isinstance(outcome, FoundMask):
             if answer.seconds > ANSWER_SECONDS + TOKEN_SECONDS * answer.length:
                 answer.end(None)
             else:
-                answer.end(allowed, binds=found.mask.kind != "free")
-        elif found == "unavailable":
+                answer.end(allowed, binds=outcome.mask.kind != "free")
+        elif outcome == "unavailable":
             answer.end(None)
         elif answer.lane is self._quick:
             self._slow_down(answer)
         else:
-            if found != "hangs":
+            if outcome != "hangs":
                 self._checks.remember(answer.asked, TOO_COMPLEX)
             answer.end(None)
 
