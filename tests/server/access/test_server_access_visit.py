@@ -5,10 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.clock import VirtualClock
+from kvell.engine.protocol.messages import Finished
 from kvell.errors import ChangeSomething
+from kvell.front.request_log import EndedRequest
 from kvell.server.access.accounts import Account, RateExceeded
-from kvell.server.access.visit import RequestContext
+from kvell.server.access.visit import RequestContext, Sequences
 from kvell.server.text.text_stream import TextDelta, Usage
+from kvell.vocabulary import FinishReason, RequestId
 
 LIMIT = 1000
 
@@ -81,6 +84,70 @@ def test_what_was_refused_costs_no_tokens(status: int) -> None:
     one.begin("id", "m", 10, 500)
     assert one.end(status).prompt_tokens == 0
     assert left(account) == LIMIT
+
+
+def ended(reason: FinishReason, tokens: int = 0, prefill_seconds: float = 0.0) -> EndedRequest:
+    finished = Finished(RequestId("r"), 0, reason, prefill_seconds=prefill_seconds)
+    return EndedRequest(finished, 1.0, 0.0, tokens, None)
+
+
+@pytest.mark.parametrize("status", [408, 429, 499, 500, 503])
+@pytest.mark.parametrize("tokens", [0, 7])
+def test_what_instances_computed_is_charged_however_the_request_ends(
+    status: int, tokens: int
+) -> None:
+    account = Account(None, LIMIT, 0.0)
+    one = visit(account)
+    one.begin("id", "m", 30, 500, Sequences(2))
+    begun, waiting = one.sequence(0, 0, 10), one.sequence(1, 1, 20)
+    begun.on_admitted()
+    waiting.on_admitted()
+    begun.on_ended(ended("cancelled", tokens, prefill_seconds=0.1))
+    waiting.on_ended(ended("cancelled"))
+    told = one.end(status)
+    assert (told.prompt_tokens, told.output_tokens) == (10, tokens)
+    assert left(account) == LIMIT - 10 - tokens
+
+
+@pytest.mark.parametrize(("computed", "used"), [(0.0, 0), (0.1, 15)])
+def test_what_a_cancelled_request_computed_is_settled_once_its_instance_tells(
+    computed: float, used: int
+) -> None:
+    account = Account(None, LIMIT, 0.0)
+    one = visit(account)
+    one.begin("id", "m", 10, 500)
+    use = one.sequence(0, 0, 10)
+    use.on_admitted()
+    one.end(499)
+    assert left(account) == LIMIT - 510
+    use.on_ended(ended("cancelled", 5 if computed else 0, computed))
+    assert left(account) == LIMIT - used
+
+
+def test_a_prompt_is_charged_once_for_all_its_answers_and_beams_for_all_their_tokens() -> None:
+    account = Account(None, LIMIT, 0.0)
+    one = visit(account)
+    one.begin("id", "m", 10, 500, Sequences(2))
+    for index in range(2):
+        use = one.sequence(index, 0, 10)
+        for _ in range(3):
+            use.on_admitted()
+        for _ in range(3):
+            use.on_ended(ended("length", 1))
+    one.end(408)
+    assert left(account) == LIMIT - 10 - 6
+
+
+def test_tokens_behind_a_stop_string_are_not_charged() -> None:
+    account = Account(None, LIMIT, 0.0)
+    one = visit(account)
+    one.begin("id", "m", 10, 500)
+    use = one.sequence(0, 0, 10)
+    use.on_admitted()
+    use.on_ended(ended("stop", 9))
+    one.count(TextDelta("x", "stop", token_ids=(7,) * 4))
+    assert one.end(200).output_tokens == 4
+    assert left(account) == LIMIT - 14
 
 
 def test_a_visit_that_begins_no_answer_costs_nothing() -> None:

@@ -10,6 +10,7 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.equal_parts import EqualParts
 from kvell.front.request_log import RequestTrace
 from kvell.server.access.accounts import Account
+from kvell.server.access.sequence_use import SequenceUse
 from kvell.server.access.tenants import engine_salt
 from kvell.server.text.text_stream import TextDelta
 
@@ -117,7 +118,9 @@ class RequestContext:
         self._came_seconds = clock.now_seconds()
         self._reserved_tokens = self._in_flight = 0
         self._answer_id, self._model, self._prompt_tokens = "", "", 0
-        self._output_tokens, self._cached_tokens = 0, 0
+        self._cached_tokens = 0
+        self._status = 0
+        self._sequences: dict[int, SequenceUse] = {}
         self._kept: list[tuple[EqualParts, int]] = []
         self.tenant, self.trace = tenant, trace
         self.request_id = request_id or f"req-{uuid.uuid4().hex}"
@@ -160,16 +163,24 @@ class RequestContext:
         pool.take(self.tenant, size_bytes)
         self._kept.append((pool, size_bytes))
 
-    def count(self, delta: TextDelta) -> None:
-        """Count a piece of output; a finish reason ends its sequence."""
-        if delta.finish_reason is not None:
-            self._leave(1)
-        self.count_tokens(len(delta.token_ids))
-        self._cached_tokens += delta.usage.cached_tokens
+    def sequence(self, index: int, prompt: int = 0, prompt_tokens: int = 0) -> SequenceUse:
+        """Return the use of a new sequence, which its requests in the front report to.
 
-    def count_tokens(self, tokens: int) -> None:
-        """Count output tokens, also those that do not become part of an answer."""
-        self._output_tokens += tokens
+        :param prompt: index of its prompt; a prompt is charged once for all its sequences.
+        """
+        trace = None if self.trace is None else self.trace.answer(index)
+        use = SequenceUse(prompt, prompt_tokens, self._on_idle, trace)
+        self._sequences[index] = use
+        return use
+
+    def count(self, delta: TextDelta, index: int = 0) -> None:
+        """Count a piece of a sequence's output; a finish reason ends the sequence."""
+        is_last = delta.finish_reason is not None
+        if is_last:
+            self._leave(1)
+        use = self._sequences.setdefault(index, SequenceUse())
+        use.read(len(delta.token_ids), is_last=is_last)
+        self._cached_tokens += delta.usage.cached_tokens
 
     def headers(self) -> dict[str, str]:
         """Return the answer's headers with the request's id and its key's limits."""
@@ -179,31 +190,55 @@ class RequestContext:
         return headers
 
     def end(self, status: int) -> EndedVisit:
-        """Refund what was reserved and not used; called exactly once."""
+        """End the visit, and refund what was reserved and not used; called exactly once."""
         self._leave(self._in_flight)
         for pool, size_bytes in self._kept:
             pool.give_back(self.tenant, size_bytes)
         self._kept.clear()
-        is_refused = status >= 400 and status != CLIENT_GONE_STATUS
-        if is_refused and not self._output_tokens:  # nothing was computed
-            self._prompt_tokens = 0
-        unused = self._reserved_tokens - self._prompt_tokens - self._output_tokens
-        now = self._clock.now_seconds()
-        if self._account is not None and unused > 0:
-            self._account.give_back(unused, now)
+        self._status = status
+        prompt_tokens, output_tokens = self._used_tokens()
+        self._on_idle()
         return EndedVisit(
             self._method,
             self._path,
             self.tenant,
             status,
-            now - self._came_seconds,
+            self._clock.now_seconds() - self._came_seconds,
             self._answer_id,
             self._model,
-            self._prompt_tokens,
-            self._output_tokens,
+            prompt_tokens,
+            output_tokens,
             self._cached_tokens,
             request_id=self.request_id,
         )
+
+    def _on_idle(self) -> None:
+        """Refund unused tokens after the visit's end, once the front has none of its requests.
+
+        What a request that was cancelled at the end has computed is known only then.
+        """
+        if not self._status or any(use.is_running for use in self._sequences.values()):
+            return
+        unused = self._reserved_tokens - sum(self._used_tokens())
+        self._reserved_tokens = 0
+        if self._account is not None and unused > 0:
+            self._account.give_back(unused, self._clock.now_seconds())
+
+    def _used_tokens(self) -> tuple[int, int]:
+        """Return the tokens of computed prompts and of output.
+
+        A prompt that may be computing at the moment counts.
+        """
+        uses = self._sequences.values()
+        output_tokens = sum(use.output_tokens for use in uses)
+        followed = [use for use in uses if use.prompt_tokens]
+        is_refused = self._status >= 400
+        if not followed:
+            is_refused = is_refused and self._status != CLIENT_GONE_STATUS and not output_tokens
+        if not is_refused:
+            return self._prompt_tokens, output_tokens
+        begun = (use for use in followed if use.has_begun or use.is_running)
+        return sum({use.prompt: use.prompt_tokens for use in begun}.values()), output_tokens
 
     def _leave(self, sequences: int) -> None:
         if self._account is not None and self._in_flight:

@@ -103,9 +103,9 @@ class ParsedRequest:
             group=answer_id,
         )
 
-    def trace(self, index: int) -> RequestTrace | None:
-        """Return the observer of answer number ``index``."""
-        return None if self.visit.trace is None else self.visit.trace.answer(index)
+    def use(self, index: int, prompt: int) -> RequestTrace:
+        """Return the observer of answer number ``index``, to the prompt of this index."""
+        return self.visit.sequence(index, prompt, len(self.prompts[prompt]))
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,6 @@ class AppState:
         choices = request.body.choices()
         prompts = zip(map(to_token_bytes, request.prompts), samplings, strict=True)
         if searches:
-            made = request.visit.count_tokens
             beams = [
                 beam_deltas(
                     front,
@@ -203,9 +202,8 @@ class AppState:
                     request.spec(index, prompt, replace(sampling, n=1)),
                     search,
                     sampling.n,
-                    made,
                     deadline_seconds=request.body.deadline_seconds,
-                    trace=request.trace(index),
+                    trace=request.use(index, index),
                 )
                 for index, ((prompt, sampling), search) in enumerate(
                     zip(prompts, searches, strict=True)
@@ -220,7 +218,7 @@ class AppState:
                     text,
                     request.spec(index, prompt, sampling),
                     deadline_seconds=request.body.deadline_seconds,
-                    trace=request.trace(index),
+                    trace=request.use(index, index // choices),
                 )
                 for index, (prompt, sampling) in enumerate(each)
             ]
@@ -281,12 +279,12 @@ async def _told(
 ) -> Deltas:
     """Count the tokens; when all answers have ended, record the longest one of each prompt.
 
-    :param are_counted: whether the visit has already counted the tokens.
+    :param are_counted: whether the visit counts the tokens otherwise: those of all beams.
     """
     longest: dict[int, int] = {}
     async with aclosing(deltas):
         async for index, delta in deltas:
-            visit.count(replace(delta, token_ids=()) if are_counted else delta)
+            visit.count(replace(delta, token_ids=()) if are_counted else delta, index)
             prompt = index // choices
             tokens = delta.usage.completion_tokens
             longest[prompt] = max(longest.get(prompt, 0), tokens)

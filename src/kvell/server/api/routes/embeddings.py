@@ -94,7 +94,7 @@ class EmbeddingsApi:
             )
             for index, ids in enumerate(inputs)
         ]
-        traces = [] if trace is None else [trace.answer(index) for index in range(len(specs))]
+        traces = [visit.sequence(index, index, len(ids)) for index, ids in enumerate(inputs)]
         ends = await all_embedded(self.serving.front, specs, traces)
         cached_tokens = sum(end.cached_tokens for end in ends)
         written_tokens = sum(end.cache_write_tokens for end in ends)

@@ -1,7 +1,7 @@
 """A beam search over a front: a step submits a request for one token for each beam."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -43,7 +43,6 @@ async def beam_deltas(
     spec: RequestSpec,
     search: BeamSearch,
     num_answers: int,
-    made: Callable[[int], None],
     *,
     deadline_seconds: float | None = None,
     trace: RequestTrace | None = None,
@@ -52,15 +51,14 @@ async def beam_deltas(
 
     Closing or cancelling the generator cancels all beams.
 
-    :param made: called with the number of tokens of each step.
     :param deadline_seconds: time after which the search is cancelled.
-    :param trace: observer of the first request.
+    :param trace: observer of all requests of the search.
     :raises TryLater: when there is no room or no instance now.
     :raises RequestRefused: when the instance can never serve the request.
     :raises RequestFailed: when the instances that computed a beam died.
     :raises DeadlineExceeded: when the deadline has passed.
     """
-    first, search = await _searched(front, spec, search, made, deadline_seconds, trace)
+    first, search = await _searched(front, spec, search, deadline_seconds, trace)
     for index, beam in enumerate(search.finished[:num_answers]):
         yield index, _answer(model, spec, beam, first)
 
@@ -69,7 +67,6 @@ async def _searched(
     front: Front,
     spec: RequestSpec,
     search: BeamSearch,
-    made: Callable[[int], None],
     seconds: float | None,
     trace: RequestTrace | None,
 ) -> tuple[_FirstToken, BeamSearch]:
@@ -88,13 +85,11 @@ async def _searched(
                 beams = await all_served(
                     front, extended, partial(_next_token, front, left_seconds, trace)
                 )
-                made(len(beams))
                 search = search.after([beam.logprobs for beam in beams])
                 prompts = {beam: _prompt(beam, prompts) for beam in search.running}
-                if first is None:  # the prompt's log probabilities and trace are needed once
+                if first is None:  # the prompt's log probabilities are needed once
                     first = beams[0]
                     params = search.sampling()
-                    trace = None
     except TimeoutError:
         if clock.expired():
             raise DeadlineExceeded(f"deadline_seconds={seconds}: the answer took longer") from None
