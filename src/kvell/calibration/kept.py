@@ -22,6 +22,7 @@ from typing import BinaryIO
 from kvell.clock import Clock
 from kvell.cost.calibration import Calibration, decode_calibration
 from kvell.errors import ChangeSomething
+from kvell.wire.decoding import read_bounded
 
 FOLDER = "prices"
 KEY_CHARACTERS = 32
@@ -94,7 +95,7 @@ def _take(file: BinaryIO) -> bool:
 def _read(path: Path) -> Calibration | None:
     """Return a kept calibration; None if there is none, or it is damaged."""
     try:
-        return decode_calibration(path.read_bytes(), str(path))
+        return decode_calibration(read_bounded(path), str(path))
     except (OSError, ChangeSomething):
         return None
 

@@ -25,6 +25,7 @@ from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.errors import ChangeSomething
 from kvell.models.paged_model import PagedModel
 from kvell.models.sources.progress import Progress
+from kvell.wire.decoding import read_bounded
 
 LEAST_SHARE = 0.25
 """Part of one processor below which a calibration measured other programs, and is dropped."""
@@ -86,7 +87,7 @@ class OwnPricing:
     ) -> Calibration:
         _check_described(file, settings)
         try:
-            data = file.read_bytes()
+            data = read_bounded(file)
         except OSError as error:
             problem = f"cannot be read ({error.strerror})"
             raise ChangeSomething(FLAG, str(file), problem, "run `kvell calibrate`") from error

@@ -1,10 +1,10 @@
 """Reader of prompts from a file of JSON lines."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,9 @@ from kvell.errors import ChangeSomething
 from kvell.wire.decoding import MalformedError, decode_json
 
 _FIELD = "--prompts"
+MOST_LINE_CHARS = 1 << 23
+MOST_VALUES = 1 << 17
+"""The most lists, objects and fields of one line; numbers in a list are not counted."""
 
 
 @dataclass(frozen=True)
@@ -44,20 +47,33 @@ def read_prompts(path: str) -> list[PromptLine]:
     return prompts
 
 
-def _numbered_lines(path: str) -> Iterable[tuple[int, str]]:
+def _numbered_lines(path: str) -> Iterator[tuple[int, str]]:
     try:
         if path == "-":
-            return list(enumerate(sys.stdin, start=1))
-        # Not splitlines(): JSON text may have U+2028, which does not end its line.
-        return list(enumerate(Path(path).read_text(encoding="utf-8").split("\n"), start=1))
+            yield from _bounded_lines(path, sys.stdin)
+            return
+        # No other ends of lines: JSON text may have U+2028.
+        with Path(path).open(encoding="utf-8", newline="\n") as file:
+            yield from _bounded_lines(path, file)
     except UnicodeDecodeError as error:
         raise ChangeSomething(_FIELD, path, "is not UTF-8 text", "save it as UTF-8") from error
     except OSError as error:
-        problem = f"cannot be read ({error.strerror})"
+        problem = f"cannot be read ({error.strerror or error})"
         raise ChangeSomething(_FIELD, path, problem, "give the path of a readable file") from error
 
 
+def _bounded_lines(path: str, file: IO[str]) -> Iterator[tuple[int, str]]:
+    number = 0
+    while line := file.readline(MOST_LINE_CHARS):
+        number += 1
+        if len(line) == MOST_LINE_CHARS:
+            raise _wrong(f"{path}:{number}", f"has {MOST_LINE_CHARS} characters or more")
+        yield number, line
+
+
 def _parse(line: str, where: str) -> PromptLine:
+    if len(line) > MOST_VALUES and sum(map(line.count, "[{:")) > MOST_VALUES:
+        raise _wrong(where, f"has more than {MOST_VALUES} values")
     try:
         fields = decode_json(line)
     except MalformedError as error:
@@ -76,6 +92,8 @@ def _prompt(fields: dict[str, Any], where: str) -> str | NDArray[np.int32]:
         raise _wrong(where, "must have either prompt or prompt_token_ids")
     if text is not None and not isinstance(text, str):
         raise _wrong(where, "has a prompt that is not text")
+    if text is not None and not _is_utf8(text):
+        raise _wrong(where, "has a prompt with half of a surrogate pair")
     return text if isinstance(text, str) else _token_ids(token_ids, where)
 
 
@@ -85,6 +103,14 @@ def _token_ids(value: object, where: str) -> NDArray[np.int32]:
     if not all(0 <= token < 2**31 for token in value):
         raise _wrong(where, "has a token id out of range")
     return np.array(value, dtype=np.int32)
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _max_tokens(value: object, where: str) -> int | None:

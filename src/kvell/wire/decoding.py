@@ -1,8 +1,10 @@
 """Decoding of untrusted bytes as messages and records, with one error for all faults."""
 
+import errno
 import json
 import tomllib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from kvell.errors import KvellError
@@ -13,6 +15,12 @@ Message_co = TypeVar("Message_co", covariant=True)
 FAULTS = (ValueError, TypeError, ArithmeticError, LookupError, RecursionError, KvellError)
 """The errors that decoders raise. Errors of msgspec and of UTF-8 are ValueErrors, deep nesting is a
 RecursionError, and records raise KvellError when they validate themselves."""
+
+
+MAX_FILE_BYTES = 1 << 20
+"""The largest file of settings, keys or figures."""
+LONGEST_TOML_LINE = 2048
+"""The longest line of TOML: reading a key takes the square of its dots."""
 
 
 class Decoder(Protocol[Message_co]):
@@ -60,11 +68,25 @@ def decode_json(
         raise MalformedError(_problem(name, error)) from error
 
 
+def read_bounded(file: Path, most_bytes: int = MAX_FILE_BYTES) -> bytes:
+    """Return the bytes of a small file.
+
+    :raises OSError: if it cannot be read, or has more bytes.
+    """
+    with file.expanduser().open("rb") as stream:
+        data = stream.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise OSError(errno.EFBIG, f"it has more than {most_bytes} bytes", str(file))
+    return data
+
+
 def decode_toml(text: str, name: str = "TOML") -> dict[str, object]:
     """Read TOML.
 
     :raises MalformedError: when the text cannot be decoded, for any reason.
     """
+    if max(map(len, text.splitlines()), default=0) > LONGEST_TOML_LINE:
+        raise MalformedError(f"malformed {name}: a line exceeds {LONGEST_TOML_LINE} characters")
     try:
         return tomllib.loads(text)
     except FAULTS as error:

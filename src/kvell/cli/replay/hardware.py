@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from kvell.cli.replay.models import ReplayModels
 from kvell.errors import ChangeSomething
+from kvell.wire.decoding import read_bounded
 
 if TYPE_CHECKING:
     from kvell.simulator.replay.runner import StepTimer
@@ -40,7 +41,7 @@ def _calibrated(
         problem = "knows no draft model's passes"
         raise ChangeSomething("--hardware", hardware, problem, "use a profile, or no draft model")
     try:
-        data = Path(hardware).expanduser().read_bytes()
+        data = read_bounded(Path(hardware))
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
         raise ChangeSomething("--hardware", hardware, problem, "run `kvell calibrate`") from error

@@ -10,9 +10,10 @@ from kvell.equivalents.entry import Words
 from kvell.equivalents.nearest import nearest
 from kvell.equivalents.table import equivalent, kvell_value
 from kvell.errors import ChangeSomething
-from kvell.wire.decoding import MalformedError, decode_json
+from kvell.wire.decoding import MalformedError, decode_json, read_bounded
 
 PREFIX = "KVELL_"
+MAX_YAML_BYTES = 64 << 10
 Options = Mapping[str, click.Option]
 Values = dict[str, object]
 Origins = dict[str, str]
@@ -88,11 +89,15 @@ def _read(path: str) -> Mapping[str, object]:
     import yaml
 
     try:
-        given = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
+        text = read_bounded(Path(path), MAX_YAML_BYTES).decode()
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            problem = "refers to a value by an alias, which is not read"
+            raise ChangeSomething("--config", path, problem, "write the value itself")
+        given = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "is not text"
         raise ChangeSomething("--config", path, f"cannot be read ({why})", "give a file") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         problem = f"is not YAML ({' '.join(str(error).split())})"
         raise ChangeSomething("--config", path, problem, "write lines like port: 8000") from error
     if given is None:

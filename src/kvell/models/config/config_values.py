@@ -15,6 +15,7 @@ MOST_LAYERS = 1 << 10
 MOST_PARTS = 1 << 16
 MOST_SIZE = 1 << 24
 MOST_INTEGER = 1 << 63
+LONGEST_NAME = 128
 MOST_CHARS = 64
 """The most characters of a value in an error."""
 
@@ -38,8 +39,8 @@ NUMBERS = NUMBERS_ABOVE_0 | {
     *("mscale", "mscale_all_dim", "partial_rotary_factor", "rms_norm_eps"),
 }
 """Fields of rotations and norms, which transformers does not check."""
-TEXTS = ("model_type",)
-LISTS_OF_TEXTS = ("architectures", "layer_types", "layers_block_type")
+NAMES = ("model_type",)
+LISTS_OF_NAMES = ("architectures", "layer_types", "layers_block_type")
 
 
 def check_config_values(raw: Mapping[str, object], name: object) -> None:
@@ -77,10 +78,10 @@ def _numbers(values: Sequence[object]) -> Iterator[object]:
 
 
 def _problem(field: str, value: object) -> str:
-    if field in TEXTS and not isinstance(value, str | None):
-        return "which is not text"
-    if field in LISTS_OF_TEXTS and not _is_list_of_texts(value):
-        return "which is not a list of texts"
+    if field in NAMES and not (value is None or _is_name(value)):
+        return "which is not a name"
+    if field in LISTS_OF_NAMES and not _is_list_of_names(value):
+        return "which is not a list of names"
     if isinstance(value, float) and math.isnan(value):
         return "which is not a number"
     if field in NUMBERS and value is not None:
@@ -98,7 +99,9 @@ def _problem(field: str, value: object) -> str:
     return f"and it may be at most {most}" if abs(value) > most else ""
 
 
-def _is_list_of_texts(value: object) -> bool:
-    if value is None:
-        return True
-    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+def _is_list_of_names(value: object) -> bool:
+    return value is None or (isinstance(value, list) and all(map(_is_name, value)))
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and value.isprintable() and len(value) <= LONGEST_NAME

@@ -11,8 +11,14 @@ from typing import Any
 
 from kvell.errors import ChangeSomething
 from kvell.models.config.config_fields import optional_size, text_config
-from kvell.models.config.json_files import CONFIG_FILE, one_line, read_optional_json
-from kvell.wire.decoding import MalformedError, decode_json
+from kvell.models.config.json_files import (
+    CONFIG_FILE,
+    MALFORMED,
+    REPAIR_CONFIG,
+    json_value,
+    read_by_library,
+    read_optional_json,
+)
 
 MODULES_FILE = "modules.json"
 LAST_TOKEN = "lasttoken"
@@ -68,13 +74,14 @@ def embedding_facts(path: Path, config: Any) -> EmbeddingFacts:
 
     :param config: of the directory.
     """
-    sizes = tuple(int(size) for size in getattr(config, "matryoshka_dimensions", None) or ())
-    return EmbeddingFacts(
-        optional_size(text_config(config), _SIZES),
-        _problem(path),
-        bool(getattr(config, "is_matryoshka", False)) or bool(sizes),
-        sizes,
-    )
+    with read_by_library(path, MALFORMED, REPAIR_CONFIG):
+        sizes = tuple(int(size) for size in getattr(config, "matryoshka_dimensions", None) or ())
+        return EmbeddingFacts(
+            optional_size(text_config(config), _SIZES),
+            _problem(path),
+            bool(getattr(config, "is_matryoshka", False)) or bool(sizes),
+            sizes,
+        )
 
 
 def _problem(path: Path) -> str:
@@ -105,11 +112,7 @@ def _modules_problem(path: Path) -> str:
 def _modules(file: Path) -> list[Mapping[str, Any]]:
     if not file.is_file():
         return []
-    try:
-        modules = decode_json(file.read_bytes())
-    except MalformedError as error:
-        problem = f"is not valid JSON ({one_line(error)})"
-        raise ChangeSomething("model", file, problem, "fetch the file again") from error
+    modules = json_value(file)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise ChangeSomething("model", file, "holds no list of modules", "fetch the file again")
     return modules

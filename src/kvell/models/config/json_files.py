@@ -38,19 +38,27 @@ def read_json(file: Path) -> dict[str, Any]:
 
     :raises ChangeSomething: if the file holds something else.
     """
+    raw = json_value(file)
+    if not isinstance(raw, dict):
+        raise ChangeSomething("model", file, "holds no JSON object", FETCH_AGAIN)
+    return raw
+
+
+def json_value(file: Path) -> object:
+    """Return the JSON value in a file.
+
+    :raises ChangeSomething: if it is not JSON, or would take much memory.
+    """
     is_vocabulary = file.name in VOCABULARIES
     data = file_bytes(file, MAX_VOCABULARY_BYTES if is_vocabulary else MAX_JSON_BYTES)
     most_values = MOST_VOCABULARY_VALUES if is_vocabulary else MOST_VALUES
     if sum(map(data.count, (b"{", b"[", b":"))) > most_values:
         raise ChangeSomething("model", file, f"has more than {most_values} values", FETCH_AGAIN)
     try:
-        raw = decode_json(data, hook=_number)
+        return decode_json(data, hook=_number)
     except MalformedError as error:
         problem = f"is not valid JSON ({one_line(error)})"
         raise ChangeSomething("model", file, problem, FETCH_AGAIN) from error
-    if not isinstance(raw, dict):
-        raise ChangeSomething("model", file, "holds no JSON object", FETCH_AGAIN)
-    return raw
 
 
 def file_bytes(file: Path, most_bytes: int) -> bytes:

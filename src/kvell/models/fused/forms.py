@@ -33,9 +33,11 @@ class WeightForms:
         self._head = head
         self._forms = {"none": Form.PLAIN, "int8": Form.INT8, "int4": Form.INT4}[quantization]
         self._blocks = {
-            linear: blocks[names[id(linear.weight)]]
+            linear: block
             for linear in module.modules()
-            if isinstance(linear, nn.Linear) and names.get(id(linear.weight)) in blocks
+            if isinstance(linear, nn.Linear)
+            and (block := blocks.get(names.get(id(linear.weight), ""))) is not None
+            and block.shape == tuple(linear.weight.shape)
         }
 
     def form(self, linears: Sequence[Any]) -> Form:

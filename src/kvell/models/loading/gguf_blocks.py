@@ -18,20 +18,24 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from kvell.models.config.json_files import read_by_library
 from kvell.models.fused.grouped import GROUP, MOST_EIGHT, GroupedWeight
-from kvell.models.loading.weight_files import weight_files
+from kvell.models.loading.weight_files import check_weight_file, weight_files
 from kvell.models.sources.packaged import MARKER, gguf_file
-from kvell.wire.decoding import decode_json
+from kvell.wire.decoding import decode
 
 BLOCKS_FILE = "gguf-blocks.safetensors"
 TYPES = ("Q4_0", "Q4_1", "Q8_0")
+_BLOCK_TYPES = msgspec.json.Decoder(dict[str, Literal["Q4_0", "Q4_1", "Q8_0"]])
 HALF_BYTES = 2
 """Size of a scale or minimum."""
 
@@ -59,9 +63,12 @@ def blocks_of(path: Path) -> dict[str, GroupedWeight]:
         write_blocks(gguf_file(), path)
     if not file.is_file():
         return {}
-    with safe_open(file, "pt") as stored:
-        types: dict[str, str] = decode_json(stored.metadata()["types"])
-        weights = {name: read_rows(stored.get_tensor(name), kind) for name, kind in types.items()}
+    check_weight_file(file)
+    with read_by_library(file, "is not a file of blocks", "remove it"):
+        with safe_open(file, "pt") as stored:
+            types = decode(_BLOCK_TYPES, stored.metadata()["types"].encode())
+            rows = {name: stored.get_tensor(name) for name in types}
+        weights = {name: read_rows(rows[name], kind) for name, kind in types.items()}
     return {name: weight for name, weight in weights.items() if _is_served(weight)}
 
 

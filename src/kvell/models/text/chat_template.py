@@ -17,12 +17,14 @@ from kvell.models.text.content_format import (
     roles_with_parts,
     with_content,
 )
+from kvell.wire.decoding import read_bounded
 
 if TYPE_CHECKING:
     from kvell.models.text.rendering.conversation import CompiledTemplate
 
 DEFAULT, FOR_TOOLS = "default", "tool_use"
 """Names of the templates that are used, if a model has several: without tools and with them."""
+MAX_TEMPLATE_BYTES = 4 << 20
 TEMPLATE_FILE, PROCESSOR_FILE = "chat_template.jinja", "chat_template.json"
 JINJA_CHARS = frozenset("{}\n")
 """A text with one of these is a template; one without can only be the name of a file."""
@@ -181,7 +183,7 @@ def _read(template: str) -> tuple[str, str]:
     file = Path(template).expanduser()
     try:
         if JINJA_CHARS.isdisjoint(template) or file.is_file():
-            return file.read_text(encoding="utf-8"), template
+            return read_bounded(file, MAX_TEMPLATE_BYTES).decode(), template
     except (OSError, ValueError) as error:
         if JINJA_CHARS.isdisjoint(template):
             problem = f"cannot be read ({one_line(error)})"

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from kvell.errors import ChangeSomething
 from kvell.models.config.json_files import (
     CONFIG_FILE,
     overridden,
@@ -14,6 +15,8 @@ from kvell.models.config.json_files import (
 )
 from kvell.wire.decoding import MalformedError, decode
 
+GENERATION_FILE = "generation_config.json"
+MOST_TOKEN_ID = (1 << 31) - 1
 PLAIN_CLASS = "TokenizersBackend"
 """transformers' name for a tokenizer that is entirely in its ``tokenizer.json``."""
 
@@ -40,11 +43,27 @@ def eos_token_ids(path: Path, overrides: str | None = None) -> frozenset[int]:
     config: Mapping[str, Any] = overridden(
         read_optional_json(path / CONFIG_FILE), parsed_overrides(overrides)
     )
-    for raw in (read_optional_json(path / "generation_config.json"), config):
-        ids = ids_of(raw.get("eos_token_id")) or ids_of(_nested(raw).get("eos_token_id"))
-        if ids:
+    for file, raw in (
+        (GENERATION_FILE, read_optional_json(path / GENERATION_FILE)),
+        (CONFIG_FILE, config),
+    ):
+        own, nested = (part.get("eos_token_id") for part in (raw, _nested(raw)))
+        _require_ids(path / file, own, nested)
+        if ids := ids_of(own) or ids_of(nested):
             return ids
     return frozenset()
+
+
+def _require_ids(file: Path, *values: object) -> None:
+    """Raise unless each value is a token id, a list of them, or missing.
+
+    :raises ChangeSomething: naming the file.
+    """
+    for value in values:
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(token) is int and token <= MOST_TOKEN_ID for token in ids):
+            problem = f"its eos_token_id is {str(value)[:60]}, which is no token id"
+            raise ChangeSomething("model", file, problem, "repair the file")
 
 
 def _nested(raw: Mapping[str, Any]) -> Mapping[str, Any]:

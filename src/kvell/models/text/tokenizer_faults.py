@@ -4,14 +4,17 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+import msgspec
+
 from kvell.errors import ChangeSomething
 from kvell.models.config.json_files import (
     FETCH_AGAIN,
+    file_bytes,
     not_the_file,
     one_line,
-    read_json,
     read_optional_json,
 )
+from kvell.wire.decoding import MalformedError, decode
 
 JSON_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "vocab.json", "tekken.json"),
@@ -24,6 +27,8 @@ TOKENIZER_FILES = (
     *SENTENCEPIECE_FILES,
 )
 """Files of which a tokenizer has at least one."""
+MAX_TOKENIZER_BYTES = 256 << 20
+_ANY_JSON = msgspec.json.Decoder(msgspec.Raw)
 OR_IDS = "or give prompts as token ids"
 
 
@@ -45,7 +50,7 @@ def _broken(path: Path) -> Iterator[ChangeSomething]:
     for name in JSON_FILES:
         if (path / name).is_file():
             try:
-                read_json(path / name)
+                _check_json(path / name)
             except ChangeSomething as error:
                 yield error
     for name in OTHER_FILES:
@@ -63,6 +68,21 @@ def _broken(path: Path) -> Iterator[ChangeSomething]:
         except ValueError as error:
             problem = f"is not UTF-8 text ({one_line(error)})"
             yield ChangeSomething("model", file, problem, FETCH_AGAIN)
+
+
+def _check_json(file: Path) -> None:
+    """Check that a file holds a JSON object, of any size, without making it.
+
+    :raises ChangeSomething: if it does not.
+    """
+    data = file_bytes(file, MAX_TOKENIZER_BYTES)
+    try:
+        decode(_ANY_JSON, data)
+    except MalformedError as error:
+        problem = f"is not valid JSON ({one_line(error)})"
+        raise ChangeSomething("model", file, problem, FETCH_AGAIN) from error
+    if not data.lstrip().startswith(b"{"):
+        raise ChangeSomething("model", file, "holds no JSON object", FETCH_AGAIN)
 
 
 def _lacking(path: Path) -> Iterator[ChangeSomething]:

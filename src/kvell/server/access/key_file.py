@@ -19,7 +19,7 @@ from typing import Any
 
 from kvell.errors import ChangeSomething
 from kvell.server.access.keys import ApiKey, digest_of
-from kvell.wire.decoding import MalformedError, decode_toml
+from kvell.wire.decoding import MalformedError, decode_toml, read_bounded
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 SHA256 = re.compile(r"[0-9a-fA-F]{64}")
@@ -43,7 +43,7 @@ def read_keys(path: Path, max_in_flight: int = MAX_IN_FLIGHT) -> tuple[ApiKey, .
     :raises ChangeSomething: with the entry and field that is wrong, and never a key.
     """
     try:
-        content = decode_toml(path.read_text(encoding="utf-8"))
+        content = decode_toml(read_bounded(path).decode())
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
         raise ChangeSomething("--api-key-file", path, problem, "give a readable file") from error

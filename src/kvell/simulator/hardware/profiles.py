@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvell.cost.analytic import DeviceProfile, LinkProfile, StepCost
 from kvell.errors import ChangeSomething
-from kvell.wire.decoding import MalformedError, decode_toml
+from kvell.wire.decoding import MalformedError, decode_toml, read_bounded
 
 __all__ = [
     "DEFAULT_HARDWARE",
@@ -65,8 +65,8 @@ def _read(flag: str, name: str, directory: Path) -> tuple[str, dict[str, object]
         names = ", ".join(hardware_names(directory))
         raise ChangeSomething(flag, name, "is not a profile", f"use a TOML file or {names}")
     try:
-        return path.stem, decode_toml(path.read_text())
-    except (MalformedError, UnicodeDecodeError) as error:
+        return path.stem, decode_toml(read_bounded(path).decode())
+    except (MalformedError, UnicodeDecodeError, OSError) as error:
         raise ChangeSomething(flag, name, f"is not TOML ({error})", "repair it") from error
 
 

@@ -6,14 +6,16 @@ bounded, evenly spaced, and the same for the same run.
 """
 
 import json
-from collections.abc import Callable, Sequence
+import math
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from kvell.errors import ChangeSomething
-from kvell.simulator.traces.lines_file import open_lines
-from kvell.wire.decoding import MalformedError, decode_json
+from kvell.simulator.traces.lines_file import filled_lines, open_lines
+from kvell.wire.decoding import FAULTS, decode_json
 
 MAX_MOMENTS = 2_000
 
@@ -96,14 +98,17 @@ def read_timeline(path: Path) -> list[Moment]:
     remedy = "give a file that `kvell replay --timeline` wrote"
     try:
         with open_lines(path, "rt") as file:
-            lines = file.readlines()
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+            return _moments(path, filled_lines(file), remedy)
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise ChangeSomething("FILE", path, f"cannot be read ({error})", remedy) from error
+
+
+def _moments(path: Path, lines: Iterable[tuple[int, str]], remedy: str) -> list[Moment]:
     moments: list[Moment] = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in lines:
         try:
             moments.append(_moment(decode_json(line)))
-        except (MalformedError, ValueError, TypeError, KeyError) as error:
+        except FAULTS as error:
             problem = f"is not a step of a timeline ({type(error).__name__}: {error})"
             raise ChangeSomething("FILE", f"{path}:{number}", problem, remedy) from error
         if _names(moments[-1]) != _names(moments[0]):
@@ -132,7 +137,8 @@ def _group(raw: Any) -> GroupMoment:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0 <= value < math.inf
 
 
 def _names(moment: Moment) -> list[str]:

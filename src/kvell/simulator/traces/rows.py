@@ -17,8 +17,8 @@ MAX_IMAGE_ID = (1 << 31) - 1
 """An image's tokens are ``-1 - id`` as int32."""
 
 
-def _no_ids() -> BlockIds:
-    return np.empty(0, np.int64)
+NO_IDS: BlockIds = np.empty(0, np.int64)
+"""The ids of a prompt without blocks; all rows share them."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class ImageRow:
     id: int
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class TraceRow:
     """One request.
 
@@ -52,7 +52,7 @@ class TraceRow:
     arrival_s: float
     prompt_tokens: int
     output_tokens: int
-    block_ids: BlockIds = field(default_factory=_no_ids)
+    block_ids: BlockIds = field(default_factory=lambda: NO_IDS)
     block_tokens: int = 0
     session: str | None = None
     images: tuple[ImageRow, ...] = ()

@@ -7,12 +7,15 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from kvell.errors import ChangeSomething
-from kvell.simulator.traces.rows import BlockIds
+from kvell.simulator.traces.rows import NO_IDS, BlockIds
 from kvell.wire.decoding import MalformedError, decode_json
 
 MOST_TOKENS = (1 << 31) - 1
 MOST_SECONDS = 1e10
 """Three centuries: sums and means of such times stay finite, and microseconds apart."""
+LARGEST_ID = (1 << 63) - 1
+MOST_VALUES = 1 << 17
+"""The most lists, objects and fields of one line; numbers in a list are not counted."""
 LONGEST_VALUE = 64
 """Characters of a wrong value that an error shows."""
 
@@ -76,13 +79,12 @@ class Fields:
 
     def block_ids(self, name: str) -> BlockIds:
         """Return ids of blocks, int64 [blocks]; none if they are missing."""
-        try:
-            ids = np.asarray(self.raw.get(name) or [])
-        except ValueError:
-            ids = np.asarray([""])
-        if len(ids) and (ids.ndim != 1 or ids.dtype.kind not in "iu"):
-            raise self.wrong(name, "is not a list of whole numbers")
-        return ids.astype(np.int64)
+        values = self.raw.get(name)
+        if values is None or values == []:
+            return NO_IDS
+        if not isinstance(values, list) or not all(map(_is_id, values)):
+            raise self.wrong(name, "is not a list of whole numbers of 64 bits")
+        return np.array(values, np.int64)
 
     def check_blocks(self, name: str, ids: BlockIds, prompt_tokens: int, size: int) -> None:
         """Refuse ids of more blocks than the prompt has.
@@ -106,8 +108,14 @@ def _is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _is_id(value: object) -> bool:
+    return type(value) is int and -LARGEST_ID <= value <= LARGEST_ID
+
+
 def parsed_object(place: str, line: str) -> dict[str, Any]:
     """Return the JSON object that a line is."""
+    if has_many_values(line):
+        raise wrong(place, "line", f"has more than {MOST_VALUES} values")
     try:
         raw = decode_json(line)
     except MalformedError as error:
@@ -115,6 +123,11 @@ def parsed_object(place: str, line: str) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise wrong(place, "line", "is not a JSON object")
     return raw
+
+
+def has_many_values(text: str) -> bool:
+    """Return whether JSON has more values than memory may be taken for."""
+    return len(text) > MOST_VALUES and sum(map(text.count, "[{:")) > MOST_VALUES
 
 
 def show(value: object) -> str:

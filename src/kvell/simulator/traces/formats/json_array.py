@@ -1,17 +1,18 @@
 """Reader of a JSON array from a file, which keeps at most one element in memory."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from kvell.simulator.traces.formats.fields import wrong
+from kvell.simulator.traces.formats.fields import MOST_VALUES, has_many_values, wrong
 
 CHUNK_CHARS = 1 << 16
-MOST_ELEMENT_CHARS = 1 << 26
+MOST_ELEMENT_CHARS = 1 << 22
 WORD_CHARS = 16
 """Longer than any word, number's sign or escape that the end of a chunk may cut."""
-BLANKS = " \t\r\n"
+BLANKS = re.compile(r"[ \t\r\n]*")
 
 
 def begins_with_array(file: IO[str]) -> bool:
@@ -54,8 +55,8 @@ class _Reader:
     def next_char(self) -> str:
         """Return the next character that is not blank, and stay before it; "" at the end."""
         while True:
-            while self._at < len(self._text) and self._text[self._at] in BLANKS:
-                self._step_to(self._at + 1)
+            blanks = BLANKS.match(self._text, self._at)
+            self._step_to(blanks.end() if blanks else self._at)
             if self._at < len(self._text) or self._is_whole:
                 return self._text[self._at : self._at + 1]
             self._read_more(CHUNK_CHARS)
@@ -83,6 +84,8 @@ class _Reader:
                 self._step_to(end)
                 return element
             have = len(self._text) - self._at
+            if has_many_values(self._text[self._at :]):
+                raise self._wrong(f"begins an object of more than {MOST_VALUES} values")
             if have > MOST_ELEMENT_CHARS:
                 raise self._wrong(f"begins an object of more than {MOST_ELEMENT_CHARS} characters")
             self._read_more(have)  # twice as much, so that few tries are in vain
