@@ -112,21 +112,36 @@ class _Answer:
 
     def leave(self) -> None:
         """Leave its lane."""
-        self.lane.line.discard(self)
+        self.lane.drop(self)
         self.lane.gone.append(self.number)
         if self.job is not None:
             self.job.is_dropped = True
 
 
 class _Lane:
-    """One worker, its thread and the answers that wait for it."""
+    """One worker, its thread and the answers that wait for it.
+
+    :ivar awaited: numbers of the answers that wait for a mask, or whose mask is being computed.
+    :ivar gone: numbers of the answers that the worker may forget.
+    """
 
     def __init__(self, processes: GrammarProcesses, limits: WorkerLimits, batched: int) -> None:
         self.worker = MaskWorker(processes, limits)
         self.batched = batched
         self.line: TurnQueue[_Answer] = TurnQueue()
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="kvell-masks")
+        self.awaited: set[int] = set()
         self.gone: list[int] = []
+
+    def add(self, answer: _Answer) -> None:
+        """Let an answer wait for its mask."""
+        self.line.add(answer)
+        self.awaited.add(answer.number)
+
+    def drop(self, answer: _Answer) -> None:
+        """Note that an answer waits no longer."""
+        self.line.discard(answer)
+        self.awaited.discard(answer.number)
 
     def take(self) -> tuple[list[_Answer], list[int]]:
         """Return the answers whose turn it is, and the numbers of answers that have ended."""
@@ -194,7 +209,7 @@ class AnswerMasks:
     def wait_quick(self, seconds: float) -> None:
         """Wait until all masks of the quick lane are ready, at most for ``seconds``."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._is_quick_awaited(), seconds)
+            self._changed.wait_for(lambda: not self._quick.awaited, seconds)
 
     def wait(self, request_ids: Sequence[RequestId]) -> dict[RequestId, Allowed | None]:
         """Wait for masks; return the allowed tokens of the answers that may not have any token.
@@ -259,7 +274,7 @@ class AnswerMasks:
     def _enqueue(self, answer: _Answer) -> None:
         """Let an answer wait for its lane; one whose mask is being computed is added again then."""
         if not answer.lane.line.knows(answer):
-            answer.lane.line.add(answer)
+            answer.lane.add(answer)
             answer.lane.thread.submit(self._serve, answer.lane)
 
     def _serve(self, lane: _Lane) -> None:
@@ -283,7 +298,7 @@ class AnswerMasks:
         if isinstance(outcome, FoundMask):
             answer.seconds += outcome.mask.seconds
             lane.line.charge(answer.request_id, int(outcome.mask.seconds * 1e6))
-        lane.line.discard(answer)
+        lane.drop(answer)
         if answer.length != job.length:
             self._enqueue(answer)
             return
@@ -340,8 +355,3 @@ class AnswerMasks:
         """Return the number of a tenant's slow grammars, of which some are forgotten by now."""
         strikes, then = self._strikes.get(tenant, (0.0, 0.0))
         return max(0.0, strikes - (monotonic() - then) / STRIKE_SECONDS)
-
-    def _is_quick_awaited(self) -> bool:
-        return any(
-            not answer.is_ready and answer.lane is self._quick for answer in self._answers.values()
-        )
