@@ -143,9 +143,10 @@ def test_a_tenant_that_fills_the_lane_keeps_no_other_out() -> None:
         with pytest.raises(TryLater):
             await lane.run(11, lambda: None, "blue")
         with pytest.raises(TryLater):
-            await lane.run(11, lambda: None, "green")  # all together have no room for it
+            await lane.run(26, lambda: None, "green")  # all together have no room for it
+        newcomer = asyncio.create_task(lane.run(11, lambda: "green", "green"))  # a reserved part
         go_on.set()
-        assert await late == "blue"
+        assert (await late, await newcomer) == ("blue", "green")
         await asyncio.gather(*full)
         assert lane._bytes.total == 0
         lane.close()
