@@ -156,7 +156,7 @@ async def place():
 
 async def find():
     placement = RayPlacement(bytes(32), "halfway")
-    print(*sorted(one.instance_id for one in await placement.found()))
+    print(*sorted(one.instance_id for one in await placement.find()))
     await placement.close()
 
 connect(sys.argv[1])
@@ -190,9 +190,9 @@ async def main():
     placement.enter("mixed-0")
     start = asyncio.create_task(placement.start("mixed-0", ["meet"], 7, 60.0))
     await asyncio.to_thread(sys.stdin.readline)
-    print(await placement.ended("mixed-0", 7), flush=True)
+    print(await placement.end_of("mixed-0", 7), flush=True)
     await placement.stop("mixed-0", 7)
-    print((await start).address == "", await placement.ended("mixed-0", 7), flush=True)
+    print((await start).address == "", await placement.end_of("mixed-0", 7), flush=True)
     print((await placement.start("mixed-0", ["meet"], 7, 60.0)).pid, flush=True)
     await placement.close()
 
@@ -210,7 +210,7 @@ def test_nobody_waits_behind_a_start(
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environ) as script:
         until(lambda: bool(running(machine.pid, NEVER_LISTENS)))
         said, _ = script.communicate("go on\n", PATIENCE_SECONDS)
-    assert said.splitlines() == ["None", "True Ended(exit_code=-9, last_words='')", "0"]
+    assert said.splitlines() == ["None", "True IncarnationEnd(exit_code=-9, last_words='')", "0"]
     assert script.returncode == 0
     assert not running(machine.pid, NEVER_LISTENS)
     assert observer.groups() == {} and observer.actors() == []
