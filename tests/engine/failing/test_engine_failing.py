@@ -1,12 +1,15 @@
 """Steps that raise and rows that are not numbers, over pages that can be read back."""
 
+import dataclasses
 import random
 from collections import deque
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from kvell.clock import VirtualClock
 from kvell.engine.core.core import EngineCore
@@ -254,6 +257,26 @@ def test_a_grammar_that_is_stuck_says_so() -> None:
     [ended] = core.commit(StepResult(core.plan().step, (NO_TOKEN,)))
     assert isinstance(ended, Finished)
     assert (ended.reason, ended.message, ended.bound) == ("error", TOO_COMPLEX, "grammar")
+
+
+@pytest.mark.parametrize(
+    ("lists", "field"),
+    [
+        ({"allowed_token_ids": (5,), "bad_words_token_ids": ((5,),)}, "allowed_token_ids"),
+        ({"bad_words_token_ids": ((5,),)}, "bad_words"),
+    ],
+)
+def test_lists_that_exclude_every_token_are_for_the_client_to_change(
+    lists: dict[str, Any], field: str
+) -> None:
+    core = Served(limits()).fresh()
+    submit = make_submit("a", PROMPT, 6)
+    sampling = dataclasses.replace(submit.spec.sampling, **lists)
+    core.submit(dataclasses.replace(submit, spec=structs.replace(submit.spec, sampling=sampling)))
+    [ended] = core.commit(StepResult(core.plan().step, (NO_TOKEN,)))
+    assert isinstance(ended, Finished)
+    assert (ended.reason, ended.field) == ("error", field)
+    assert ended.message.startswith(f"{field}=…: no token may come next")
 
 
 def failed(cause: BaseException) -> StepFailed:

@@ -46,6 +46,8 @@ def nested(depth: int, opening: str, closing: str) -> bytes:
         (written(prompt=[0] * 1_100_000), "prompt"),
         (written(prompt=[[]] * 70_000), "prompt"),
         (written(messages=[1] * 20_000), "messages"),
+        (written(**{f"f{i}": [""] * 4000 for i in range(40)}), WHOLE),
+        (written(**{f"f{i}": {f"{j}": "" for j in range(4000)} for i in range(20)}), WHOLE),
     ],
 )
 def test_too_many_elements_are_refused_by_the_fields_name(body: bytes, field: str) -> None:

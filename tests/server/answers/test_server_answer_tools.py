@@ -9,7 +9,11 @@ from hypothesis import strategies as st
 
 from kvell.errors import ChangeSomething
 from kvell.server.answers.chat_tools import chat_tools
-from kvell.server.answers.template_messages import template_messages, with_objects
+from kvell.server.answers.template_messages import (
+    MOST_ARGUMENT_PARTS,
+    template_messages,
+    with_objects,
+)
 from tests.server.answers.answer_texts import WEATHER
 
 
@@ -137,6 +141,15 @@ def test_a_call_without_arguments_gets_an_empty_object(arguments: object) -> Non
 DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
 
 
+def test_arguments_are_read_up_to_a_number_of_parts_in_a_conversation() -> None:
+    most = f"[{'[],' * (MOST_ARGUMENT_PARTS // 4 - 1)}1]"
+    messages = [{"role": "assistant", "tool_calls": [call(arguments=most)]}] * 3
+    shown = template_messages(messages)
+    arguments = [message["tool_calls"][0]["function"]["arguments"] for message in shown]
+    assert [isinstance(value, list) for value in arguments] == [True, True, False]
+    assert arguments[2] == most
+
+
 @pytest.mark.parametrize(
     ("arguments", "shown"),
     [
@@ -148,6 +161,8 @@ DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
         ({"city": "Bern"}, {"city": "Bern"}),
         ('{"a": "\\ud800"}', '{"a": "\\ud800"}'),
         (DEEP, DEEP),
+        ("[" * 500_000, "[" * 500_000),
+        ('{"a": ' * 5000, '{"a": ' * 5000),
     ],
 )
 def test_what_a_model_wrote_is_passed_on_as_it_is(arguments: object, shown: object) -> None:

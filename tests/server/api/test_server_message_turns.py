@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from kvell.server.api.schemas.chat import ChatMessage
 from kvell.server.api.schemas.messages.requests import CountTokensRequest, MessagesRequest
 
 MARK = {"type": "ephemeral"}
@@ -25,6 +26,22 @@ def returns_of(**fields: Any) -> bool | None:
     asked = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]}
     chat = MessagesRequest.model_validate(asked | fields).chat()
     return chat.will_return
+
+
+def test_thousands_of_thoughts_are_joined_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    assigned: list[str] = []
+
+    def note(message: ChatMessage, name: str, value: object) -> None:
+        assigned.append(name)
+        object.__setattr__(message, name, value)
+
+    thought = {"type": "thinking", "thinking": "hm", "signature": ""}
+    turns: list[dict[str, Any]] = [{"role": "assistant", "content": [thought] * 900}] * 3
+    asked = CountTokensRequest.model_validate({"model": "m", "messages": turns})
+    monkeypatch.setattr(ChatMessage, "__setattr__", note)
+    [message] = asked.chat().messages
+    assert message.reasoning_content == "hm" * 2700
+    assert assigned == ["reasoning_content"]
 
 
 def test_neighbours_with_one_role_are_one_turn() -> None:

@@ -92,6 +92,24 @@ def test_tokenizing_happens_in_one_thread_that_is_not_the_loops() -> None:
     assert threading.get_ident() not in threads
 
 
+def test_messages_are_read_in_the_thread_of_texts() -> None:
+    threads: set[int] = set()
+
+    class Noting(dict[str, Any]):
+        def get(self, key: str, default: Any = None) -> Any:
+            threads.add(threading.get_ident())
+            return super().get(key, default)
+
+    async def scenario() -> None:
+        work = TextWork()
+        encoder = PromptEncoder(ByteText(), ContextLength(100), work)
+        await encoder.chat([Noting(role="user", content="hi")])
+        work.close()
+
+    asyncio.run(scenario())
+    assert threads and threading.get_ident() not in threads
+
+
 def test_a_template_that_ignores_tools_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     tool = {"type": "function", "function": {"name": "look"}}
     messages = [{"role": "user", "content": "hi"}]

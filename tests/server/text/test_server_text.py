@@ -49,12 +49,8 @@ class Script:
         self.stopped.append(request_id)
 
 
-def ended(
-    reason: FinishReason, message: str = "", cached: int = 0, *, try_later: bool = False
-) -> Output:
-    finished = Finished(
-        RequestId("r"), 0, reason, cached_tokens=cached, message=message, try_later=try_later
-    )
+def ended(reason: FinishReason, message: str = "", cached: int = 0, **more: Any) -> Output:
+    finished = Finished(RequestId("r"), 0, reason, cached_tokens=cached, message=message, **more)
     return Output((), finished)
 
 
@@ -228,6 +224,7 @@ def test_a_death_after_the_stop_string_changes_nothing() -> None:
         (ended("cancelled"), RequestFailed),
         (ended("refused", "draining", try_later=True), TryLater),
         (ended("refused", "can never fit"), RequestRefused),
+        (ended("error", "excludes all", field="bad_words"), RequestRefused),
     ],
 )
 def test_other_ends_are_errors_of_their_family(output: Output, kind: type[KvellError]) -> None:

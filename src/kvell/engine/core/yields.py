@@ -240,6 +240,7 @@ def end_of(request: Request, kept_tokens: int) -> Finished:
         cached_tokens,
         request.preemptions,
         message=request.problem,
+        field=request.problem_field,
         step_failed=request.step_failed,
         embedding=request.embedding,
         cache_write_tokens=max(0, kept_tokens - cached_tokens),

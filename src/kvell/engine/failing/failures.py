@@ -13,12 +13,13 @@ from msgspec import Struct
 
 from kvell.engine.requests.plan import NO_TOKEN
 from kvell.engine.requests.request import Request
+from kvell.errors import ChangeSomething
 from kvell.memory import MemoryCore
 from kvell.vocabulary import StepNumber
 
 TOO_COMPLEX = "the answer's grammar has become too complex to follow"
 NONE_ALLOWED = (
-    "no token may come next: allowed_token_ids, bad_words or the answer's grammar exclude all"
+    "no token may come next: allowed_token_ids, bad_words and the answer's grammar exclude all"
 )
 
 
@@ -46,7 +47,14 @@ def end_without_token(request: Request, mark: int) -> None:
     """
     request.finish_reason = "error"
     if mark == NO_TOKEN:
-        request.problem = NONE_ALLOWED if request.sampling.is_bounded else TOO_COMPLEX
+        request.problem = TOO_COMPLEX
+        if request.sampling.is_bounded:
+            lists = "bad_words", "allowed_token_ids"
+            request.problem_field = lists[request.sampling.allowed_token_ids is not None]
+            error = ChangeSomething(
+                request.problem_field, "…", NONE_ALLOWED, "exclude fewer tokens"
+            )
+            request.problem = str(error)
         return
     request.is_spoiled = True
     request.problem = (

@@ -210,7 +210,8 @@ class Finished:
     """The end of a request, which holds no memory any more.
 
     For a refusal, ``message`` is one line, ``field`` names the field to change, and ``try_later``
-    says that there was no room: no change is needed.  ``not_taken`` says that another instance may
+    says that there was no room: no change is needed.  An error has a ``field``
+    too if the client must change it.  ``not_taken`` says that another instance may
     take the request: this one is draining, or its credits are in use, some by requests that
     the front does not know yet, or it gave way to a rival that borrows the same memory.  ``bound``
     is the bound that a refused request exceeded.

@@ -50,6 +50,7 @@ class Request:
     :ivar scored: position in the prompt up to which logprobs are reported.
     :ivar embedding: its vector, float32 as little-endian bytes.
     :ivar problem: the reason of its end, if that is an error.
+    :ivar problem_field: the field that the client must change, if that is the reason.
     :ivar is_spoiled: whether its computed tokens may be wrong, so that they are not cached.
     :ivar step_failed: whether it is a suspect, if it ended with a failed step.
     :ivar suspect_at: number of output tokens that it had when it was submitted as a suspect;
@@ -95,6 +96,7 @@ class Request:
     entered_output: int = 0
     short_rope_tokens: int = 0
     problem: str = ""
+    problem_field: str = ""
     is_spoiled: bool = False
     step_failed: StepBlame = ""
     suspect_at: int = -1

@@ -27,11 +27,12 @@ WHOLE = "body"
 """The name that errors use for the whole body instead of a field."""
 TOO_PLAIN = f"has more than {LONGEST_BYTES} bytes of numbers or white space"
 _QUOTE = ord('"')
-_STRING = rb'"[^"\\]{0,%d}+(?:\\.[^"\\]*+){0,%d}+(")?' % (LONGEST_BYTES, LONGEST_BYTES // 4)
+_STRING = rb'"[^"\\]{0,%d}+(?:\\.[^"\\]*+){0,%d}+(?P<end>")?' % (LONGEST_BYTES, LONGEST_BYTES // 4)
 _PIECES = re.compile(
-    _STRING + rb'|[\[{]|[\]}]|[^"\[\]{}]{1,%d}+' % LONGEST_BYTES,
+    rb'(?P<token>%b|[\[{]|[\]}])?+[^"\[\]{}]{0,%d}+' % (_STRING, LONGEST_BYTES),
     re.DOTALL,
 )
+"""A string or bracket, and what follows it up to the next one."""
 _HALF_BYTES = re.compile(rb"\xed[\xa0-\xbf]")
 _HALF_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 _NO_HALVES = re.compile(
@@ -48,12 +49,14 @@ class BodyBounds:
     :param depth: nesting of arrays and objects, including the body itself.
     :param fields: fields of the body itself.
     :param parts: strings, arrays and objects in one field.
+    :param all_parts: strings, arrays and objects in all fields together.
     :param elements: commas and brackets in one field; ``elements_by_field`` has exceptions.
     """
 
     depth: int = 64
     fields: int = 256
     parts: int = 1 << 16
+    all_parts: int = 1 << 17
     elements: int = 4096
     elements_by_field: Mapping[str, int] = field(default_factory=lambda: MappingProxyType(MANY))
 
@@ -79,9 +82,13 @@ def check_body(body: bytes, bounds: BodyBounds) -> None:
 
 def _has_half_a_character(body: bytes) -> bool:
     """Return whether the parsed text would have a lone surrogate, which UTF-8 cannot encode."""
-    if _HALF_BYTES.search(body):
+    if b"\xed" in body and _HALF_BYTES.search(body):
         return True
-    return _HALF_ESCAPE.search(body) is not None and _NO_HALVES.fullmatch(body) is None
+    return (
+        b"\\u" in body
+        and _HALF_ESCAPE.search(body) is not None
+        and _NO_HALVES.fullmatch(body) is None
+    )
 
 
 def _long_stretch(body: bytes) -> int:
@@ -102,6 +109,7 @@ class _Scan:
     def __init__(self, body: bytes, bounds: BodyBounds) -> None:
         self._body, self._bounds = body, bounds
         self._depth, self._fields, self._parts, self._elements = 0, 0, 0, 0
+        self._all_parts = 0
         self._most = bounds.elements
         self._field = WHOLE
         self._key_comes = False
@@ -112,16 +120,17 @@ class _Scan:
         :raises ChangeSomething: at the first exceeded bound.
         """
         for piece in _PIECES.finditer(self._body, 0, until):
-            start, end = piece.span()
-            first = self._body[start]
-            if first == _QUOTE:
-                self._string(start, end, is_closed=piece.lastindex == 1)
+            start, token_end = piece.span("token")
+            if token_end < 0:
+                token_end = piece.start()
+            elif (first := self._body[start]) == _QUOTE:
+                self._string(start, token_end, is_closed=piece["end"] is not None)
             elif first in b"[{":
                 self._open()
-            elif first in b"]}":
-                self._depth -= 1
             else:
-                self._between(start, end)
+                self._depth -= 1
+            if token_end < (end := piece.end()):
+                self._between(token_end, end)
         if until < len(self._body):
             raise self._exceeds(TOO_PLAIN)
 
@@ -160,6 +169,11 @@ class _Scan:
         self._parts += 1
         if self._parts > self._bounds.parts:
             raise self._exceeds(f"has more than {self._bounds.parts} strings, arrays and objects")
+        self._all_parts += 1
+        if self._all_parts > self._bounds.all_parts:
+            self._field = WHOLE
+            most = self._bounds.all_parts
+            raise self._exceeds(f"has more than {most} strings, arrays and objects")
 
     def _between(self, start: int, end: int) -> None:
         """Check numbers, commas, colons and white space."""

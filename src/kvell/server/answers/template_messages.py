@@ -3,7 +3,8 @@
 Arguments of calls become objects, since templates write them with ``tojson``; vLLM
 does the same.  A tool's message gets the name of the function that its id belongs to.
 Arguments that are not an object are kept as they are: an answer that was truncated in the middle
-of a call stays a part of its conversation.
+of a call stays a part of its conversation.  So are arguments beyond ``MOST_ARGUMENT_PARTS``.  The
+functions belong in a thread of texts, not on an event loop.
 """
 
 import json
@@ -14,6 +15,11 @@ from kvell.errors import ChangeSomething
 from kvell.server.answers.reading.json_text import read_json
 
 MOST_CALLS = 128
+MOST_ARGUMENT_PARTS = 1 << 19
+"""The most brackets, commas and colons in the texts of a conversation's arguments that are read.
+
+Those in strings count too; arguments that fit a context of a million tokens have fewer.
+"""
 _READ = frozenset(
     {"role", "content", "name", "tool_calls", "tool_call_id", "function_call", "refusal"}
     | {"reasoning_content", "reasoning"}
@@ -32,8 +38,9 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """
     names: dict[str, str] = {}
     rendered = []
+    reader = _ArgumentReader()
     for i, message in enumerate(messages):
-        shown = _rendered(f"messages[{i}]", message)
+        shown = _rendered(f"messages[{i}]", message, reader)
         for call in shown.get("tool_calls", ()):
             names[call["id"]] = call["function"]["name"]
         if shown["role"] == "tool" and "name" not in shown and shown["tool_call_id"] in names:
@@ -65,7 +72,32 @@ def with_objects(messages: Sequence[Message]) -> Sequence[Message] | None:
     return changed if changed != list(messages) else None
 
 
-def _rendered(field: str, message: Message) -> dict[str, Any]:
+class _ArgumentReader:
+    """The reader of a conversation's arguments."""
+
+    def __init__(self) -> None:
+        self._left = MOST_ARGUMENT_PARTS
+
+    def read(self, arguments: object) -> object:
+        """Return the object of a call's arguments; what is not JSON or too large stays a text."""
+        if arguments is None or arguments == "":
+            return {}
+        if not isinstance(arguments, str):
+            return arguments
+        parts = sum(map(arguments.count, "[{,:"))
+        if parts > self._left:
+            return arguments
+        self._left -= parts
+        try:
+            value = read_json(arguments)
+            if "\\u" in arguments:  # it may be half a character, which cannot be encoded
+                json.dumps(value, ensure_ascii=False).encode()
+        except ValueError:
+            return arguments
+        return {} if value is None else value
+
+
+def _rendered(field: str, message: Message, reader: _ArgumentReader) -> dict[str, Any]:
     role = _ROLES.get(message["role"], message["role"])
     shown: dict[str, Any] = {key: value for key, value in message.items() if key not in _READ}
     shown |= {"role": role, "content": _content(message.get("content"))}
@@ -78,7 +110,7 @@ def _rendered(field: str, message: Message) -> dict[str, Any]:
         only = message.get("function_call")
         if only is not None and not calls:
             calls = [{"function": only}]
-        shown |= {"tool_calls": _calls(f"{field}.tool_calls", calls)} if calls else {}
+        shown |= {"tool_calls": _calls(f"{field}.tool_calls", calls, reader)} if calls else {}
     if role == "tool":
         shown["tool_call_id"] = str(message.get("tool_call_id") or "")
     return shown
@@ -90,16 +122,16 @@ def _content(content: Any) -> Any:
     return list(content) if content else ""
 
 
-def _calls(field: str, calls: object) -> list[dict[str, Any]]:
+def _calls(field: str, calls: object, reader: _ArgumentReader) -> list[dict[str, Any]]:
     if not isinstance(calls, list):
         raise ChangeSomething(field, type(calls).__name__, "is not a list", "send a list of calls")
     if len(calls) > MOST_CALLS:
         remedy = f"send at most {MOST_CALLS}"
         raise ChangeSomething(field, f"{len(calls)} calls", "is out of range", remedy)
-    return [_call(f"{field}[{i}]", call) for i, call in enumerate(calls)]
+    return [_call(f"{field}[{i}]", call, reader) for i, call in enumerate(calls)]
 
 
-def _call(field: str, call: object) -> dict[str, Any]:
+def _call(field: str, call: object, reader: _ArgumentReader) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping):
         remedy = 'send {"id": …, "type": "function", "function": {"name": …, "arguments": …}}'
@@ -107,24 +139,12 @@ def _call(field: str, call: object) -> dict[str, Any]:
     if call.get("type", "function") != "function":
         raise ChangeSomething(f"{field}.type", "…", "is not served", 'use "function"')
     name = _string(f"{field}.function.name", function.get("name"))
-    arguments = _arguments(function.get("arguments"))
+    arguments = reader.read(function.get("arguments"))
     return {
         "id": str(call.get("id") or ""),
         "type": "function",
         "function": {"name": name, "arguments": arguments},
     }
-
-
-def _arguments(arguments: object) -> object:
-    """Return the object of a call's arguments; arguments that are not JSON stay unchanged."""
-    if arguments is None or arguments == "":
-        return {}
-    try:
-        value = read_json(arguments) if isinstance(arguments, str) else arguments
-        json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate cannot be encoded
-    except ValueError:
-        return arguments
-    return {} if value is None else value
 
 
 def _string(field: str, value: object) -> str:

@@ -124,10 +124,10 @@ class PromptEncoder:
         """
         if tools:
             self._tell_of_tools()
-        shown = template_messages(messages)
         ending = {"opens_answer": opens_answer, "continues_last": continues_last}
 
         def render() -> str:
+            shown = template_messages(messages)
             try:
                 return self._model.rendered_chat(shown, tools, fields, **ending)
             except ChangeSomething:

@@ -272,6 +272,7 @@ def raise_unless_done(finished: Finished) -> None:
         return
     if finished.reason == "refused" and finished.try_later:
         raise TryLater(finished.message, bound=finished.bound)
-    if finished.reason == "refused" or finished.bound is not None:  # for the client to change
+    if finished.reason == "refused" or finished.bound is not None or finished.field:
+        # for the client to change
         raise RequestRefused(finished.message, finished.field, finished.bound)
     raise RequestFailed(finished.message or f"the request ended: {finished.reason}")

@@ -3,8 +3,7 @@
 import json
 from typing import Any, NoReturn
 
-from kvell.server.answers.reading.brackets import BracketSpan
-from kvell.server.answers.reading.modes import SPACE
+from kvell.engine.protocol.structured_outputs import depth_of
 from kvell.wire.decoding import MalformedError, decode_json
 
 DEEPEST = 64
@@ -16,16 +15,13 @@ def read_json(text: str) -> Any:
 
     :raises ValueError: if the text is not JSON, or is nested deeper than ``DEEPEST``.
     """
-    start = text.lstrip(SPACE)[:1]
-    if start in ("{", "["):
-        span = BracketSpan(first=start)
-        span.scan(text)
-        if not span.closed or span.deepest > DEEPEST:
-            raise ValueError("brackets do not match, or are too deep")
     try:
-        return decode_json(text, constant=_refuse, strict=False)
+        value = decode_json(text, constant=_refuse, strict=False)
     except MalformedError as error:
         raise ValueError(str(error)) from error
+    if depth_of(value) > DEEPEST:
+        raise ValueError("brackets are too deep")
+    return value
 
 
 def write_json(value: Any) -> str:

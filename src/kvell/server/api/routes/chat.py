@@ -71,6 +71,8 @@ from kvell.server.text.session_key import conversation_key
 from kvell.server.text.text_encoder import TokenIds
 from kvell.server.text.text_stream import TextDelta, Usage, whole_answers
 
+MESSAGES_A_TURN = 512
+"""The messages that are converted in one turn of the event loop."""
 PROMPT_END_TOKENS = 64
 """Tokens at the end of a prompt that show whether the template has opened the reasoning."""
 
@@ -304,7 +306,11 @@ async def _prompt(
     :param fits: whether the prompt must leave room for an answer; a prompt with images always must.
     """
     images = image_urls(body.messages, taken=prompts.takes_images)
-    plain = [message.plain() for message in body.messages]
+    plain = []
+    for message in body.messages:
+        plain.append(message.plain())
+        if not len(plain) % MESSAGES_A_TURN:
+            await asyncio.sleep(0)  # other requests have a turn
     fields = body.template_fields()
     opens = body.add_generation_prompt is not False
     continues = body.continues_last()

@@ -50,7 +50,7 @@ class RefusalPart(RequestPart):
 
 
 Part = Annotated[TextPart | ImagePart | RefusalPart, Field(discriminator="type")]
-Parts = Annotated[list[Part], Field(max_length=MAX_PARTS)]
+Parts = Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True)]
 
 
 class CalledFunction(RequestPart):
@@ -84,7 +84,9 @@ class ChatMessage(RequestPart):
     """A text, or parts, which are joined if the model's chat template reads texts."""
     name: str | None = Field(default=None, max_length=256)
     """Name of the author, for chat templates that show it."""
-    tool_calls: Annotated[list[ToolCallMessage], Field(max_length=MAX_TOOLS)] | None = None
+    tool_calls: (
+        Annotated[list[ToolCallMessage], Field(max_length=MAX_TOOLS, fail_fast=True)] | None
+    ) = None
     """Calls in this answer."""
     tool_call_id: str | None = Field(default=None, max_length=256)
     """With the role ``tool``: id of the call whose result this is."""
@@ -125,7 +127,9 @@ class ChatRequest(GenerationRequest):
 
     others = CHAT_OTHERS
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[
+        list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    ]
     """The conversation so far, oldest first."""
     max_completion_tokens: Count | None = None
     """Maximum output tokens; overrides ``max_tokens``; as many as fit if null."""
@@ -133,7 +137,9 @@ class ChatRequest(GenerationRequest):
     """Return the log probability of each output token."""
     top_logprobs: int | None = None
     """Return this many likeliest tokens too, at most 20; implies ``logprobs`` if that is null."""
-    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = (
+        None
+    )
     """Functions that may be called: ``{"type": "function", "function": {"name": …}}``."""
     tool_choice: str | dict[str, Any] | None = None
     """``"none"``, ``"auto"``, ``"required"``, or one function: ``{"type": "function", …}``."""
@@ -150,7 +156,9 @@ class ChatRequest(GenerationRequest):
     """
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
     """Further variables of the chat template."""
-    documents: Annotated[list[dict[str, object]], Field(max_length=MAX_PARTS)] | None = None
+    documents: (
+        Annotated[list[dict[str, object]], Field(max_length=MAX_PARTS, fail_fast=True)] | None
+    ) = None
     """Passed to the chat template under this name."""
     add_generation_prompt: bool | None = True
     """Whether the prompt ends with the opening of the assistant's turn."""

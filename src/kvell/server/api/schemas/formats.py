@@ -1,6 +1,6 @@
 """Constraints of an answer's text, in the formats of OpenAI and of vLLM."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -66,7 +66,7 @@ class StructuredField(BaseModel):
     """True for any JSON object."""
     regex: str | None = None
     """A pattern for the whole text (Rust syntax, without look-around; its classes are ASCII)."""
-    choice: list[str] | None = None
+    choice: Annotated[list[str], Field(fail_fast=True)] | None = None
     """The text is one of these."""
     grammar: str | None = None
     """A context-free grammar in Lark's syntax."""

@@ -55,7 +55,7 @@ class GenerationRequest(SamplingFields):
     """JSON schema that the text follows; an older name of ``structured_outputs.json``."""
     guided_regex: str | None = None
     """Pattern that the text matches; an older name of ``structured_outputs.regex``."""
-    guided_choice: list[str] | None = None
+    guided_choice: Texts | None = None
     """The text is one of these; an older name of ``structured_outputs.choice``."""
     guided_grammar: str | None = None
     """Grammar that the text follows; an older name of ``structured_outputs.grammar``."""

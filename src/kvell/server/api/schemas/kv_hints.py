@@ -50,7 +50,7 @@ class KvHints(BaseModel):
     """Version of the envelope."""
     message_id: Name
     """The sender's id of the message."""
-    actions: Annotated[list[KvHintAction], Field(max_length=MAX_ACTIONS)]
+    actions: Annotated[list[KvHintAction], Field(max_length=MAX_ACTIONS, fail_fast=True)]
     """Pieces of advice, at most 64; each is independent."""
 
     def will_return(self) -> bool | None:

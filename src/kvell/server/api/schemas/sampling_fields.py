@@ -23,7 +23,7 @@ Count = Annotated[int, Field(ge=-1, le=MAX_INT32)]
 RepetitionPenalty = Annotated[float, Field(ge=1e-6)]
 """A divisor of logits; a smaller one would make logits infinite."""
 StopText = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
-StopTexts = Annotated[list[StopText], Field(max_length=128)]
+StopTexts = Annotated[list[StopText], Field(max_length=128, fail_fast=True)]
 Biases = Annotated[dict[str, float], Field(max_length=MAX_BIASES)]
 DeadlineSeconds = Annotated[float, Field(gt=0, le=MAX_DEADLINE_SECONDS)]
 

@@ -16,11 +16,14 @@ class TokenizeRequest(RequestBody):
 
     prompt: str | None = None
     """A text; null if ``messages`` are given."""
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] | None = (
+    messages: (
+        Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+        | None
+    ) = None
+    """A conversation; null if ``prompt`` is given."""
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = (
         None
     )
-    """A conversation; null if ``prompt`` is given."""
-    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False

@@ -10,7 +10,12 @@ from kvell.errors import ChangeSomething
 from kvell.server.api.schemas.chat import MAX_MESSAGES, MAX_TOOLS, ChatRequest
 from kvell.server.api.schemas.formats import JsonSchemaFormat, ResponseFormat
 from kvell.server.api.schemas.messages.blocks import CacheControl, cache_controls
-from kvell.server.api.schemas.messages.turns import MessageTurn, SystemBlocks, conversation
+from kvell.server.api.schemas.messages.turns import (
+    PLACE,
+    MessageTurn,
+    SystemBlocks,
+    conversation,
+)
 from kvell.server.api.schemas.other_fields import MESSAGES_OTHERS
 from kvell.server.api.schemas.request_body import RequestBody, RequestPart, rename
 from kvell.server.api.schemas.sampling_fields import (
@@ -127,10 +132,11 @@ class CountTokensRequest(RequestBody):
 
     def name_here(self, field: str) -> str:
         """Return this body's name of a field of the chat request."""
-        place = conversation(self.system, self.messages).name_here(field)
-        if place is not None:
-            return place
-        return rename(field, _NAMES_HERE)
+        match = PLACE.fullmatch(field)
+        if match is None:
+            return rename(field, _NAMES_HERE)
+        turns = conversation(self.system, self.messages)
+        return turns.name_here(int(match[1]), match[2] or "")
 
     def _chat_fields(self) -> Schema:
         turns = conversation(self.system, self.messages)

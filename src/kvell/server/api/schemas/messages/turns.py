@@ -39,7 +39,7 @@ The block is dropped: it differs in each request, so prompts with it would miss 
 """
 BETWEEN_TURNS = "\n\n"
 FAILED = "Error: "
-_PLACE = re.compile(r"messages\[(\d+)\](\.content)?.*")
+PLACE = re.compile(r"messages\[(\d+)\](\.content)?.*")
 
 SystemBlocks = Annotated[list[TextBlock], Field(max_length=MAX_PARTS, fail_fast=True)]
 
@@ -68,19 +68,21 @@ class TurnMessages:
 
     messages: list[ChatMessage] = field(default_factory=list)
     origins: list[str] = field(default_factory=list)
+    _thoughts: dict[int, list[str]] = field(default_factory=dict)
 
     @property
     def is_begun(self) -> bool:
         """Whether the last message is the beginning of the answer."""
         return bool(self.messages) and self.messages[-1].role == "assistant"
 
-    def name_here(self, place: str) -> str | None:
-        """Return the request's name of a place in the chat messages; None for other places."""
-        match = _PLACE.fullmatch(place)
-        if match is None:
-            return None
-        origin = self.origins[int(match[1])]
-        return origin if origin == "system" else origin + (match[2] or "")
+    def name_here(self, number: int, content: str) -> str:
+        """Return the request's name of a place in the chat messages.
+
+        :param number: index of the message.
+        :param content: ``.content`` for a place inside the content, or "".
+        """
+        origin = self.origins[number]
+        return origin if origin == "system" else origin + content
 
     def going_on(self, origin: str, role: Literal["user", "assistant", "system"]) -> ChatMessage:
         """Return the message that a turn continues: the last one if it has the turn's role."""
@@ -88,6 +90,15 @@ class TurnMessages:
         if last is not None and last.role == role:
             return last
         return self.add(origin, ChatMessage(role=role, content=[]))
+
+    def add_thinking(self, text: str) -> None:
+        """Add thinking to the last message; :meth:`join_thinking` joins it."""
+        self._thoughts.setdefault(len(self.messages) - 1, []).append(text)
+
+    def join_thinking(self) -> None:
+        """Set the reasoning of each message, once: a message may have thousands of parts of it."""
+        for number, texts in self._thoughts.items():
+            self.messages[number].reasoning_content = "".join(texts)
 
     def add(self, origin: str, message: ChatMessage) -> ChatMessage:
         """Add a message, and return it."""
@@ -110,6 +121,7 @@ def conversation(
     for number, turn in enumerate(turns):
         _add_turn(chat, f"messages[{number}]", turn)
     _check(chat, len(turns) - 1)
+    chat.join_thinking()
     return chat
 
 
@@ -141,7 +153,7 @@ def _add_turn(chat: TurnMessages, origin: str, turn: MessageTurn) -> None:
                 _refuse_unless(turn.role == "assistant", place, block, "assistant")
                 _add_call(place, message, block)
             case ThinkingBlock(thinking=thinking):
-                message.reasoning_content = (message.reasoning_content or "") + thinking
+                chat.add_thinking(thinking)
 
 
 def _result(block: ToolResultBlock) -> ChatMessage:

@@ -39,7 +39,7 @@ from kvell.server.api.schemas.sampling_fields import (
 LATEST = ":latest"
 """The tag that Ollama's clients add to a model's name."""
 Tokens = Annotated[int, Field(ge=-2, le=MAX_INT32)]
-Images = Annotated[list[str], Field(max_length=MAX_PARTS)]
+Images = Annotated[list[str], Field(max_length=MAX_PARTS, fail_fast=True)]
 Think = bool | Literal["low", "medium", "high"]
 _IMAGE_STARTS = {"/9j/": "jpeg", "R0lG": "gif", "UklG": "webp"}
 """Kinds of images by the beginning of their base64; others are sent as PNG."""
@@ -120,7 +120,9 @@ class OllamaMessage(RequestPart):
     """Thinking before this answer, for chat templates that show it."""
     images: Images | None = None
     """Files of images in base64, after the text."""
-    tool_calls: Annotated[list[OllamaToolCall], Field(max_length=MAX_TOOLS)] | None = None
+    tool_calls: (
+        Annotated[list[OllamaToolCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None
+    ) = None
     """Calls in this answer."""
     tool_name: str | None = Field(default=None, max_length=256)
     """With the role ``tool``: name of the function whose result this is."""
@@ -204,12 +206,12 @@ class OllamaChatRequest(OllamaRequest):
 
     others = OLLAMA_CHAT_OTHERS
 
-    messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES)] = Field(
-        default_factory=list
+    messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)] = (
+        Field(default_factory=list)
     )
     """The conversation so far, oldest first; without any, the answer only says that the model is
     loaded."""
-    tools: Annotated[list[Schema], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[Schema], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     """Functions that may be called: ``{"type": "function", "function": {"name": …}}``."""
 
     def has_prompt(self) -> bool:
