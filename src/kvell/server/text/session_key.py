@@ -47,7 +47,7 @@ def _told(content: Any) -> str:
             return content
         return f"{content[:FIRST_CHARS]}{len(content)}{content[-LAST_CHARS:]}"
     if isinstance(content, Mapping):
-        return "".join(f"{key}:{_told(part)}" for key, part in content.items())
+        return _told("".join(f"{key}:{_told(part)}" for key, part in content.items()))
     if isinstance(content, Sequence):
-        return "".join(f"{len(part)}:{part}" for part in map(_told, content))
+        return _told("".join(f"{len(part)}:{part}" for part in map(_told, content)))
     return str(content)
