@@ -119,10 +119,13 @@ class TestServe:
         flags = ["--allowed-origins", '["https://a.b"]', "--allowed-origins", "https://c.d"]
         flags += ("--allowed-methods", '["GET"]', "--allowed-headers", "x-mine")
         flags += ("--allow-credentials", "--root-path", "/llm", "--enable-tokenizer-info-endpoint")
-        flags += ("--disable-docs",)
+        flags += ("--disable-docs", "--allowed-hosts", '["kvell.lan"]', "--allowed-hosts", "*.b")
         assert kvell("serve", *flags).code == 0
         cross_origin = CrossOrigin(("https://a.b", "https://c.d"), ("GET",), ("x-mine",), True)
-        assert served.calls[-1][2].face == FaceOptions((), "/llm", cross_origin, True, True)
+        hosts = ("kvell.lan", "*.b")
+        assert served.calls[-1][2].face == FaceOptions((), "/llm", hosts, cross_origin, True, True)
+        ended = kvell("serve", "--allowed-hosts", "http://a.b")
+        assert "--allowed-hosts=http://a.b: is not a host name; give a name" in ended.stderr
         ended = kvell("serve", "--allowed-origins", "a.b")
         assert (ended.code, len(served.calls)) == (2, 2)
         assert "--allowed-origins=a.b: is not an origin; give a scheme and a host" in ended.stderr

@@ -115,6 +115,7 @@ def test_an_interrupt_during_imports_ends_it_quietly() -> None:
     script = """
 import builtins, os, signal
 from kvell.cli.start import main
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 real = builtins.__import__
 def interrupted(name, *rest):
     if name == "kvell.cli.main":

@@ -2,9 +2,10 @@
 
 ``python -m bench.server.hostile``
 
-The tenant's time per token is taken before, during and after.  The bench fails if an instance
-restarts, if the tenant's answers fail, if the audit finds a contradiction, or if a process takes
-more memory than its contract says.
+The tenant's time per token, its longest wait for a token and the slowest ``/livez`` are taken
+before, during and after.  The bench fails if an instance restarts, if the tenant's answers fail or
+are awaited for too long, if the audit finds a contradiction, or if processes take more memory than
+their contract says.
 """
 
 import argparse
@@ -31,6 +32,10 @@ from bench.server.hostile.tenant import behave
 from bench.side_by_side.processes import SystemProcess
 
 START_SECONDS = 180.0
+MOST_WAIT_SECONDS = 2.0
+"""The longest time in which the tenant may get no token."""
+MOST_LIVE_SECONDS = 0.25
+"""The longest time that ``/livez`` may take."""
 OPERATOR = "operator"
 KEYS = f"""
 [[keys]]
@@ -52,6 +57,7 @@ class Watch:
     def __init__(self, url: str) -> None:
         self._url, self._over = url, threading.Event()
         self.contract_bytes, self.most_bytes, self.beyond = 0, 0, list[str]()
+        self.front_bytes = list[int]()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> "Watch":
@@ -76,6 +82,7 @@ class Watch:
     def _note(self, told: dict[str, Any]) -> None:
         self.contract_bytes = told.get("contract_bytes", 0)
         used = sum(told.get("now_bytes", {}).values())
+        self.front_bytes.append(told.get("now_bytes", {}).get("front", 0))
         self.most_bytes = max(self.most_bytes, used)
         if used > self.contract_bytes:
             self.beyond.append(f"{used} bytes over a contract of {self.contract_bytes}")
@@ -95,11 +102,21 @@ def run(url: str, kinds: Sequence[str], clients: int, seconds: float) -> dict[st
             answers, _ = hostile.communicate("")
         after = asyncio.run(behave(url, quiet))
     alone = mean(before.token_seconds + after.token_seconds)
+    front = watch.front_bytes or [0]
+    wait = max(before.longest_wait_seconds, after.longest_wait_seconds)
+    live = max(before.slowest_live_seconds, after.slowest_live_seconds)
     return {
         "quiet": before.figures(),
         "attacked": during.figures(),
         "quiet_again": after.figures(),
         "tpot_ratio": mean(during.token_seconds) / alone if during.token_seconds else None,
+        "wait_ratio": during.longest_wait_seconds / wait,
+        "live_ratio": during.slowest_live_seconds / live,
+        "waits": {
+            "wait_seconds": [during.longest_wait_seconds, MOST_WAIT_SECONDS],
+            "live_seconds": [during.slowest_live_seconds, MOST_LIVE_SECONDS],
+        },
+        "front_bytes": {"first": front[0], "most": max(front), "last": front[-1]},
         "hostile_answers": json.loads(answers),
         "contract_bytes": watch.contract_bytes,
         "most_bytes": watch.most_bytes,
@@ -156,7 +173,8 @@ def main(given: Sequence[str] | None = None) -> None:
     figures |= {"clients": args.clients, "seconds": args.seconds}
     result_file.write(args.out or result_file.path_of(name), figures)
     print(json.dumps(figures, indent=1))
-    if figures["problems"] or figures["restarts"] or not figures["audit"]["clean"]:
+    is_late = any(most > bound for most, bound in figures["waits"].values())
+    if is_late or figures["problems"] or figures["restarts"] or not figures["audit"]["clean"]:
         sys.exit(1)
 
 

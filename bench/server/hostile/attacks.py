@@ -10,11 +10,15 @@ import contextlib
 import io
 import json
 import sys
+import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+
+from bench.server.hostile.bodies import hostile_bodies
 
 KEY = "hostile"
 POISONED = "poisoned"
@@ -29,6 +33,13 @@ GRAMMARS = (
     "start: A\nA: /.*a.{18}/ & ~/.*b.{17}/",
     "start: A\nA: /(.*x.{12}){3}/ & ~/.*y.{15}/",
 )
+AMBIGUOUS = 's: s s s | s s | "a" | "b"'
+"""A grammar with ever more ways to read a text."""
+SPECIAL_TOKEN = 3
+"""A token of SmolLM2 without text."""
+WORD_TOKEN = 1000
+FLOOD = 8
+"""Requests that a flooding client has under way together."""
 LONG_TEXT = "word " * (31_000_000 // 5)
 PIXELS = (8192, 4096)
 PICTURES = 32
@@ -40,8 +51,9 @@ class Attacker:
     :ivar answers: how often the server answered with which status.
     """
 
-    def __init__(self, url: str, answers: Counter[str], kind: str) -> None:
+    def __init__(self, url: str, answers: Counter[str], kind: str, seed: int = 0) -> None:
         self._url, self._answers, self._kind = url, answers, kind
+        self._bodies = hostile_bodies(seed, "smollm2")
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 80
         self._turn = 0
@@ -50,6 +62,44 @@ class Attacker:
         """Ask for answers that follow grammars which are costly to compile."""
         grammar = GRAMMARS[self._turn % len(GRAMMARS)] + " " * (self._turn // len(GRAMMARS))
         await self._post(http, prompt="x", structured_outputs={"grammar": grammar}, max_tokens=8)
+
+    async def corpus(self, http: httpx.AsyncClient) -> None:
+        """Send random bodies that are costly to look at."""
+        sent = next(self._bodies)
+        answer = await http.post(
+            self._url + sent.path, content=sent.body, headers=dict(sent.headers)
+        )
+        self._answers[f"{self._kind}: {answer.status_code}"] += 1
+
+    async def ambiguous(self, http: httpx.AsyncClient) -> None:
+        """Ask for many answers whose grammar takes ever longer to follow."""
+        asked = {"grammar": AMBIGUOUS + " " * self._turn}
+        await self._post(http, prompt="x", structured_outputs=asked, max_tokens=64, n=16)
+
+    async def textless(self, http: httpx.AsyncClient) -> None:
+        """Ask for log probabilities of tokens without text."""
+        bias = {str(SPECIAL_TOKEN): 100}
+        await self._post(http, prompt="x", logit_bias=bias, logprobs=5, max_tokens=2000, n=4)
+
+    async def deadline(self, http: httpx.AsyncClient) -> None:
+        """Ask for much, and let a deadline end it."""
+        asked: dict[str, Any] = {"deadline_seconds": 1.5, "ignore_eos": True}
+        await self._post(http, prompt="x", max_tokens=2000, n=32, **asked)
+
+    async def flood(self, _http: httpx.AsyncClient) -> None:
+        """Read the metrics without a key, again and again."""
+        until = time.monotonic() + 10 * PAUSE_SECONDS
+        async with httpx.AsyncClient(timeout=ANSWER_SECONDS) as keyless:
+            await asyncio.gather(*(self._scrape(keyless, until) for _ in range(FLOOD)))
+
+    async def slow_reader(self, _http: httpx.AsyncClient) -> None:
+        """Ask for a long answer in one piece, and read some bytes a second of it."""
+        body = json.dumps({"tokens": [WORD_TOKEN] * 1_000_000}).encode()
+        async with self._asked("/detokenize", body) as reader:
+            for _ in range(20):
+                if not await reader.read(2048):
+                    break
+                await asyncio.sleep(PAUSE_SECONDS)
 
     async def long_text(self, http: httpx.AsyncClient) -> None:
         """Send a conversation of 31 MB."""
@@ -101,18 +151,9 @@ class Attacker:
 
     async def deaf(self, _http: httpx.AsyncClient) -> None:
         """Ask for a long stream and read nothing of it."""
-        _, writer = await self._connected()
         asked = {"prompt": "count", "stream": True, "max_tokens": 2000, "ignore_eos": True, "n": 8}
-        body = json.dumps(asked).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: {self._host}\r\n"
-        head += f"Authorization: Bearer {KEY}\r\nContent-Type: application/json\r\n"
-        head += f"Content-Length: {len(body)}\r\n\r\n"
-        try:
-            writer.write(head.encode() + body)
-            await writer.drain()
+        async with self._asked("/v1/completions", json.dumps(asked).encode()):
             await asyncio.sleep(20 * PAUSE_SECONDS)
-        finally:
-            writer.close()
 
     async def run(self, attack: Callable[[httpx.AsyncClient], Awaitable[None]]) -> None:
         """Attack again and again."""
@@ -131,6 +172,25 @@ class Attacker:
     ) -> None:
         answer = await http.post(self._url + path, json=body)
         self._answers[f"{self._kind}: {answer.status_code}"] += 1
+
+    async def _scrape(self, http: httpx.AsyncClient, until: float) -> None:
+        while time.monotonic() < until:
+            answer = await http.get(f"{self._url}/metrics")
+            self._answers[f"{self._kind}: {answer.status_code}"] += 1
+
+    @contextlib.asynccontextmanager
+    async def _asked(self, path: str, body: bytes) -> AsyncIterator[asyncio.StreamReader]:
+        """Send a request; the caller reads as much of the answer as it likes."""
+        reader, writer = await self._connected()
+        head = f"POST {path} HTTP/1.1\r\nHost: {self._host}\r\n"
+        head += f"Authorization: Bearer {KEY}\r\nContent-Type: application/json\r\n"
+        head += f"Content-Length: {len(body)}\r\n\r\n"
+        try:
+            writer.write(head.encode() + body)
+            await writer.drain()
+            yield reader
+        finally:
+            writer.close()
 
     async def _trickle(self, at_once: bytes, slowly: bytes) -> None:
         """Send bytes, some of them one at a time, until the server hangs up."""
@@ -152,7 +212,8 @@ class Attacker:
 
 TEXT_KINDS = (
     *("grammar", "long_text", "tokenize", "crowd", "urgent", "poisoned"),
-    *("silent", "slow_head", "slow_body", "deaf"),
+    *("silent", "slow_head", "slow_body", "deaf", "slow_reader", "flood"),
+    *("corpus", "ambiguous", "textless", "deadline", "corpus", "corpus", "corpus", "corpus"),
 )
 PICTURE_KINDS = ("pictures", "silent", "slow_body")
 
@@ -172,8 +233,8 @@ async def _attack(url: str, kinds: list[str]) -> Counter[str]:
     answers: Counter[str] = Counter()
     clients = [
         asyncio.create_task(attacker.run(getattr(attacker, kind)))
-        for kind in kinds
-        if (attacker := Attacker(url, answers, kind))
+        for number, kind in enumerate(kinds)
+        if (attacker := Attacker(url, answers, kind, number))
     ]
     await asyncio.to_thread(sys.stdin.read)
     for client in clients:

@@ -16,6 +16,7 @@ from kvell.cli.terminal.environment import take_processors, take_threads
 from kvell.cli.terminal.options import engine_options, record_options, with_kv_memory
 from kvell.cli.terminal.progress import StageLines
 from kvell.cli.terminal.session import Session
+from kvell.cli.terminal.stderr import stderr_to
 from kvell.cluster.instances import ROLES
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.errors import ChangeSomething
@@ -30,6 +31,7 @@ from kvell.mempool.rendezvous import (
     Rendezvous,
     remove_orphaned,
 )
+from kvell.server.logs.background import in_background
 
 if TYPE_CHECKING:
     from kvell.engine.engine import Engine as OpenEngine
@@ -98,6 +100,8 @@ def instance(
         take_threads(most_threads)
     secret = b""
     with contextlib.ExitStack() as stack:
+        # An instance that is started again must not wait until somebody reads its progress.
+        stack.enter_context(stderr_to(stack.enter_context(in_background(sys.stderr))))
         if pool_dir:
             stack.callback(remove_orphaned, Path(pool_dir), os.getppid())
         serve: Callable[[Engine], None]

@@ -4,7 +4,8 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, get_args
@@ -24,6 +25,7 @@ from kvell.cli.terminal.options import (
 from kvell.cli.terminal.progress import progress_bar
 from kvell.cli.terminal.session import Session
 from kvell.cli.terminal.signals import interruptible
+from kvell.cli.terminal.stderr import stderr_to
 from kvell.cluster.instances import check_start
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.models.sources.progress import Progress
@@ -98,7 +100,7 @@ def serve(
     make_command = instance_command if cluster is None else placed_command
     command = make_command(settings, options.prices, debug=session.debug.on)
     try:
-        with lines_on(sys.stderr, log_format), interruptible(), running_cluster(cluster) as address:
+        with _logged(log_format), interruptible(), running_cluster(cluster) as address:
             _log_notes(session)
             options = replace(options, cluster=address)
             serve_http(command, texts, options, _ready(announce), show_contract)
@@ -109,6 +111,13 @@ def serve(
             click.echo(f"kvell: {error}", err=True)
         # Otherwise the instance has already written the error to this stderr.
         raise click.exceptions.Exit(CHANGE) from error
+
+
+@contextmanager
+def _logged(log_format: LogFormat) -> Iterator[None]:
+    """Write the log and all other output on stderr in a thread while the block runs."""
+    with lines_on(sys.stderr, log_format) as log, stderr_to(log):
+        yield
 
 
 def _check_settings(

@@ -6,6 +6,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import uvicorn
@@ -15,6 +16,7 @@ from kvell.engine.sampling.model_defaults import find_recommended
 from kvell.front.front import Front
 from kvell.server.access.visit import VisitTracer
 from kvell.server.api.door.access_guard import Access
+from kvell.server.api.door.face_options import FaceOptions
 from kvell.server.api.openai_api import build_app
 from kvell.server.api.serve_options import ServeOptions
 from kvell.server.http.acceptor import Acceptor
@@ -74,7 +76,7 @@ class HttpFace:
             floor_bytes=self._texts.floor_bytes,
             tool_call_parser=self._options.tool_call_parser,
             reasoning_parser=self._options.reasoning_parser,
-            face=self._options.face,
+            face=_served_hosts(self._options),
             recorder=recorder,
         )
         reads_again = keys.reload if self._options.api_key_file is not None else None
@@ -82,6 +84,11 @@ class HttpFace:
         metrics.watch_connections(open_connections.count)
         face = Face(self._options.http, open_connections, metrics)
         return _Server(_config(app, self._options.limits.drain_seconds), face, reads_again)
+
+
+def _served_hosts(options: ServeOptions) -> FaceOptions:
+    """Return the face with the address to listen on as a further host name."""
+    return replace(options.face, allowed_hosts=(options.host, *options.face.allowed_hosts))
 
 
 def _config(app: FastAPI, drain_seconds: float) -> uvicorn.Config:

@@ -35,7 +35,9 @@ class Notes:
     refusals: list[tuple[str, str, str, int, str]] = field(default_factory=list)
     ends: list[EndedVisit] = field(default_factory=list)
 
-    def on_refused(self, method: str, path: str, client: str, status: int, tenant: str) -> None:
+    def on_refused(
+        self, method: str, path: str, client: str, status: int, tenant: str, header: str = ""
+    ) -> None:
         self.refusals.append((method, path, client, status, tenant))
 
     def on_ended(self, visit: EndedVisit) -> None:
@@ -82,7 +84,9 @@ class Door:
     ) -> httpx.Response:
         async def asked() -> httpx.Response:
             transport = httpx.ASGITransport(self.guarded, raise_app_exceptions=False)
-            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://localhost"
+            ) as client:
                 return await client.request(method, path, headers=headers, content=content)
 
         return asyncio.run(asked())

@@ -73,7 +73,7 @@ def test_an_unknown_compression_is_415_and_named(encoding: str) -> None:
         ("application/json", 200),
         ("Application/JSON; charset=utf-8", 200),
         ("application/vnd.api+json", 200),
-        ("", 200),
+        ("", 415),
         ("text/plain", 415),
         ("application/x-www-form-urlencoded", 415),
         ("multipart/form-data; boundary=x", 415),
@@ -87,6 +87,14 @@ def test_a_body_that_is_said_to_be_something_else_is_415_and_named(kind: str, st
         assert "application/json" in reply.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [("", 200), ("application/json", 200), ("application/x-www-form-urlencoded", 415)],
+)
+def test_a_post_without_a_body_needs_no_type_but_is_no_form(kind: str, status: int) -> None:
+    assert answer(limited(), headers={"content-type": kind}).status_code == status
+
+
 def test_the_app_sees_plain_json_whatever_the_headers_were() -> None:
     seen: list[Scope] = []
 
@@ -94,7 +102,7 @@ def test_the_app_sees_plain_json_whatever_the_headers_were() -> None:
         seen.append(scope)
         await echo(scope, receive, send)
 
-    headers = {"content-encoding": "gzip", "content-type": "", "x-mine": "kept"}
+    headers = {"content-encoding": "gzip", "content-type": "application/x+json", "x-mine": "kept"}
     guarded = BodyLimit(app, 1000, bounds=BodyBounds())
     assert answer(guarded, headers=headers, content=gzip.compress(BODY)).content == BODY
     told = dict(seen[0]["headers"])

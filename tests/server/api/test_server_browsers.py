@@ -64,7 +64,7 @@ def asked(started: tuple[asyncio.Runner, Front]) -> Ask:
         access = Access(KeyRing(keys, 1.0))
         app = build_app(front, ByteText(name), ServerMetrics(name), access=access, face=face)
         transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://front") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             await scenario(client)
 
     return lambda *given, **more: runner.run(run(*given, **more))
@@ -97,10 +97,12 @@ def test_a_page_of_another_origin_is_not_allowed(asked: Ask) -> None:
         headers = {**PREFLIGHT, "Origin": "https://other.example"}
         before = await client.options("/v1/chat/completions", headers=headers)
         assert before.status_code == 400
-        answer = await client.get("/v1/models", headers={"Origin": "https://other.example"})
+        headers = with_key("plain", Origin="https://other.example")
+        answer = await client.get("/v1/models", headers=headers)
+        assert answer.status_code == 200, "it has a key"
         assert "access-control-allow-origin" not in answer.headers
 
-    asked(scenario, FaceOptions(cross_origin=CrossOrigin((PAGE,))))
+    asked(scenario, FaceOptions(cross_origin=CrossOrigin((PAGE,))), KEYS)
 
 
 def test_methods_headers_and_credentials_are_those_that_are_given(asked: Ask) -> None:
@@ -120,12 +122,13 @@ def test_methods_headers_and_credentials_are_those_that_are_given(asked: Ask) ->
 
 def test_without_origins_browsers_are_told_nothing(asked: Ask) -> None:
     async def scenario(client: httpx.AsyncClient) -> None:
-        answer = await client.get("/v1/models", headers={"Origin": PAGE})
+        answer = await client.get("/v1/models", headers=with_key("plain", Origin=PAGE))
         assert answer.status_code == 200
         assert not any(name.startswith("access-control") for name in answer.headers)
-        assert (await client.options("/v1/models", headers=PREFLIGHT)).status_code == 405
+        preflight = await client.options("/v1/models", headers=PREFLIGHT | with_key("plain"))
+        assert preflight.status_code == 405
 
-    asked(scenario, FaceOptions())
+    asked(scenario, FaceOptions(), KEYS)
 
 
 def test_head_is_answered_where_get_is(asked: Ask) -> None:
@@ -296,7 +299,7 @@ def test_the_root_without_its_slash_leads_to_the_page(asked: Ask) -> None:
         assert answer.status_code == 307
         assert answer.headers["location"] == "http://proxy.example/llm/"
 
-    asked(scenario, FaceOptions(root_path="/llm"))
+    asked(scenario, FaceOptions(root_path="/llm", allowed_hosts=("proxy.example",)))
 
 
 def test_a_model_has_all_its_names(asked: Ask) -> None:

@@ -455,7 +455,9 @@ def test_no_value_at_the_edge_changes_the_cluster(fuzzed: Fuzzed, label: str) ->
             ):
                 if body in harmful:
                     continue
-                reply = client.post(label.split()[1], content=json.dumps(body).encode())
+                content = json.dumps(body).encode()
+                headers = {"content-type": "application/json"}
+                reply = client.post(label.split()[1], content=content, headers=headers)
                 fuzzed.check(reply, body)
                 assert reply.status_code in (400, 404)
     assert instances(fuzzed.url) == before

@@ -26,7 +26,8 @@ def answer(
     async def ask() -> httpx.Response:
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            return await client.post(path, headers=headers, content=content)
+            sent = {"content-type": "application/json"} | (headers or {})
+            return await client.post(path, headers=sent, content=content)
 
     return asyncio.run(ask())
 

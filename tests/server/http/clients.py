@@ -15,7 +15,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 DEADLINE_SECONDS = 20.0
-HOST = b"Host: x\r\n"
+HOST = b"Host: localhost\r\nContent-Type: application/json\r\n"
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ PIPELINED = 500
 CALLS: list[str] = []
 """Paths that were asked for."""
 BOUNDS = HttpBounds(max_connections=16, unread_seconds=0.2, read_bytes_per_second=1000)
-REQUEST = b"GET /%b HTTP/1.1\r\nHost: x\r\n\r\n"
+REQUEST = b"GET /%b HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -181,7 +181,7 @@ def test_what_is_read_at_once_is_bounded() -> None:
 
     async def ask(address: tuple[str, int], face: Face, observed: Observed) -> None:
         _, writer = await asyncio.open_connection(*address)
-        head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+        head = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
         writer.write(head + body)
         async with asyncio.timeout(20):
             while sum(Noting.pieces) < len(head + body):

@@ -70,6 +70,14 @@ def test_refused_keys_are_always_told(told: pytest.LogCaptureFixture) -> None:
     assert {record.levelno for record in told.records} == {logging.WARNING}
 
 
+def test_a_refused_page_is_told_with_the_header_that_shows_it(
+    told: pytest.LogCaptureFixture,
+) -> None:
+    VisitLines(tells_requests=False).on_refused("POST", "/x", "::1", 403, "", "origin")
+    assert told.records[0].getMessage() == "page_refused"
+    assert fields(told)[0]["header"] == "origin"
+
+
 def test_who_tries_many_keys_does_not_fill_the_log(told: pytest.LogCaptureFixture) -> None:
     clock = VirtualClock()
     lines = VisitLines(tells_requests=False, clock=clock)

@@ -88,3 +88,33 @@ def test_a_failure_is_not_kept() -> None:
         assert await counting.answers.latest() == b"2"
 
     run(scenario())
+
+
+def test_without_an_interval_viewers_share_what_is_begun_after_they_came() -> None:
+    async def scenario() -> None:
+        counting = Counting(0.0)
+        counting.go_on.clear()
+        early = asyncio.create_task(counting.answers.latest())
+        await asyncio.sleep(0)
+        late = [asyncio.create_task(counting.answers.latest()) for _ in range(50)]
+        await asyncio.sleep(0)
+        counting.go_on.set()
+        assert await early == b"1"
+        assert await asyncio.gather(*late) == [b"2"] * 50
+        assert await counting.answers.latest() == b"3"
+
+    run(scenario())
+
+
+def test_a_failed_answer_is_shared_by_nobody() -> None:
+    async def scenario() -> None:
+        counting = Counting(0.0)
+        counting.go_on.clear()
+        viewers = [asyncio.create_task(counting.answers.latest()) for _ in range(3)]
+        await asyncio.sleep(0)
+        counting.failure = RuntimeError("broken")
+        counting.go_on.set()
+        results = await asyncio.gather(*viewers, return_exceptions=True)
+        assert [type(result) for result in results] == [RuntimeError] * 3
+
+    run(scenario())

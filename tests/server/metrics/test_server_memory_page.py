@@ -1,7 +1,5 @@
 """/debug/memory: what was promised, who has it, and what the processes take."""
 
-import os
-
 import httpx
 import pytest
 
@@ -34,14 +32,14 @@ STATS = Stats(
 
 
 def test_the_promise_is_both_processes() -> None:
-    page = memory_page({"mixed-0": InstanceMemory(REPORT, STATS, None)}, 10 * MIB)
+    page = memory_page({"mixed-0": InstanceMemory(REPORT, STATS)}, 10 * MIB)
     assert page["contract_bytes"] == 100 * MIB
     assert page["parts"]["weights_bytes"] == 5
     assert page["parts"]["front_floor_bytes"] == 10 * MIB
 
 
 def test_every_chunk_has_an_owner_and_every_move_a_count() -> None:
-    page = memory_page({"mixed-0": InstanceMemory(REPORT, STATS, None)}, 0)
+    page = memory_page({"mixed-0": InstanceMemory(REPORT, STATS)}, 0)
     assert page["pool"]["chunks"] == {"kv": 30, "activation_idle": 2, "activation_used": 1}
     assert (page["pool"]["withheld_large_pages"], page["pool"]["largest_step_chunks"]) == (5, 3)
     assert page["moves"] == {"mapped": 11}
@@ -51,22 +49,22 @@ def test_every_chunk_has_an_owner_and_every_move_a_count() -> None:
     assert page["requests"] == {"running": 2, "waiting": 3}
 
 
-def test_processes_are_measured_now() -> None:
-    now = memory_page({"mixed-0": InstanceMemory(REPORT, STATS, os.getpid())}, 0)["now_bytes"]
-    assert now["front"] > MIB
-    # Here they are one, whose children count as the instance's.
-    assert now["instance"] > now["front"] - 16 * MIB
+def test_processes_have_their_sizes() -> None:
+    instances = {f"mixed-{n}": InstanceMemory(REPORT, STATS, 10 + n) for n in range(2)}
+    page = memory_page(instances, 0, front_now_bytes=7)
+    assert page["now_bytes"] == {"front": 7, "instance": 21}
+    assert page["instances"]["mixed-1"]["now_bytes"] == 11
 
 
 def test_a_server_tells_it_over_http(server_url: str) -> None:
     page = httpx.get(f"{server_url}/debug/memory").json()
     assert page["pool"]["chunks"] == {}, "the fake engine shares no pool"
-    assert page["now_bytes"]["instance"] > MIB
+    assert page["now_bytes"]["front"] > MIB and page["now_bytes"]["instance"] > MIB
     assert page["contract_bytes"] >= page["parts"]["front_floor_bytes"] > MIB
 
 
 def test_weights_of_several_instances_count_once() -> None:
-    known = {f"mixed-{n}": InstanceMemory(REPORT, STATS, None) for n in range(3)}
+    known = {f"mixed-{n}": InstanceMemory(REPORT, STATS) for n in range(3)}
     page = memory_page(known, 10 * MIB)
     assert page["contract_bytes"] == 280 * MIB - 2 * 5
     assert page["parts"]["contract_bytes"] == 270 * MIB
@@ -91,6 +89,6 @@ def test_on_several_machines_each_instance_has_its_own_weights() -> None:
     lines = contract_lines(dict.fromkeys(names, parts), 10 * MIB, shares_weights=False)
     assert not [line for line in lines if "shared weights" in line]
     assert lines[-1].split()[-2:] == ["50.0", "MiB"]
-    told = {name: InstanceMemory(REPORT, STATS, None) for name in names}
+    told = {name: InstanceMemory(REPORT, STATS) for name in names}
     promised = [memory_page(told, 0, shares_weights=one)["contract_bytes"] for one in (True, False)]
     assert promised == [2 * 90 * MIB - 5, 2 * 90 * MIB]

@@ -40,7 +40,9 @@ class Door:
     def ask(self, path: str, headers: dict[str, str] | None = None) -> int:
         async def asked() -> httpx.Response:
             transport = httpx.ASGITransport(self.guarded, raise_app_exceptions=False)
-            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://localhost"
+            ) as client:
                 return await client.post(path, headers=WITH_KEY if headers is None else headers)
 
         return asyncio.run(asked()).status_code
@@ -82,7 +84,7 @@ def test_two_visits_at_once_have_records_of_their_own() -> None:
 
     async def both() -> list[Any]:
         transport = httpx.ASGITransport(door.guarded)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             asked = (client.post(f"/v1/things/{n}", headers=WITH_KEY) for n in ("a", "teapot"))
             return await asyncio.gather(*asked)
 

@@ -22,6 +22,8 @@ _FIELDS = msgspec.json.Decoder(dict[str, Any])
 
 ANSWER_SECONDS = 10.0
 """The time limit of each answer; the server answers all requests immediately."""
+_FOREIGN_HOST = b'"foreign_host"'
+"""The code of an error about the name in the URL."""
 _FAULTS = (OSError, http.client.HTTPException, ValueError)
 """Errors of connections and certificates, of answers that are not HTTP, and of host names."""
 
@@ -99,6 +101,9 @@ class ClusterClient:
 
     def _check(self, status: int, body: bytes) -> None:
         """Raise the error of an answer whose status is not a success."""
+        if status == 403 and _FOREIGN_HOST in body:
+            problem = f"is refused (HTTP {status}: {error_text(body)})"
+            raise ChangeSomething("--url", self._url, problem, "give the server's IP address")
         if status in (401, 403):
             problem = "is needed" if self._key is None else "is not accepted"
             problem += f" (HTTP {status}: {error_text(body)})"

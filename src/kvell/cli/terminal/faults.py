@@ -48,6 +48,7 @@ _FLAGS = {"kv_memory_bytes": "--kv-memory"} | {
             "adaptive_roles",
             "relief",
             "root_path",
+            "allowed_hosts",
             "allowed_origins",
             "allowed_methods",
             "allowed_headers",

@@ -42,8 +42,9 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
         "HTTP and keys": (
             *("--host", "--port", "--api-key", "--api-key-file", "--max-in-flight-per-key"),
-            *("--guard-metrics", "--served-model-name", "--root-path", "--allowed-origins"),
-            *("--allowed-methods", "--allowed-headers", "--allow-credentials"),
+            *("--guard-metrics", "--served-model-name", "--root-path", "--allowed-hosts"),
+            *("--allowed-origins", "--allowed-methods", "--allowed-headers"),
+            "--allow-credentials",
             *("--max-connections", "--keep-alive-seconds", "--enable-tokenizer-info-endpoint"),
             "--disable-docs",
         ),

@@ -16,8 +16,9 @@ from kvell.server.access.bodies import BodyBounds
 from kvell.server.answers.named import default_parsers, parser_named
 from kvell.server.api import http_errors
 from kvell.server.api.door.access_guard import Access, AccessGuard
+from kvell.server.api.door.browser_rules import BrowserRules
 from kvell.server.api.door.browsers import HeadAsGet, install_browsers, served_path
-from kvell.server.api.door.face_options import FaceOptions
+from kvell.server.api.door.face_options import FaceOptions, checked_root_path
 from kvell.server.api.door.guards import BodyLimit, ServedLimit
 from kvell.server.api.door.http_bounds import DEFAULT, HttpBounds
 from kvell.server.api.prompts import PromptEncoder
@@ -55,7 +56,6 @@ _BOUNDS_BY_PATH = {
 }
 """Bounds of paths where ``input`` may be token ids, and documents may be objects."""
 
-OPENAPI_PATH = "/openapi.json"
 UNCHANGED = FaceOptions()
 
 
@@ -111,7 +111,8 @@ def build_app(
     shown = _shown_facts(metrics, cluster, _open_links(access, face))
     MapApi(front, recorder or HistoryRecorder(front, metrics), shown).install(app)
     http_errors.install(app, metrics.on_rejected, _shown_at(face))
-    _install_door(app, metrics, access, max_body_bytes, http)
+    browsers = BrowserRules.from_options(face)
+    _install_door(app, metrics, access, max_body_bytes, http, browsers, work)
     install_browsers(app, face)
     return app
 
@@ -139,18 +140,24 @@ def _empty_app(face: FaceOptions) -> FastAPI:
     """Return an app without routes of the API, but for its description unless that is hidden."""
     app = FastAPI(
         title="Kvell",
-        openapi_url=None if face.hides_docs else OPENAPI_PATH,
-        docs_url=None,  # FastAPI's page loads its scripts from another server
+        openapi_url=None,  # FastAPI's route writes the document again for each request
+        docs_url=None,  # its page loads its scripts from another server
         redoc_url=None,
         responses=dict(http_errors.DESCRIBED),
     )
     if not face.hides_docs:
-        DocsApi(app).install()
+        DocsApi(app, checked_root_path(face.root_path)).install()
     return app
 
 
 def _install_door(
-    app: FastAPI, metrics: ServerMetrics, access: Access, max_body_bytes: int, http: HttpBounds
+    app: FastAPI,
+    metrics: ServerMetrics,
+    access: Access,
+    max_body_bytes: int,
+    http: HttpBounds,
+    browsers: BrowserRules,
+    work: TextWork,
 ) -> None:
     """Add the middleware that may refuse a request; the last one added runs first."""
     app.add_middleware(HeadAsGet)
@@ -163,8 +170,9 @@ def _install_door(
         by_path=_BOUNDS_BY_PATH,
         http=http,
         reads=_Handlers(app).take,
+        work=work,
     )
-    app.add_middleware(AccessGuard, access=access, rejected=metrics.on_rejected)
+    app.add_middleware(AccessGuard, access=access, rejected=metrics.on_rejected, browsers=browsers)
 
 
 class _Handlers:

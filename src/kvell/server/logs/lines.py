@@ -6,7 +6,10 @@ import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Literal, TextIO
+
+from kvell.server.logs.background import BackgroundStream, in_background
 
 LogFormat = Literal["text", "json"]
 LOGGERS = {"kvell": logging.INFO, "uvicorn": logging.WARNING, "uvicorn.error": logging.WARNING}
@@ -58,14 +61,25 @@ class TextLines(logging.Formatter):
 
 
 @contextmanager
-def lines_on(stream: TextIO, log_format: LogFormat) -> Iterator[None]:
-    """Write the lines of Kvell and its HTTP server to a stream while the block runs."""
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(JsonLines() if log_format == "json" else TextLines())
+def lines_on(stream: TextIO, log_format: LogFormat) -> Iterator[BackgroundStream]:
+    """Write the lines of Kvell and its HTTP server to a stream while the block runs.
+
+    A thread writes them.  The yielded stream takes further texts in the same order.
+    """
+    formatter = JsonLines() if log_format == "json" else TextLines()
     with ExitStack() as stack:
+        background = stack.enter_context(in_background(stream, partial(_unwritten, formatter)))
+        handler = logging.StreamHandler(background)
+        handler.setFormatter(formatter)
         for name, level in LOGGERS.items():
             stack.enter_context(_written(logging.getLogger(name), level, handler))
-        yield
+        yield background
+
+
+def _unwritten(formatter: logging.Formatter, lines: int) -> str:
+    record = logging.LogRecord("kvell", logging.WARNING, "", 0, "lines_not_written", None, None)
+    setattr(record, FIELDS, {"lines": lines})
+    return f"{formatter.format(record)}\n"
 
 
 @contextmanager

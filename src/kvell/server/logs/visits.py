@@ -3,20 +3,22 @@
 import logging
 from collections.abc import Callable
 
+from typing_extensions import override
+
 from kvell.clock import Clock, MonotonicClock
 from kvell.server.access.rates import Bucket
-from kvell.server.access.visit import EndedVisit
+from kvell.server.access.visit import EndedVisit, VisitObserver
 from kvell.server.logs.lines import tell
 
 logger = logging.getLogger(__name__)
 
 REFUSALS_PER_MINUTE = 60
-"""The most lines of refused keys, so that a client with many keys cannot fill a disk."""
+"""The most lines of refused keys and pages, so that a client with many keys cannot fill a disk."""
 LONGEST_PATH = 100
 
 
-class VisitLines:
-    """A log of visits (a ``VisitObserver``).
+class VisitLines(VisitObserver):
+    """A log of visits.
 
     :param tells_requests: whether ended requests get a line.
     :param count: called with the path and status of each request, including refused ones.
@@ -34,8 +36,10 @@ class VisitLines:
         self._refusals = Bucket(REFUSALS_PER_MINUTE, self._clock.now_seconds())
         self._untold = 0
 
-    def on_refused(self, method: str, path: str, client: str, status: int, tenant: str) -> None:
-        """Log a request, without its key, if the key is missing or wrong (401) or refused (403)."""
+    @override
+    def on_refused(
+        self, method: str, path: str, client: str, status: int, tenant: str, header: str = ""
+    ) -> None:
         self._count(path, status)
         if not self._refusals.take(1, self._clock.now_seconds()):
             self._untold += 1
@@ -43,11 +47,14 @@ class VisitLines:
         fields = {"method": method, "path": path[:LONGEST_PATH], "client": client}
         if tenant:
             fields["tenant"] = tenant
-        tell(logger, logging.WARNING, "key_refused", **fields, status=status, untold=self._untold)
+        if header:
+            fields["header"] = header
+        event = "page_refused" if header else "key_refused"
+        tell(logger, logging.WARNING, event, **fields, status=status, untold=self._untold)
         self._untold = 0
 
+    @override
     def on_ended(self, visit: EndedVisit) -> None:
-        """Log the end of an admitted request."""
         self._count(visit.path, visit.status)
         if not self._tells_requests:
             return

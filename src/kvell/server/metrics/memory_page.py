@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvell.cost.prices import USUAL_PRICES, describe_prices
-from kvell.device.process_size import process_bytes, tree_bytes
 from kvell.engine.protocol.statistics import GroupStats, InstanceFacts, InstanceReport, Stats
 from kvell.engine.setup.contract import size
 
@@ -31,12 +30,12 @@ def moves_by_kind(memory: dict[str, int]) -> dict[str, int]:
 class InstanceMemory:
     """The memory of one instance.
 
-    :param pid: None without a process on this machine.
+    :param now_bytes: memory of its processes; 0 without a process on this machine.
     """
 
     report: InstanceReport
     stats: Stats
-    pid: int | None
+    now_bytes: int = 0
 
 
 def contract_of_all(parts: Sequence[Mapping[str, int]], *, shares_weights: bool = True) -> int:
@@ -99,6 +98,7 @@ def memory_page(
     front_floor_bytes: int,
     front_work_bytes: int = 0,
     *,
+    front_now_bytes: int = 0,
     shares_weights: bool = True,
 ) -> dict[str, Any]:
     """Return the body of ``/debug/memory``.
@@ -106,6 +106,7 @@ def memory_page(
     :param instances: the instances that answered, by id.
     :param front_floor_bytes: size of this process before it served requests.
     :param front_work_bytes: its largest working set for texts and pictures.
+    :param front_now_bytes: its size now.
     :param shares_weights: see :func:`contract_of_all`.
     :returns: ``contract_bytes`` and ``parts`` are sums over all processes, ``now_bytes`` has the
         front's memory and the instances', ``instances`` the body of each.  The body of a single
@@ -127,7 +128,7 @@ def memory_page(
             "front_work_bytes": front_work_bytes,
         },
         "now_bytes": {
-            "front": process_bytes(),
+            "front": front_now_bytes,
             "instance": sum(page["now_bytes"] for page in pages.values()),
         },
         "instances": pages,
@@ -138,7 +139,7 @@ def _instance_page(instance: InstanceMemory) -> dict[str, Any]:
     stats = instance.stats
     return {
         "parts": dict(instance.report.facts.memory),
-        "now_bytes": tree_bytes(instance.pid) if instance.pid else 0,
+        "now_bytes": instance.now_bytes,
         "pool": {
             "large_page_bytes": stats.large_page_bytes,
             "large_pages": stats.large_pages,

@@ -1,4 +1,4 @@
-"""Threads for texts and pictures: long texts delay only other long texts."""
+"""Threads for texts, pictures and compressed bodies: long texts delay only other long texts."""
 
 import asyncio
 from collections.abc import Callable
@@ -131,6 +131,7 @@ class _Lanes:
         self.short = Lane("kvell-short-texts", "text_bytes", WAITING_BYTES, trims=False)
         self.long = Lane("kvell-long-texts", "text_bytes", WAITING_BYTES, trims=True)
         self.pictures = Lane("kvell-pictures", "image_pixels", 2 * WAITING_BYTES, trims=True)
+        self.bodies = Lane("kvell-bodies", "body_bytes", 2 * WAITING_BYTES, trims=False)
 
 
 def _told_bytes() -> EqualParts:
@@ -171,7 +172,15 @@ class TextWork:
         """
         return await self._lanes.pictures.run(size_bytes, work, self.tenant)
 
+    async def run_compressed(self, size_bytes: int, work: Callable[[], Made]) -> Made:
+        """Run the decompression of one body.
+
+        :raises TryLater: if too many bodies wait.
+        """
+        return await self._lanes.bodies.run(size_bytes, work, self.tenant)
+
     def close(self) -> None:
         """End the threads."""
-        for lane in (self._lanes.short, self._lanes.long, self._lanes.pictures):
+        lanes = self._lanes
+        for lane in (lanes.short, lanes.long, lanes.pictures, lanes.bodies):
             lane.close()

@@ -13,6 +13,7 @@ from kvell.server.access.accounts import RateExceeded
 from kvell.server.access.keys import Holder, KeyRing
 from kvell.server.access.visit import CLIENT_GONE_STATUS, RequestContext, VisitObserver, VisitTracer
 from kvell.server.api.door.body_headers import header_of
+from kvell.server.api.door.browser_rules import BrowserRules
 from kvell.server.api.door.browsers import served_path
 from kvell.server.api.http_errors import ApiError, api_error
 
@@ -68,9 +69,14 @@ class AccessGuard:
         app: ASGIApp,
         access: Access,
         rejected: Callable[[Bound], None] = lambda bound: None,
+        browsers: BrowserRules = BrowserRules(),  # noqa: B008 - it is frozen
     ) -> None:
-        """:param rejected: called for each request that exceeds a limit of its key."""
+        """:param rejected: called for each request that exceeds a limit of its key.
+
+        :param browsers: rules for the time without keys.
+        """
         self._app, self._access, self._rejected = app, access, rejected
+        self._browsers = browsers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on with its :class:`RequestContext`, or answer 401, 403 or 429."""
@@ -79,7 +85,10 @@ class AccessGuard:
             return
         path = served_path(scope)
         holder = self._holder(scope)
-        refusal = None if self._access.keys.is_empty else self._refusal(path, holder)
+        if self._access.keys.is_empty:
+            refusal = self._browsers.refusal(path, scope)
+        else:
+            refusal = self._refusal(path, holder)
         if refusal is not None:
             self._tell_refused(scope, refusal, holder)
             await refusal.response(path)(scope, receive, send)
@@ -146,7 +155,12 @@ class AccessGuard:
             client = scope.get("client") or ("", 0)
             tenant = holder.key.tenant if holder else ""
             self._access.observer.on_refused(
-                scope["method"], served_path(scope), client[0], refusal.status, tenant
+                scope["method"],
+                served_path(scope),
+                client[0],
+                refusal.status,
+                tenant,
+                refusal.param or "",
             )
 
 

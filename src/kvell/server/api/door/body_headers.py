@@ -1,6 +1,5 @@
 """The headers of a body: content type and content encoding."""
 
-import asyncio
 import zlib
 from collections.abc import Iterable
 
@@ -12,12 +11,19 @@ _WINDOWS = {b"gzip": 31, b"x-gzip": 31, b"deflate": 47}
 _LONGEST_VALUE = 64
 
 
-def refused_type(headers: Headers) -> ApiError | None:
-    """Return the error of a content type that is not JSON; None if it is JSON or absent."""
+def refused_type(headers: Headers, *, has_body: bool) -> ApiError | None:
+    """Return the error of a content type that is not JSON; None if it is JSON.
+
+    Browsers ask a server for permission before they send JSON to it, but send forms, texts and
+    bodies without a type unasked.
+
+    :param has_body: whether a body must have a type.
+    """
     kind = header_of(headers, b"content-type").partition(b";")[0].strip().lower()
-    if not kind or kind == b"application/json" or kind.endswith(b"+json"):
+    if kind == b"application/json" or kind.endswith(b"+json") or not (kind or has_body):
         return None
-    return _unsupported("content-type", kind, "is not JSON; use application/json")
+    problem = "is not JSON" if kind else "is missing"
+    return _unsupported("content-type", kind, f"{problem}; use application/json")
 
 
 def encoding_of(headers: Headers) -> bytes:
@@ -33,22 +39,11 @@ def refused_encoding(encoding: bytes) -> ApiError | None:
     return _unsupported("content-encoding", encoding, "is not served; use gzip, deflate or none")
 
 
-async def decompress(body: bytes, encoding: bytes, most_bytes: int) -> bytes | ApiError | None:
-    """Decompress a body in a thread; return None if it is too long, an error if it is malformed.
+def decompress(body: bytes, encoding: bytes, most_bytes: int) -> bytes | ApiError | None:
+    """Decompress a body; return None if it is too long, an error if it is malformed.
 
     At most one byte more than ``most_bytes`` is ever decompressed.
     """
-    return await asyncio.to_thread(_decoded, body, encoding, most_bytes)
-
-
-def json_headers(headers: Headers) -> list[tuple[bytes, bytes]]:
-    """Return the headers of a body that is plain JSON now."""
-    replaced = (b"content-type", b"content-encoding", b"content-length")
-    rest = [(name, value) for name, value in headers if name not in replaced]
-    return [*rest, (b"content-type", b"application/json")]
-
-
-def _decoded(body: bytes, encoding: bytes, most_bytes: int) -> bytes | ApiError | None:
     reader = zlib.decompressobj(_WINDOWS[encoding])
     try:
         plain = reader.decompress(body, most_bytes + 1)
@@ -63,6 +58,13 @@ def _decoded(body: bytes, encoding: bytes, most_bytes: int) -> bytes | ApiError 
             "content-encoding",
         )
     return plain
+
+
+def json_headers(headers: Headers) -> list[tuple[bytes, bytes]]:
+    """Return the headers of a body that is plain JSON now."""
+    replaced = (b"content-type", b"content-encoding", b"content-length")
+    rest = [(name, value) for name, value in headers if name not in replaced]
+    return [*rest, (b"content-type", b"application/json")]
 
 
 def _unsupported(name: str, value: bytes, problem: str) -> ApiError:

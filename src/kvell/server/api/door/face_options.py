@@ -1,5 +1,6 @@
 """Options of a server's appearance: model names, a proxy's root path, pages of other origins."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -9,6 +10,7 @@ from kvell.flags import setting
 from kvell.wire.decoding import MalformedError, decode_json
 
 ANY = "*"
+_HOST = re.compile(r"(\*\.)?[\w-]+(\.[\w-]+)*", re.ASCII)
 
 
 def checked_root_path(root_path: str) -> str:
@@ -55,6 +57,19 @@ def checked_origins(given: Sequence[str]) -> tuple[str, ...]:
             remedy = f"give a scheme and a host, such as https://chat.example, or {ANY}"
             raise ChangeSomething("allowed_origins", url, "is not an origin", remedy)
     return origins
+
+
+def checked_hosts(given: Sequence[str]) -> tuple[str, ...]:
+    """Return the given host names, checked to have neither a scheme nor a port.
+
+    :raises ChangeSomething: naming ``allowed_hosts``, if one has.
+    """
+    hosts = parse_list("allowed_hosts", given)
+    for host in hosts:
+        if host != ANY and not _HOST.fullmatch(host):
+            remedy = f"give a name without scheme and port, such as kvell.example, or {ANY}"
+            raise ChangeSomething("allowed_hosts", host, "is not a host name", remedy)
+    return hosts
 
 
 @dataclass(frozen=True)
@@ -112,6 +127,14 @@ class FaceOptions:
         "Path at which a proxy serves this server, such as /llm. [default: none]",
         metavar="PATH",
         parse=checked_root_path,
+    )
+    allowed_hosts: tuple[str, ...] = setting(
+        (),
+        "--allowed-hosts",
+        "Without API keys, serve these host names too (* is any, *.NAME all below a name)."
+        " [default: localhost, IP addresses and --host]",
+        "list",
+        parse=checked_hosts,
     )
     cross_origin: CrossOrigin = field(default_factory=CrossOrigin)
     tells_tokenizer: bool = setting(

@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvell.errors import Bound, ChangeSomething
+from kvell.errors import Bound, ChangeSomething, TryLater
 from kvell.server.access.bodies import BodyBounds, check_body
+from kvell.server.access.visit import RequestContext
 from kvell.server.api.door.body_headers import (
     decompress,
     encoding_of,
@@ -19,6 +21,7 @@ from kvell.server.api.door.body_headers import (
 from kvell.server.api.door.browsers import served_path
 from kvell.server.api.door.http_bounds import DEFAULT, HttpBounds
 from kvell.server.api.http_errors import ApiError, api_error, invalid_request
+from kvell.server.text.lanes import TextWork
 
 WATCHED = frozenset({"/livez", "/readyz", "/health", "/ping", "/metrics"})
 LONG_BODY_BYTES = 1 << 20
@@ -73,6 +76,7 @@ class BodyLimit:
     :param bounds: bounds of the JSON; None checks neither the JSON nor its content type.
     :param by_path: bounds of paths that differ from ``bounds``.
     :param rejected: called for each body that exceeds a bound.
+    :param work: the threads that decompress bodies, in turn by tenant.
     :param reads: whether a request has a handler; a body without one, for example to an unknown
         path, is not read.
     """
@@ -86,14 +90,16 @@ class BodyLimit:
         http: HttpBounds = DEFAULT,
         rejected: Callable[[Bound], None] = lambda bound: None,
         reads: Callable[[Scope], bool] = lambda scope: True,
+        work: TextWork | None = None,
     ) -> None:
         self._app, self._reads = app, reads
+        self._work = work or TextWork()
         self._max_body_bytes, self._bounds = max_body_bytes, bounds
         self._rejected = rejected
         self._by_path, self._http = by_path, http
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on with its whole body, or answer 400, 408, 413 or 415."""
+        """Pass the request on with its whole body, or answer 400, 408, 413, 415 or 429."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -139,9 +145,9 @@ class BodyLimit:
         read = await self._read(scope, receive)
         plain: bytes | ApiError | None = read
         if read and encoding:
-            plain = await decompress(read, encoding, self._max_body_bytes)
-        if plain and self._bounds is not None:
-            plain = refused_type(scope["headers"]) or plain
+            plain = await self._decompressed(scope, read, encoding)
+        if plain is not None and self._bounds is not None and (plain or scope["method"] == "POST"):
+            plain = refused_type(scope["headers"], has_body=bool(plain)) or plain
         if plain is None:
             self._rejected("body_bytes")
             message = f"the body exceeds {self._max_body_bytes} bytes"
@@ -149,6 +155,19 @@ class BodyLimit:
         if isinstance(plain, ApiError):
             raise _RefusedError(plain)
         return plain
+
+    async def _decompressed(
+        self, scope: Scope, body: bytes, encoding: bytes
+    ) -> bytes | ApiError | None:
+        """Return the body decompressed, or an error; None if it is too long."""
+        visit: RequestContext | None = scope.get("state", {}).get("visit")
+        work = self._work.of(visit.tenant if visit is not None else "")
+        decode = partial(decompress, body, encoding, self._max_body_bytes)
+        try:
+            return await work.run_compressed(len(body), decode)
+        except TryLater as error:
+            self._rejected("body_bytes")
+            return api_error(error)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
         announced = header_of(scope["headers"], b"content-length")

@@ -1,12 +1,12 @@
 """Models and their tokens: ``/v1/models``, ``/version``, ``/tokenize``, ``/detokenize``, …"""
 
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request, Response
 
 from kvell.errors import ChangeSomething
+from kvell.release import RELEASE
 from kvell.server.answers.chat_tools import chat_tools
 from kvell.server.api.bodies.completions import Body, model_card, model_list
 from kvell.server.api.bodies.pieces import json_response
@@ -52,7 +52,7 @@ class ModelsApi:
 
     async def version(self) -> Response:
         """Return the version of Kvell."""
-        return json_response({"version": version("kvell")})
+        return json_response({"version": RELEASE})
 
     async def tokenizer_info(self) -> Response:
         """Return the settings of the first model's tokenizer, including its chat template.

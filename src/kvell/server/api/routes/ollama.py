@@ -3,10 +3,10 @@
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from importlib.metadata import version
 
 from fastapi import FastAPI, Request, Response
 
+from kvell.release import RELEASE
 from kvell.server.access.visit import RequestContext
 from kvell.server.answers.deltas import AnswerDelta, Content, merge
 from kvell.server.api.bodies.completions import Body
@@ -83,7 +83,7 @@ class OllamaApi:
 
     async def on_version(self) -> Response:
         """Return the version of Kvell."""
-        return json_response({"version": version("kvell")})
+        return json_response({"version": RELEASE})
 
     def _model(self, name: str) -> tuple[str, ServerModel]:
         """Return the name and the model that a request names, with or without its tag."""

@@ -1,17 +1,17 @@
 """Routes for operators: probes, ``/load``, ``/metrics``, ``/debug`` and ``/reset_prefix_cache``."""
 
-import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 from fastapi import FastAPI, Response
 from fastapi.responses import PlainTextResponse
 
-from kvell.device.process_size import process_bytes, tree_bytes
 from kvell.engine.protocol.statistics import Stats
 from kvell.errors import TryLater
 from kvell.front.front import Front
-from kvell.server.api.bodies.pieces import json_response
+from kvell.server.api.bodies.pieces import JSON_TYPE, json_response
+from kvell.server.api.routes.process_sizes import ProcessSizes
+from kvell.server.map.refreshed import LatestAnswer
 from kvell.server.metrics.front_metrics import CONTENT_TYPE, ServerMetrics
 from kvell.server.metrics.instance_metrics import InstanceFigures
 from kvell.server.metrics.memory_page import InstanceMemory, memory_page
@@ -20,18 +20,34 @@ STATS_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
+class _FiguresPage:
+    """A body and its status."""
+
+    content: bytes
+    status: int = 200
+    media_type: str = JSON_TYPE
+
+    def response(self) -> Response:
+        return Response(self.content, self.status, media_type=self.media_type)
+
+
 class OperatorApi:
-    """The handlers for operators.
+    """The handlers for operators; all who ask for a page of figures at the same time share it.
 
     :param metrics: the front's observer.
     :param floor_bytes: memory of this process before it served anything.
     :param work_bytes: maximum further memory for reading texts and images.
     """
 
-    front: Front
-    metrics: ServerMetrics
-    floor_bytes: int
-    work_bytes: int = 0
+    def __init__(
+        self, front: Front, metrics: ServerMetrics, floor_bytes: int, work_bytes: int = 0
+    ) -> None:
+        self.front, self.metrics = front, metrics
+        self._floor_bytes, self._work_bytes = floor_bytes, work_bytes
+        self._sizes = ProcessSizes(front)
+        self._metrics = LatestAnswer(self._make_metrics, front.now_seconds)
+        self._memory = LatestAnswer(self._make_memory, front.now_seconds)
+        self._audit = LatestAnswer(self._make_audit, front.now_seconds)
 
     def install(self, app: FastAPI) -> None:
         """Add the routes."""
@@ -73,53 +89,22 @@ class OperatorApi:
         return json_response({"server_load": self.front.in_flight + self.front.waiting})
 
     async def prometheus(self) -> Response:
-        """Return all metrics in Prometheus's text format."""
-        stats = await self._stats()
-        members = [member for member, _ in self.front.instances()]
-        # In a thread: the system walks all pages of a process to compute its size.
-        front_bytes, *sizes = await asyncio.to_thread(
-            _sizes_of, [member.pid_here for member in members]
-        )
-        figures = self.metrics.instances
-        figures.front_waiting = self.front.waiting
-        figures.front_bytes = front_bytes
-        figures.instances = {
-            member.instance_id: InstanceFigures(
-                stats.get(member.instance_id), member.report, member.restarts, size_bytes
-            )
-            for member, size_bytes in zip(members, sizes, strict=True)
-        }
-        return Response(self.metrics.render(), media_type=CONTENT_TYPE)
+        """Return all metrics in Prometheus's text format; sizes of processes are a second old."""
+        return (await self._metrics.latest()).response()
 
     async def memory(self) -> Response:
         """Return the promised memory of the machine and its present users, in bytes.
 
-        The status is 503 while no instance answers.
+        Sizes of processes are up to a second old.  The status is 503 while no instance answers.
         """
-        stats = await self._stats()
-        instances = {
-            member.instance_id: InstanceMemory(
-                member.report, stats[member.instance_id], member.pid_here
-            )
-            for member, _ in self.front.instances()
-            if member.report is not None and member.instance_id in stats
-        }
-        if not instances:
-            return self._nobody()
-        is_one_host = not any(member.host for member, _ in self.front.instances())
-        page = memory_page(instances, self.floor_bytes, self.work_bytes, shares_weights=is_one_host)
-        return json_response(page)
+        return (await self._memory.latest()).response()
 
     async def audit(self) -> Response:
         """Let every instance recount its pages, and return all contradictions.
 
         The status is 503 while no instance answers.
         """
-        audits = await self._stats(with_audit=True)
-        if not audits:
-            return self._nobody()
-        problems = {name: list(stats.problems or ()) for name, stats in audits.items()}
-        return json_response({"clean": not any(problems.values()), "problems": problems})
+        return (await self._audit.latest()).response()
 
     async def on_reset(self) -> Response:
         """Let every instance evict its cached prefixes; a body is not read.
@@ -128,11 +113,60 @@ class OperatorApi:
         is 503 while no instance serves.
         """
         if not self.front.forget_prefixes():
-            return self._nobody()
+            return self._nobody().response()
         return json_response({})
 
-    def _nobody(self) -> Response:
-        return json_response({"error": f"no instance answers now ({self.front.state})"}, 503)
+    async def _make_metrics(self) -> _FiguresPage:
+        stats = await self._stats()
+        sizes = await self._sizes.measure()
+        figures = self.metrics.instances
+        figures.front_waiting = self.front.waiting
+        figures.front_bytes = sizes.front
+        figures.instances = {
+            member.instance_id: InstanceFigures(
+                stats.get(member.instance_id),
+                member.report,
+                member.restarts,
+                sizes.instances.get(member.instance_id, 0),
+            )
+            for member, _ in self.front.instances()
+        }
+        return _FiguresPage(self.metrics.render(), media_type=CONTENT_TYPE)
+
+    async def _make_memory(self) -> _FiguresPage:
+        stats = await self._stats()
+        sizes = await self._sizes.measure()
+        instances = {
+            member.instance_id: InstanceMemory(
+                member.report,
+                stats[member.instance_id],
+                sizes.instances.get(member.instance_id, 0),
+            )
+            for member, _ in self.front.instances()
+            if member.report is not None and member.instance_id in stats
+        }
+        if not instances:
+            return self._nobody()
+        page = memory_page(
+            instances,
+            self._floor_bytes,
+            self._work_bytes,
+            front_now_bytes=sizes.front,
+            shares_weights=not any(member.host for member, _ in self.front.instances()),
+        )
+        return _FiguresPage(msgspec.json.encode(page))
+
+    async def _make_audit(self) -> _FiguresPage:
+        audits = await self._stats(with_audit=True)
+        if not audits:
+            return self._nobody()
+        problems = {name: list(stats.problems or ()) for name, stats in audits.items()}
+        body = {"clean": not any(problems.values()), "problems": problems}
+        return _FiguresPage(msgspec.json.encode(body))
+
+    def _nobody(self) -> _FiguresPage:
+        body = {"error": f"no instance answers now ({self.front.state})"}
+        return _FiguresPage(msgspec.json.encode(body), 503)
 
     async def _stats(self, *, with_audit: bool = False) -> dict[str, Stats]:
         """Return the statistics of the instances that answer within ``STATS_SECONDS``."""
@@ -140,8 +174,3 @@ class OperatorApi:
             return await self.front.stats(STATS_SECONDS, with_audit=with_audit)
         except TryLater:
             return {}
-
-
-def _sizes_of(pids: Sequence[int | None]) -> list[int]:
-    """Return the bytes of this process, then of each instance; 0 without a process here."""
-    return [process_bytes(), *(tree_bytes(pid) if pid else 0 for pid in pids)]
