@@ -17,7 +17,7 @@ from kvell.engine.protocol.messages import Submit
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.vocabulary import RequestId
-from kvell.wire.decoding import MalformedError, decode, decode_json, decode_toml
+from kvell.wire.decoding import MalformedError, decode, decode_json, decode_toml, read_bounded
 from kvell.wire.frames import ProtocolError
 from tests.depth import some
 
@@ -164,6 +164,21 @@ def test_json_and_toml_have_one_error_too(text: str | bytes) -> None:
     if isinstance(text, str):
         with pytest.raises(MalformedError, match="malformed a file: "):
             decode_toml(text, "a file")
+
+
+def test_a_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"12345")
+    assert read_bounded(file, 5) == b"12345"
+    with pytest.raises(OSError, match="it has more than 4 bytes") as refused:
+        read_bounded(file, 4)
+    assert refused.value.strerror == "it has more than 4 bytes"
+
+
+def test_keys_of_toml_are_not_nested_without_end() -> None:
+    assert decode_toml("a.b = 1.5") == {"a": {"b": 1.5}}
+    with pytest.raises(MalformedError, match="more than 32 dots"):
+        decode_toml("a" + ".a" * 33 + " = 1")
 
 
 def test_json_has_what_its_reader_asks_for() -> None:

@@ -19,8 +19,8 @@ RecursionError, and records raise KvellError when they validate themselves."""
 
 MAX_FILE_BYTES = 1 << 20
 """The largest file of settings, keys or figures."""
-LONGEST_TOML_LINE = 2048
-"""The longest line of TOML: reading a key takes the square of its dots."""
+MOST_TOML_DOTS = 32
+"""The most dots in a line of TOML: reading a key takes the square of its dots."""
 
 
 class Decoder(Protocol[Message_co]):
@@ -85,8 +85,8 @@ def decode_toml(text: str, name: str = "TOML") -> dict[str, object]:
 
     :raises MalformedError: when the text cannot be decoded, for any reason.
     """
-    if max(map(len, text.splitlines()), default=0) > LONGEST_TOML_LINE:
-        raise MalformedError(f"malformed {name}: a line exceeds {LONGEST_TOML_LINE} characters")
+    if max((line.count(".") for line in text.splitlines()), default=0) > MOST_TOML_DOTS:
+        raise MalformedError(f"malformed {name}: a line has more than {MOST_TOML_DOTS} dots")
     try:
         return tomllib.loads(text)
     except FAULTS as error:

@@ -210,6 +210,11 @@ BROKEN_TOKENIZERS: list[tuple[Mutilate, str, str]] = [
     (holds("generation_config.json", "{"), "generation_config.json", "is not valid JSON"),
     (holds("chat_template.json", "{"), "chat_template.json", "is not valid JSON"),
     (holds("chat_template.jinja", b"caf\xe9"), "chat_template.jinja", "is not UTF-8 text"),
+    (
+        holds("tokenizer_config.json", {"model_max_length": "long"}),
+        "",
+        "its tokenizer does not load",
+    ),
     (holds("tokenizer_config.json", {"chat_template": 7}), "tokenizer_config.json", "is not text"),
     (
         holds("tokenizer_config.json", {"chat_template": [{"name": "default"}]}),

@@ -198,6 +198,17 @@ def test_a_template_that_loops_is_refused_when_its_model_is_loaded() -> None:
         read_template(None, chosen_template(HOSTILE["loops"]), None, {})
 
 
+def test_a_client_learns_no_file_of_the_server(tmp_path: Path) -> None:
+    file = tmp_path / "template.jinja"
+    file.write_text("{% if messages|length > 5 %}" + HOSTILE["memory"] + "{% endif %}")
+    template = read_template(None, chosen_template(str(file)), None, {})
+    assert template is not None
+    assert template.render(MESSAGES, None, {}, opens_answer=True) == ""
+    with pytest.raises(ChangeSomething, match="for 10 messages") as refused:
+        template.render(MESSAGES * 2, None, {}, opens_answer=True)
+    assert (refused.value.field, refused.value.value) == ("chat_template", "…")
+
+
 def test_a_long_conversation_may_be_compared_with_itself() -> None:
     opening = "{% for m in messages %}{% for n in messages %}"
     text = opening + "{% if n.role > m.role %}x{% endif %}{% endfor %}"

@@ -153,3 +153,8 @@ def test_who_may_read_it_is_known(tmp_path: Path, mode: int, is_open: bool) -> N
     path = written(tmp_path, GOOD)
     path.chmod(mode)
     assert is_readable_by_others(path) is is_open
+
+
+def test_a_file_too_large_for_keys_is_refused(tmp_path: Path) -> None:
+    error = refusal(tmp_path, "#" * (1 << 20) + "\n" + GOOD)
+    assert (error.field, "it has more than" in error.problem) == ("--api-key-file", True)

@@ -135,7 +135,7 @@ def parsed_overrides(text: str | None) -> dict[str, object]:
     if isinstance(fields, dict):
         return fields
     remedy = """write it like '{"max_position_embeddings": 8192}'"""
-    raise ChangeSomething(OVERRIDES_FLAG, text, "is not a JSON object", remedy)
+    raise ChangeSomething(OVERRIDES_FLAG, (text or "")[:200], "is not a JSON object", remedy)
 
 
 def overridden(raw: Mapping[str, object], overrides: Mapping[str, object]) -> dict[str, object]:

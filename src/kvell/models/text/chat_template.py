@@ -102,13 +102,16 @@ class ChatTemplate:
         :raises Exception: of any type, from the template.
         """
         template = self.compiled[FOR_TOOLS if tools and FOR_TOOLS in self.compiled else DEFAULT]
-        return template.render(
-            with_content(messages, self.parts_for),
-            list(tools) if tools else None,
-            {**self.special_tokens, **fields},
-            opens_answer=opens_answer,
-            continues_last=continues_last,
-        )
+        try:
+            return template.render(
+                with_content(messages, self.parts_for),
+                list(tools) if tools else None,
+                {**self.special_tokens, **fields},
+                opens_answer=opens_answer,
+                continues_last=continues_last,
+            )
+        except ChangeSomething as error:  # clients learn no file of the server
+            raise ChangeSomething("chat_template", "…", error.problem, error.remedy) from error
 
 
 def read_template(

@@ -75,6 +75,7 @@ class Tokenizer:
         require_tokenizer(path)
         try:
             backend = _load_backend(path)
+            backend("")  # some settings are only read with a text
         except Exception as error:
             # The tokenizers library raises bare Exception for a damaged file.
             raise tokenizer_fault(path, error) from error
