@@ -13,6 +13,7 @@ Bound = Literal[
     "text_bytes",
     "image_pixels",
     "logprob_bytes",
+    "answer_bytes",
     "grammar",
     "connections",
     "slow_client",

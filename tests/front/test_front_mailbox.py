@@ -1,67 +1,47 @@
-"""A request's mailbox: nothing is lost, doubled or out of order, and nobody waits in vain."""
+"""A mailbox counts output before it keeps it, and keeps none that has no room."""
 
 import asyncio
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from kvell.engine.protocol.messages import Finished
-from kvell.front.mailbox import Mailbox, Output
-from kvell.vocabulary import RequestId
+from kvell.engine.protocol.logprobs import TokenLogprobs
+from kvell.errors import TryLater
+from kvell.front.mailbox import Mailbox
 
-END = Finished(RequestId("a"), 0, "stop")
+LIKELY = TokenLogprobs(-1.0, 1, ((1, -1.0), (2, -2.0)))
 
 
-async def all_of(mailbox: Mailbox) -> list[Output]:
-    outputs = [await mailbox.take()]
-    while outputs[-1].finished is None:
-        outputs.append(await mailbox.take())
-    return outputs
+class Room:
+    """A room for a number of tokens and log probabilities."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def grow(self, tokens: int, numbers: int) -> None:
+        if tokens + numbers > self.left:
+            raise TryLater("no room", bound="answer_bytes")
+        self.left -= tokens + numbers
+
+    def add_text(self, text: str) -> None:
+        raise AssertionError("texts are not the mailbox's")
 
 
-@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 2))))
-def test_every_token_is_taken_once_and_in_order(puts: list[tuple[int, int]]) -> None:
-    """Each put has so many tokens, and the loop turns so often behind it."""
-
-    async def scenario() -> list[Output]:
-        mailbox, index = Mailbox(), 0
-        reading = asyncio.ensure_future(all_of(mailbox))
-        for count, turns in puts:
-            mailbox.put(tuple(range(index, index + count)))
-            index += count
-            for _ in range(turns):
-                await asyncio.sleep(0)
-        mailbox.finish(END)
-        return await asyncio.wait_for(reading, 10)
-
-    outputs = asyncio.run(scenario())
-    taken = [token for output in outputs for token in output.token_ids]
-    assert taken == list(range(sum(count for count, _ in puts)))
-    assert all(output.token_ids for output in outputs[:-1])
-    assert [output.finished for output in outputs] == [None] * (len(outputs) - 1) + [END]
-
-
-def test_only_the_first_end_counts() -> None:
-    async def scenario() -> Output:
-        mailbox = Mailbox()
-        mailbox.finish(END)
-        mailbox.finish(Finished(RequestId("a"), 0, "error"))
-        return await mailbox.take()
-
-    assert asyncio.run(scenario()) == Output((), END)
-
-
-def test_a_reader_that_went_away_is_in_nobodys_way() -> None:
-    async def scenario() -> Output:
-        mailbox = Mailbox()
-        reading = asyncio.ensure_future(mailbox.take())
+def test_output_without_room_is_dropped_and_the_reader_is_told_once_it_reads() -> None:
+    async def scenario() -> None:
+        full: list[str] = []
+        room = Room(11)
+        mailbox = Mailbox(room, lambda: full.append("full"))
+        mailbox.put((1, 2), (LIKELY, LIKELY))
+        assert room.left == 11 - 2 - 2 * 3
+        assert (await mailbox.take()).token_ids == (1, 2)
+        reading = asyncio.create_task(mailbox.take())
         await asyncio.sleep(0)
-        reading.cancel()
-        mailbox.put((1,))
-        with pytest.raises(asyncio.CancelledError):
+        mailbox.put((3,), (LIKELY,))
+        with pytest.raises(TryLater, match="no room"):
             await reading
-        mailbox.put((2,))
-        return await mailbox.take()
+        mailbox.put((4,))
+        assert full == ["full"] and room.left == 3
+        with pytest.raises(TryLater):
+            await mailbox.take()
 
-    assert asyncio.run(scenario()) == Output((1, 2))
+    asyncio.run(scenario())

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Literal, Self
 
 from msgspec import structs
@@ -33,7 +34,7 @@ from kvell.front.affinity import Affinity
 from kvell.front.dispatch import Command, Dispatch
 from kvell.front.events.index_observer import IndexObserver
 from kvell.front.instance_load import InstanceLoad
-from kvell.front.mailbox import Output
+from kvell.front.mailbox import Mailbox, Output, OutputRoom
 from kvell.front.request_log import LogEntry, RequestObserver, RequestTrace
 from kvell.front.request_names import RequestNames
 from kvell.front.request_queue import RequestQueue
@@ -219,6 +220,7 @@ class Front:
         *,
         deadline_seconds: float | None = None,
         trace: RequestTrace | None = None,
+        room: OutputRoom | None = None,
     ) -> AsyncGenerator[Output, None]:
         """Serve a request; the last output carries ``finished``.
 
@@ -226,7 +228,8 @@ class Front:
 
         :param spec: its ``request_id`` is the caller's.
         :param deadline_seconds: time until the caller gives up, for the router; None: no deadline.
-        :raises TryLater: when the queue is full.
+        :param room: memory for the output until it is read; None: it is not counted.
+        :raises TryLater: when the queue is full, or there is no room for the output.
         :raises InstanceDied: when no instance serves now.
         """
         if self.state != "serving":
@@ -237,12 +240,14 @@ class Front:
         if sampling is not spec.sampling or name != spec.request_id:
             spec = structs.replace(spec, sampling=sampling, request_id=name)
         now = self.now_seconds()
+        loop = asyncio.get_running_loop()
         entry = LogEntry(
             spec,
             now,
             prefix=self._names.prefix,
             due_seconds=None if deadline_seconds is None else now + deadline_seconds,
             trace=trace,
+            mailbox=Mailbox(room, partial(loop.call_soon, self._drop, name, "cancelled")),
         )
         self._tell(self._dispatch.add(entry, now))
         ended = False

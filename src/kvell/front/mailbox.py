@@ -1,11 +1,13 @@
 """The buffer of a request's output, until its reader takes it."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from kvell.engine.protocol.logprobs import KeptLogprobs, TokenLogprobs
+from kvell.engine.protocol.logprobs import KeptLogprobs, TokenLogprobs, count_numbers
 from kvell.engine.protocol.messages import Finished
+from kvell.errors import TryLater
 
 
 @dataclass(frozen=True)
@@ -22,14 +24,38 @@ class Output:
     prompt_logprobs: Sequence[TokenLogprobs] = ()
 
 
+class OutputRoom(Protocol):
+    """The memory for a request's output until it is sent."""
+
+    def grow(self, tokens: int, numbers: int) -> None:
+        """Count tokens and log probabilities that are about to be kept.
+
+        :raises TryLater: if there is no room for them.
+        """
+        ...
+
+    def add_text(self, text: str) -> None:
+        """Count a text that is kept.
+
+        :raises TryLater: if there is no room for it.
+        """
+        ...
+
+
 class Mailbox:
     """Tokens that arrived and were not read yet, merged.
 
-    The sender never waits, so a slow reader cannot delay others; the size is bounded, because a
-    request's output is.
+    The sender never waits, so a slow reader cannot delay others.
+
+    :param room: counts the output before it is kept; None: it is not counted.
+    :param on_full: called once, when there is no room; the reader gets the error.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, room: OutputRoom | None = None, on_full: Callable[[], object] = lambda: None
+    ) -> None:
+        self._room, self._on_full = room, on_full
+        self._refusal: TryLater | None = None
         self._token_ids: list[int] = []
         self._logprobs: KeptLogprobs | None = None
         self._prompt_logprobs: KeptLogprobs | None = None
@@ -37,7 +63,9 @@ class Mailbox:
         self._reader: asyncio.Future[None] | None = None
 
     def put(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...] = ()) -> None:
-        """Append tokens."""
+        """Append tokens; drop them if there is no room."""
+        if self._room is not None and not self._has_room(self._room, len(token_ids), logprobs):
+            return
         self._token_ids += token_ids
         if logprobs:
             self._logprobs = self._logprobs or KeptLogprobs()
@@ -57,10 +85,15 @@ class Mailbox:
             self._ring()
 
     async def take(self) -> Output:
-        """Wait for output, and return all of it; for one reader."""
-        if not self._token_ids and self._finished is None:
+        """Wait for output, and return all of it; for one reader.
+
+        :raises TryLater: if there was no room for further output.
+        """
+        if not self._token_ids and self._finished is None and self._refusal is None:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
+        if self._refusal is not None:
+            raise self._refusal
         token_ids = tuple(self._token_ids)
         self._token_ids = []
         if self._logprobs is None and self._prompt_logprobs is None:
@@ -70,6 +103,19 @@ class Mailbox:
         prompt_logprobs = self._prompt_logprobs or ()
         self._prompt_logprobs = None
         return Output(token_ids, self._finished, logprobs, prompt_logprobs)
+
+    def _has_room(self, room: OutputRoom, tokens: int, logprobs: tuple[TokenLogprobs, ...]) -> bool:
+        if self._refusal is not None:
+            return False
+        try:
+            room.grow(tokens, count_numbers(logprobs) if logprobs else 0)
+        except TryLater as refusal:
+            self._refusal = refusal
+            self._token_ids = []
+            self._logprobs = self._prompt_logprobs = None
+            self._ring()
+            self._on_full()
+        return self._refusal is None
 
     def _ring(self) -> None:
         reader, self._reader = self._reader, None

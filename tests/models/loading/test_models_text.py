@@ -14,15 +14,17 @@ from transformers import TokenizersBackend
 
 from kvell.errors import ChangeSomething
 from kvell.models.text.detokenizer import (
+    SLICE_TOKENS,
     IncrementalDetokenizer,
     byte_alphabet,
+    decode_in_slices,
     spelled_bytes,
     token_bytes,
 )
 from kvell.models.text.end_tokens import eos_token_ids
 from kvell.models.text.stop_strings import StopStrings
 from kvell.models.text.tokenizer import Tokenizer
-from tests.depth import many
+from tests.depth import many, some
 
 TRICKY = "Zürich 東京 ☕️ 👩‍👩‍👧 naïve\n\t— مرحبا 한국어 𝔘𝔫𝔦"
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -258,6 +260,18 @@ def test_eos_ids_of_a_directory(
     (tmp_path / "generation_config.json").write_text(generation)
     (tmp_path / "config.json").write_text(config)
     assert eos_token_ids(tmp_path) == ids
+
+
+@some()
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=40), st.integers(1, 8))
+def test_ids_are_decoded_in_slices_as_they_are_together(
+    smollm2_tokenizer: Tokenizer, ids: list[int], repeated: int
+) -> None:
+    for tokenizer in (smollm2_tokenizer, BYTE_FALLBACK):
+        known = [each for each in ids if tokenizer.spelling(each) is not None]
+        many = known * (repeated * SLICE_TOKENS // max(1, len(known)) + 1)
+        whole = tokenizer.decode(many, skip_special_tokens=False)
+        assert decode_in_slices(tokenizer, many) == whole
 
 
 def run_stops(stops: tuple[str, ...], pushes: list[str]) -> tuple[str, bool]:

@@ -11,7 +11,7 @@ once it can no longer change.
 """
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
 from typing import Protocol
 
@@ -22,6 +22,8 @@ from kvell.models.text.tokenizer import Tokenizer
 
 CONTEXT_TOKENS = 8
 """Tokens before an answer with which its decoding begins; any that have text would do."""
+SLICE_TOKENS = 4096
+"""Tokens that are decoded together: the tokenizers library lets no other thread run meanwhile."""
 MOST_WINDOW_TOKENS = 64
 """Tokens of a window whose last tokens have no text; of more only the first and last are kept."""
 MOST_SPELLINGS = 1 << 18
@@ -49,6 +51,17 @@ class IncrementalDetokenizer:
         """Return text that these ids made final; may be empty, never ends inside a character."""
         return "".join(self._push_one(int(token)) for token in token_ids)
 
+    def push_slice(self, token_ids: Iterable[int]) -> str:
+        """Return what :meth:`push` does, or less for now; faster for many ids."""
+        spelled = [(token, self._tokenizer.spelling(token)) for token in map(int, token_ids)]
+        return self._way.push_slice(
+            [
+                (token, spelling)
+                for token, spelling in spelled
+                if spelling is not None and token not in self._skipped
+            ]
+        )
+
     def finish(self) -> str:
         """Return the text that was held back; call at the end of the request."""
         return self._way.finish()
@@ -63,6 +76,8 @@ class IncrementalDetokenizer:
 class _Way(Protocol):
     def push(self, token: int, spelling: str) -> str: ...
 
+    def push_slice(self, spelled: Sequence[tuple[int, str]]) -> str: ...
+
     def finish(self) -> str: ...
 
 
@@ -74,6 +89,9 @@ class _ByteLevel:
 
     def push(self, token: int, spelling: str) -> str:
         return self._decoder.decode(spelled_bytes(spelling))
+
+    def push_slice(self, spelled: Sequence[tuple[int, str]]) -> str:
+        return self._decoder.decode(b"".join([spelled_bytes(each) for _, each in spelled]))
 
     def finish(self) -> str:
         return self._decoder.decode(b"", final=True)
@@ -103,6 +121,10 @@ class _Window:
             return ""
         return self._give()
 
+    def push_slice(self, spelled: Sequence[tuple[int, str]]) -> str:
+        self._ids += [token for token, _ in spelled]
+        return "" if not spelled or is_byte_token(spelled[-1][1]) else self._give()
+
     def finish(self) -> str:
         return self._give()
 
@@ -118,6 +140,16 @@ class _Window:
 
     def _text(self, count: int) -> str:
         return self._tokenizer.decode(self._ids[:count], skip_special_tokens=False)
+
+
+def decode_in_slices(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
+    """Return the text of token ids, including special tokens; other threads run meanwhile."""
+    if len(token_ids) <= SLICE_TOKENS:
+        return tokenizer.decode(token_ids, skip_special_tokens=False)
+    detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=False)
+    starts = range(0, len(token_ids), SLICE_TOKENS)
+    texts = [detokenizer.push_slice(token_ids[at : at + SLICE_TOKENS]) for at in starts]
+    return "".join([*texts, detokenizer.finish()])
 
 
 def _context(tokenizer: Tokenizer, tokens: Preceding) -> list[int]:

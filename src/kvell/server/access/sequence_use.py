@@ -45,7 +45,8 @@ class SequenceUse:
     def read(self, tokens: int, *, is_last: bool) -> None:
         """Count tokens that became a part of the answer."""
         self._read_tokens += tokens
-        self._is_read = self._is_read or is_last
+        if is_last:
+            self._is_read = True
 
     def on_admitted(self) -> None:
         """Note a request that the front has."""

@@ -183,7 +183,9 @@ class RequestContext:
         is_last = delta.finish_reason is not None
         if is_last:
             self._leave(1)
-        use = self._sequences.setdefault(index, SequenceUse())
+        use = self._sequences.get(index)
+        if use is None:
+            use = self._sequences[index] = SequenceUse()
         use.read(len(delta.token_ids), is_last=is_last)
         self._cached_tokens += delta.usage.cached_tokens
 

@@ -9,13 +9,13 @@ import numpy as np
 
 from kvell.engine.protocol.request_spec import SentTensor
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.engine.requests.equal_parts import EqualParts
 from kvell.errors import ChangeSomething
 from kvell.models.text.content_format import NO_FIELDS
 from kvell.server.answers.template_messages import template_messages, with_objects
 from kvell.server.api.image_urls import ImageUrl
 from kvell.server.api.prompt_form import CHAT_FORM, TEXT_FORM, PromptForm
 from kvell.server.logs.lines import tell
+from kvell.server.text.answer_memory import AnswerMemory
 from kvell.server.text.context_length import AnswerRoom, ContextLength
 from kvell.server.text.lanes import TextWork
 from kvell.server.text.text_bounds import chars_within, context_too_long
@@ -42,9 +42,9 @@ class PromptEncoder:
         self._told_of_tools = [False]  # shared by the encoders of all tenants
 
     @property
-    def told(self) -> EqualParts:
-        """The memory of log probabilities that answers keep, shared by all models."""
-        return self._work.told
+    def answers(self) -> AnswerMemory:
+        """The memory that answers keep, shared by all models."""
+        return self._work.answers
 
     def of(self, tenant: str) -> "PromptEncoder":
         """Return this encoder with its work charged to a tenant."""
@@ -203,12 +203,6 @@ class PromptEncoder:
         """Return the text of token ids."""
         size_bytes = BYTES_PER_DECODED_TOKEN * len(token_ids)
         return await self._work.run(size_bytes, lambda: self._model.decode(token_ids))
-
-    async def token_texts(self, token_ids: Sequence[int]) -> list[str]:
-        """Return the text of each token."""
-        size_bytes = BYTES_PER_DECODED_TOKEN * len(token_ids)
-        token_text = self._model.token_text
-        return await self._work.run(size_bytes, lambda: [token_text(token) for token in token_ids])
 
     def answer_room(self, ids: TokenIds) -> AnswerRoom:
         """Return the room for output tokens after a prompt."""

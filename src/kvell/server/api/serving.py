@@ -18,7 +18,7 @@ from kvell.server.access.visit import CLIENT_GONE_STATUS, RequestContext, Sequen
 from kvell.server.answers.named import AnswerFormat
 from kvell.server.api.bodies.completions import Heading
 from kvell.server.api.http_errors import MODELS, UnknownModel
-from kvell.server.api.kept_likely import KeptLikely
+from kvell.server.api.kept_answer import KeptAnswer
 from kvell.server.api.prompts import PromptEncoder
 from kvell.server.api.schemas.beams import beam_searches
 from kvell.server.api.schemas.generation import GenerationRequest
@@ -146,10 +146,13 @@ class AppState:
             raise UnknownModel(f"model={name[:200]}: is not served; use {names} (see {MODELS})")
         return name, replace(served, prompts=served.prompts.of(tenant)) if tenant else served
 
-    def deltas(self, request: ParsedRequest, samplings: Sequence[SamplingParams]) -> Deltas:
+    def deltas(
+        self, request: ParsedRequest, samplings: Sequence[SamplingParams], *, keeps: bool = True
+    ) -> Deltas:
         """Return the pieces of all answers as they arrive, each with the index of its answer.
 
         :param samplings: one for each prompt; all are checked before a prompt is submitted.
+        :param keeps: whether pieces are kept until the request ends, though they may be sent.
         """
         body = request.body
         heading = request.heading
@@ -172,22 +175,23 @@ class AppState:
         name = body.sequences_field() if body.sequences() > 1 else "prompt"
         sequences = Sequences(count, name, priority=priority)
         request.visit.begin(heading.answer_id, heading.model, prompt_tokens, most_tokens, sequences)
-        likely = KeptLikely(request.visit, request.served.prompts.told, body.logprobs_field())
-        likely.reserve([len(ids) for ids in request.prompts], samplings, body.sequences())
-        deltas = self._answers(request, samplings, searches)
+        memory = request.served.prompts.answers
+        kept = KeptAnswer(request.visit, memory, body.logprobs_field(), frees=not keeps)
+        kept.reserve([len(ids) for ids in request.prompts], samplings, body.sequences())
+        deltas = self._answers(request, samplings, searches, kept)
         for _ in request.prompts:
             self.metrics.on_prompt(choices)
         if choices > 1:
             deltas = _prompts_counted_once(deltas, choices)
-        if body.output_logprobs() is not None and not body.stream:
-            deltas = likely.follow(deltas)
-        return _told(deltas, choices, self.metrics, request.visit, are_counted=bool(searches))
+        visit = request.visit
+        return _told(deltas, choices, self.metrics, visit, kept, are_counted=bool(searches))
 
     def _answers(
         self,
         request: ParsedRequest,
         samplings: Sequence[SamplingParams],
         searches: Sequence[BeamSearch],
+        kept: KeptAnswer,
     ) -> Deltas:
         """Return the pieces of all answers, sampled or found by beam search."""
         front = self.front
@@ -204,6 +208,7 @@ class AppState:
                     sampling.n,
                     deadline_seconds=request.body.deadline_seconds,
                     trace=request.use(index, index),
+                    room=kept,
                 )
                 for index, ((prompt, sampling), search) in enumerate(
                     zip(prompts, searches, strict=True)
@@ -219,6 +224,7 @@ class AppState:
                     request.spec(index, prompt, sampling),
                     deadline_seconds=request.body.deadline_seconds,
                     trace=request.use(index, index // choices),
+                    room=kept,
                 )
                 for index, (prompt, sampling) in enumerate(each)
             ]
@@ -274,6 +280,7 @@ async def _told(
     choices: int,
     metrics: ServerMetrics,
     visit: RequestContext,
+    kept: KeptAnswer,
     *,
     are_counted: bool,
 ) -> Deltas:
@@ -289,5 +296,6 @@ async def _told(
             tokens = delta.usage.completion_tokens
             longest[prompt] = max(longest.get(prompt, 0), tokens)
             yield index, delta
+            kept.on_sent(delta)
     for tokens in longest.values():
         metrics.on_answered(tokens)

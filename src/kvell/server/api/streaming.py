@@ -35,8 +35,12 @@ def sse(payload: Any) -> bytes:
 
 def named_event(event: Mapping[str, Any]) -> bytes:
     """Return a server-sent event that is named by its type."""
-    name = str(event["type"]).encode()
-    return b"event: " + name + b"\ndata: " + msgspec.json.encode(event) + b"\n\n"
+    return named_begin(event) + msgspec.json.encode(event) + b"\n\n"
+
+
+def named_begin(event: Mapping[str, Any]) -> bytes:
+    """Return the begin of a server-sent event that is named by its type."""
+    return b"event: " + str(event["type"]).encode() + b"\ndata: "
 
 
 def json_line(payload: Any) -> bytes:

@@ -12,15 +12,12 @@ from kvell.device.process_size import give_back_freed
 from kvell.engine.requests.equal_parts import EqualParts
 from kvell.engine.requests.turns import Turn, TurnQueue
 from kvell.errors import Bound
+from kvell.server.text.answer_memory import AnswerMemory
 from kvell.server.text.held_tensors import HeldTensors
 from kvell.server.text.text_bounds import SHORT_BYTES
 from kvell.vocabulary import MIB, RequestId
 
 Made = TypeVar("Made")
-TOLD_BYTES = 64 * MIB
-"""The most bytes of log probabilities of one tenant's unfinished answers."""
-MOST_TOLD_BYTES = TOLD_BYTES * 5 // 2
-"""The most bytes of log probabilities of all unfinished answers (:class:`.EqualParts`)."""
 WAITING_BYTES = 32 * MIB
 """The unit of the bounds on bytes that wait for a thread."""
 
@@ -134,15 +131,11 @@ class _Lanes:
         self.bodies = Lane("kvell-bodies", "body_bytes", 2 * WAITING_BYTES, trims=False)
 
 
-def _told_bytes() -> EqualParts:
-    return EqualParts(TOLD_BYTES, "logprob_bytes", "bytes of log probabilities are kept")
-
-
 class TextWork:
     """The lanes of one process, which all its models share.
 
-    ``held`` counts tensors of pictures in requests that have not ended, ``told`` the bytes of log
-    probabilities in answers that are not sent yet.
+    ``held`` counts tensors of pictures in requests that have not ended, ``answers`` the bytes of
+    answers that are not sent yet.
 
     :param tenant: owner of the work.
     """
@@ -151,7 +144,7 @@ class TextWork:
         self.tenant = tenant
         self._lanes: _Lanes = _Lanes() if shared is None else shared._lanes
         self.held: HeldTensors = HeldTensors() if shared is None else shared.held
-        self.told: EqualParts = _told_bytes() if shared is None else shared.told
+        self.answers: AnswerMemory = AnswerMemory() if shared is None else shared.answers
 
     def of(self, tenant: str) -> "TextWork":
         """Return the same lanes for another tenant."""

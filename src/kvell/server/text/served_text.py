@@ -18,7 +18,7 @@ from kvell.models.images.processor import PictureProcessor
 from kvell.models.text.answer_text import Preceding
 from kvell.models.text.chat_template import THE_MODELS_OWN, ChosenTemplate
 from kvell.models.text.content_format import NO_FIELDS
-from kvell.models.text.detokenizer import IncrementalDetokenizer, token_bytes
+from kvell.models.text.detokenizer import IncrementalDetokenizer, decode_in_slices, token_bytes
 from kvell.models.text.token_offsets import TokenOffsets, token_offsets
 from kvell.models.text.tokenizer import Tokenizer
 
@@ -111,7 +111,7 @@ class ServedText:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of token ids, including special tokens."""
-        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+        return decode_in_slices(self._tokenizer, token_ids)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of one token."""

@@ -12,7 +12,7 @@ from kvell.engine.protocol.messages import Finished
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.errors import Bound, KvellError, RequestFailed, TryLater
 from kvell.front.front import Front
-from kvell.front.mailbox import Output
+from kvell.front.mailbox import Output, OutputRoom
 from kvell.front.request_log import RequestTrace
 from kvell.models.text.answer_text import AnswerText, EndTokens
 from kvell.server.text.text_model import TextModel
@@ -104,24 +104,28 @@ async def text_deltas(
     *,
     deadline_seconds: float | None = None,
     trace: RequestTrace | None = None,
+    room: OutputRoom | None = None,
 ) -> AsyncGenerator[TextDelta, None]:
     """Yield a prompt's answer as text; closing the generator early cancels the request.
 
     :param deadline_seconds: time after which the request is cancelled.
     :param trace: observer of the request in the front.
+    :param room: memory for the answer until it is sent; None: it is not counted.
     :raises TryLater: when there is no room or no instance now.
     :raises RequestRefused: when the instance can never serve the request.
     :raises RequestFailed: when the instance died during the request.
     :raises DeadlineExceeded: when the deadline has passed.
     """
     writer = answer_text(model, spec)
-    outputs = front.generate(spec, deadline_seconds=deadline_seconds, trace=trace)
+    outputs = front.generate(spec, deadline_seconds=deadline_seconds, trace=trace, room=room)
     untold = NOTHING
     clock = _Deadline(front, spec.request_id, deadline_seconds)
     async with aclosing(outputs), clock:
         async for output in outputs:
             count_before = writer.token_count
             text = writer.push(output.token_ids)
+            if room is not None and text:
+                room.add_text(text)
             untold = _behind(untold, output, writer.token_count - count_before, text)
             if output.finished is not None:
                 clock.check(output.finished)

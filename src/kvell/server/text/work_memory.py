@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.models.images.picture_files import MEMORY_PER_PIXEL, MOST_PIXELS
 from kvell.models.images.processor import MOST_TENSOR_BYTES
+from kvell.server.text.answer_memory import MOST_KEPT_BYTES
 from kvell.server.text.held_tensors import MOST_HELD_BYTES
-from kvell.server.text.lanes import MOST_TOLD_BYTES
 from kvell.server.text.text_bounds import TextBounds
 from kvell.server.text.text_model import TextModel
 
@@ -15,7 +15,7 @@ PICTURE_BYTES = MEMORY_PER_PIXEL * MOST_PIXELS + 2 * MOST_HELD_BYTES + MOST_TENS
 
 
 def most_work_bytes(facts: InstanceFacts, first: TextModel, beside: Sequence[TextModel]) -> int:
-    """Return the largest working set for texts, pictures and kept log probabilities.
+    """Return the largest working set for texts, pictures and kept answers.
 
     :param facts: of an instance, on its first model and the other models.
     """
@@ -30,4 +30,4 @@ def most_work_bytes(facts: InstanceFacts, first: TextModel, beside: Sequence[Tex
     if any(model.takes_images for model, _ in models):
         # The thread of pictures encodes their text.
         texts_bytes = 2 * texts_bytes + PICTURE_BYTES
-    return texts_bytes + MOST_TOLD_BYTES
+    return texts_bytes + MOST_KEPT_BYTES

@@ -3,7 +3,6 @@
 from base64 import b64encode
 from collections.abc import Iterable
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -42,8 +41,8 @@ def embeddings_usage(usage: Usage) -> Body:
     return {k: body[k] for k in ("prompt_tokens", "total_tokens", "prompt_tokens_details")}
 
 
-def _written(vector: NDArray[np.float32], encoding: Encoding) -> str | msgspec.Raw:
-    """Return a vector in base64 of little-endian float32, or in JSON."""
+def _written(vector: NDArray[np.float32], encoding: Encoding) -> str | NDArray[np.float32]:
+    """Return a vector in base64 of little-endian float32, or its numbers."""
     if encoding == "base64":
         return b64encode(vector.astype("<f4").tobytes()).decode()
-    return msgspec.Raw(msgspec.json.encode(vector.tolist()))
+    return vector

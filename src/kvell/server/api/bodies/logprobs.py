@@ -7,11 +7,13 @@ completions add it to the requested ones, in chat it replaces the least likely o
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
+from typing import TypeVar
 
 from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.server.api.bodies.pieces import Lazy
 from kvell.server.text.text_model import TextModel
 
+Item = TypeVar("Item")
 LEAST_LOGPROB = -9999.0
 """The value for minus infinity, which JSON lacks (as in OpenAI's and vLLM's answers)."""
 
@@ -34,14 +36,25 @@ def chat_tokens(
         yield {**_chat_token(model, token, entry.logprob), "top_logprobs": top}
 
 
+class Concatenation(Iterable[Item]):
+    """Several lists, one after the other, without a copy of them."""
+
+    def __init__(self, *parts: Iterable[Item]) -> None:
+        self._parts = parts
+
+    def __iter__(self) -> Iterator[Item]:
+        return chain(*self._parts)
+
+
 def completion_logprobs(
     model: TextModel,
-    token_ids: Sequence[int],
-    logprobs: Sequence[TokenLogprobs | None],
+    token_ids: Iterable[int],
+    logprobs: Iterable[TokenLogprobs | None],
     offsets: Iterable[int],
 ) -> dict[str, object]:
     """Return ``choices[].logprobs`` of a completion, or of a piece of it.
 
+    :param token_ids: read several times, as ``logprobs`` are.
     :param logprobs: None for the first token of a prompt, which has no probability.
     :param offsets: start of each token's text in the answer's text, in characters.
     """
@@ -76,12 +89,17 @@ def prompt_logprobs_body(
     return Lazy(chain([None], rest))
 
 
-def _chat_token(model: TextModel, token: int, logprob: float) -> dict[str, object]:
+def chat_token_text(model: TextModel, token: int) -> str:
+    """Return a token's text, or its bytes if they are not whole characters."""
     data = model.token_bytes(token)
+    return model.token_text(token) if _is_text(data) else _escaped(data)
+
+
+def _chat_token(model: TextModel, token: int, logprob: float) -> dict[str, object]:
     return {
-        "token": model.token_text(token) if _is_text(data) else _escaped(data),
+        "token": chat_token_text(model, token),
         "logprob": _finite(logprob),
-        "bytes": list(data),
+        "bytes": list(model.token_bytes(token)),
     }
 
 

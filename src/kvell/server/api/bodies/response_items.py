@@ -1,12 +1,9 @@
 """The output items of a response, made from the parts of an answer, and their events."""
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
-import msgspec
-
+from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.server.answers.deltas import (
     AnswerDelta,
     Content,
@@ -15,8 +12,11 @@ from kvell.server.answers.deltas import (
     ToolCallBegin,
 )
 from kvell.server.api.bodies.completions import Body
+from kvell.server.api.bodies.likely_tokens import LikelyTokens, PendingTokens
+from kvell.server.text.text_model import TextModel
 
 Event = dict[str, Any]
+NO_TOKENS = LikelyTokens()
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 
 
@@ -25,25 +25,33 @@ class OutputWriter:
 
     :param answer_id: ids of items contain the part after its dash.
     :param call_ids: ids of calls by index; the list grows while parts arrive.
+    :param model: spells the tokens that have log probabilities.
     """
 
-    def __init__(self, answer_id: str, call_ids: Sequence[str]) -> None:
+    def __init__(
+        self, answer_id: str, call_ids: Sequence[str], model: TextModel | None = None
+    ) -> None:
         self._answer = answer_id.partition("-")[2]
         self._call_ids = call_ids
         self._open: _OpenItem | None = None
-        self._untold: list[Body] = []
+        self._pending = PendingTokens(model)
         self.items: list[Body] = []
 
-    def write(self, parts: Sequence[AnswerDelta], logprobs: Sequence[Body] = ()) -> list[Event]:
+    def write(
+        self,
+        parts: Sequence[AnswerDelta],
+        token_ids: Sequence[int] = (),
+        logprobs: Sequence[TokenLogprobs] = (),
+    ) -> list[Event]:
         """Return the events of the next parts.
 
         :param logprobs: of the parts' tokens.  The events of a text have those of its tokens;
             those of markers, reasoning and calls are dropped.
         """
-        self._untold += logprobs
+        self._pending.append(token_ids, logprobs)
         events = [event for part in parts for event in self._part(part)]
         if parts and not isinstance(parts[-1], Content):
-            self._untold = []
+            self._pending.drop_all()
         return events
 
     def close(self, status: str) -> list[Event]:
@@ -54,15 +62,16 @@ class OutputWriter:
         events = []
         if self._open is None:
             events += self._enter("message")
-        if self._open is not None and self._open.kind == "message" and self._untold:
-            events.append(self._open.add("", self._untold))
+        if self._open is not None and self._open.kind == "message" and self._pending:
+            events.append(self._open.add("", self._pending.take_all()))
         return events + self._end(status)
 
     def _part(self, part: AnswerDelta) -> list[Event]:
         match part:
             case Content(text):
                 begun = self._enter("message")
-                return [*begun, self._delta(text, self._logprobs_of(text, is_first=bool(begun)))]
+                likely = self._pending.take(text, is_first=bool(begun))
+                return [*begun, self._delta(text, likely)]
             case Reasoning(text):
                 return [*self._enter("reasoning"), self._delta(text)]
             case ToolCallBegin(index, name):
@@ -85,22 +94,9 @@ class OutputWriter:
         self._open = item
         return item.begin()
 
-    def _delta(self, text: str, logprobs: Sequence[Body] = ()) -> Event:
+    def _delta(self, text: str, likely: LikelyTokens = NO_TOKENS) -> Event:
         assert self._open is not None
-        return self._open.add(text, logprobs)
-
-    def _logprobs_of(self, text: str, *, is_first: bool) -> list[Body]:
-        """Take the pending log probabilities up to a text's end; drop those before a first text."""
-        pending, self._untold = self._untold, []
-        joined = "".join(entry["token"] for entry in pending)
-        place = joined.rfind(text) if is_first else joined.find(text)
-        if place < 0:  # a token that is a part of a character has no text of its own
-            return pending
-        ends = list(accumulate(len(entry["token"]) for entry in pending))
-        first = bisect_right(ends, place) if is_first else 0
-        last = bisect_left(ends, place + len(text))
-        self._untold = pending[last + 1 :]
-        return pending[first : last + 1]
+        return self._open.add(text, likely)
 
     def _end(self, status: str) -> list[Event]:
         if self._open is None:
@@ -122,26 +118,27 @@ class _OpenItem:
     def __init__(self) -> None:
         self.place: Body = {}
         self._texts: list[str] = []
-        self._logprobs: list[msgspec.Raw] = []  # JSON takes a quarter of the memory
+        self._likely = LikelyTokens()
 
     def begin(self) -> list[Event]:
         """Return the events that begin the item."""
         return [self._item_event("added", "in_progress", is_begun=False)]
 
-    def add(self, text: str, logprobs: Sequence[Body]) -> Event:
+    def add(self, text: str, likely: LikelyTokens) -> Event:
         """Return the event of the item's next text."""
         self._texts.append(text)
-        self._logprobs += [msgspec.Raw(msgspec.json.encode(entry)) for entry in logprobs]
-        return self._text_event("delta", {"delta": text}, logprobs)
+        self._likely.append_tokens_of(likely)
+        return self._text_event("delta", {"delta": text}, likely)
 
     def end(self, status: str) -> list[Event]:
         """Return the events that end the item; the last event has the whole item."""
         return [self._item_event("done", status)]
 
     def _text(self) -> str:
-        return "".join(self._texts)
+        self._texts = ["".join(self._texts)]
+        return self._texts[0]
 
-    def _text_event(self, step: str, fields: Body, logprobs: Sequence[Body | msgspec.Raw]) -> Event:
+    def _text_event(self, step: str, fields: Body, likely: LikelyTokens) -> Event:
         raise NotImplementedError
 
     def _item(self, *, is_begun: bool) -> Body:
@@ -167,7 +164,7 @@ class _OpenText(_OpenItem):
         return [*super().begin(), self._part_event("added")]
 
     def end(self, status: str) -> list[Event]:
-        done = self._text_event("done", {"text": self._text()}, self._logprobs)
+        done = self._text_event("done", {"text": self._text()}, self._likely)
         return [done, self._part_event("done"), *super().end(status)]
 
     def _item(self, *, is_begun: bool) -> Body:
@@ -178,7 +175,7 @@ class _OpenText(_OpenItem):
 
     def _content(self) -> Body:
         if self.kind == "message":
-            fields = {"annotations": [], "logprobs": self._logprobs}
+            fields = {"annotations": [], "logprobs": self._likely.to_list()}
             return {"type": "output_text", "text": self._text(), **fields}
         return {"type": "reasoning_text", "text": self._text()}
 
@@ -186,10 +183,10 @@ class _OpenText(_OpenItem):
         kind = f"response.content_part.{step}"
         return {"type": kind, **self.place, "content_index": 0, "part": self._content()}
 
-    def _text_event(self, step: str, fields: Body, logprobs: Sequence[Body | msgspec.Raw]) -> Event:
+    def _text_event(self, step: str, fields: Body, likely: LikelyTokens) -> Event:
         name = "output_text" if self.kind == "message" else "reasoning_text"
         if self.kind == "message":
-            fields = fields | {"logprobs": list(logprobs)}
+            fields = fields | {"logprobs": likely.to_list()}
         return {"type": f"response.{name}.{step}", **self.place, "content_index": 0, **fields}
 
 
@@ -202,10 +199,10 @@ class _OpenCall(_OpenItem):
 
     def end(self, status: str) -> list[Event]:
         fields = {"name": self._name, "arguments": self._text()}
-        return [self._text_event("done", fields, ()), *super().end(status)]
+        return [self._text_event("done", fields, NO_TOKENS), *super().end(status)]
 
     def _item(self, *, is_begun: bool) -> Body:
         return {"call_id": self._call_id, "name": self._name, "arguments": self._text()}
 
-    def _text_event(self, step: str, fields: Body, logprobs: Sequence[Body | msgspec.Raw]) -> Event:
+    def _text_event(self, step: str, fields: Body, likely: LikelyTokens) -> Event:
         return {"type": f"response.function_call_arguments.{step}", **self.place, **fields}

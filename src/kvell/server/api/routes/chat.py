@@ -49,7 +49,7 @@ from kvell.server.api.bodies.chat import (
 )
 from kvell.server.api.bodies.completions import Body, usage_chunk
 from kvell.server.api.bodies.logprobs import chat_logprobs, prompt_logprobs_body
-from kvell.server.api.bodies.pieces import event_pieces, json_response
+from kvell.server.api.bodies.pieces import PIECE_BYTES, event_pieces, json_response
 from kvell.server.api.door.access_guard import visit_of
 from kvell.server.api.image_urls import image_urls
 from kvell.server.api.prompts import PromptEncoder
@@ -101,7 +101,7 @@ class ChatApi:
     async def _answer(self, body: ChatRequest, visit: RequestContext) -> Response:
         self.serving.note(body)
         with named_as_sent(body.name_sent):
-            answering = await self.answering(body, visit)
+            answering = await self.answering(body, visit, keeps=not body.stream)
             request = answering.asked
             if body.stream:
                 return await stream_response(_events(answering))
@@ -126,10 +126,16 @@ class ChatApi:
         return len(prompt)
 
     async def answering(
-        self, body: ChatRequest, visit: RequestContext, prefix: str = "chatcmpl"
+        self,
+        body: ChatRequest,
+        visit: RequestContext,
+        prefix: str = "chatcmpl",
+        *,
+        keeps: bool = True,
     ) -> "ChatStream":
         """Check a body and submit it.
 
+        :param keeps: whether pieces of the answers are kept until the request ends.
         :raises ChangeSomething: naming the invalid field.
         """
         name, served = self.serving.find_model(body.model, visit.tenant)
@@ -164,7 +170,7 @@ class ChatApi:
             served.answers.shows_special_tokens,
             tensors,
         )
-        deltas = self.serving.deltas(request, [sampling])
+        deltas = self.serving.deltas(request, [sampling], keeps=keeps)
         return ChatStream(request, body, deltas, offered, choice, end, tags)
 
 
@@ -266,7 +272,7 @@ class Reader:
 
     :param count: counts the reasoning tokens; None if no single tokens mark the reasoning.
     :param tells_reasoning: whether the parts include the reasoning.
-    :ivar reasoning: texts of the reasoning.
+    :ivar reasoning: texts of the reasoning; with ``count`` only the first ones.
     """
 
     def __init__(
@@ -287,7 +293,9 @@ class Reader:
             self.count.push(delta.token_ids)
         if delta.finish_reason is not None:
             parts = [*parts, *self._parser.finish()]
-        self.reasoning += [part.text for part in parts if isinstance(part, Reasoning)]
+        thoughts = [part.text for part in parts if isinstance(part, Reasoning)]
+        if self.count is None or not self.reasoning:
+            self.reasoning += thoughts
         new = sum(isinstance(part, ToolCallBegin) for part in parts)
         self.call_ids += [f"call_{uuid.uuid4().hex[:24]}" for _ in range(new)]
         return [part for part in parts if self._is_told(part)]
@@ -381,7 +389,7 @@ async def _events(answering: ChatStream) -> AsyncGenerator[bytes, None]:
             used = None if so_far is None else so_far.after(index, delta)
             for choice in answering.pieces(index, delta):
                 chunk = chat_chunk(request.heading, choice, used)
-                if delta.logprobs or delta.prompt_logprobs:
+                if delta.logprobs or delta.prompt_logprobs or len(delta.text) > PIECE_BYTES:
                     async for piece in event_pieces(chunk):
                         yield piece
                 else:

@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
+from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.models.text.token_offsets import TokenOffsets
 from kvell.server.access.visit import RequestContext
 from kvell.server.api import streaming
@@ -16,8 +17,12 @@ from kvell.server.api.bodies.completions import (
     completion_chunk,
     usage_chunk,
 )
-from kvell.server.api.bodies.logprobs import completion_logprobs, prompt_logprobs_body
-from kvell.server.api.bodies.pieces import Lazy, event_pieces, json_response
+from kvell.server.api.bodies.logprobs import (
+    Concatenation,
+    completion_logprobs,
+    prompt_logprobs_body,
+)
+from kvell.server.api.bodies.pieces import PIECE_BYTES, Lazy, event_pieces, json_response
 from kvell.server.api.door.access_guard import visit_of
 from kvell.server.api.schemas.generation import CompletionRequest
 from kvell.server.api.sent_names import named_as_sent
@@ -31,6 +36,7 @@ from kvell.server.api.serving import (
     stream_response,
 )
 from kvell.server.api.streaming import sse
+from kvell.server.text.answer_memory import text_bytes
 from kvell.server.text.text_stream import TextDelta, Usage, whole_answers
 
 
@@ -59,7 +65,9 @@ class CompletionsApi:
     async def _answer(self, request: Request, body: CompletionRequest) -> Response:
         self.serving.note(body)
         with named_as_sent(body.name_sent):
-            parsed, deltas, choices = await self.answering(body, visit_of(request))
+            parsed, deltas, choices = await self.answering(
+                body, visit_of(request), keeps=not body.stream
+            )
             if body.stream:
                 return await stream_response(_events(parsed, deltas, choices))
             whole = await whole_answers(deltas, len(parsed.prompts) * body.choices())
@@ -68,10 +76,11 @@ class CompletionsApi:
         return json_response(completion_body(parsed.heading, made, total))
 
     async def answering(
-        self, body: CompletionRequest, visit: RequestContext
+        self, body: CompletionRequest, visit: RequestContext, *, keeps: bool = True
     ) -> "tuple[ParsedRequest, Deltas, _Choices]":
         """Check a body and submit it; return the pieces of its answers, and their choices.
 
+        :param keeps: whether pieces are kept until the request ends.
         :raises ChangeSomething: naming the invalid field.
         """
         name, served = self.serving.find_model(body.model, visit.tenant)
@@ -95,7 +104,8 @@ class CompletionsApi:
             for ids, echo in zip(prompts, echoes, strict=False)
             if body.logprobs is not None
         ]
-        deltas = self.serving.deltas(parsed, samplings)
+        visit.keep(served.prompts.answers.texts, sum(map(text_bytes, echoes)))
+        deltas = self.serving.deltas(parsed, samplings, keeps=keeps)
         return parsed, deltas, _Choices(parsed, body, echoes, added_chars)
 
 
@@ -140,9 +150,10 @@ class _Choices:
         if self._body.logprobs is None:
             return None
         model = self._asked.served.text
-        prompt = [None, *delta.prompt_logprobs] if echoed else []
-        tokens = [*echoed, *delta.token_ids]
-        logprobs = [*prompt, *delta.logprobs]
+        first = [None] if echoed else []
+        prompt_logprobs = delta.prompt_logprobs if echoed else ()
+        tokens = Concatenation(echoed, delta.token_ids)
+        logprobs = Concatenation[TokenLogprobs | None](first, prompt_logprobs, delta.logprobs)
         added_chars = self._added_chars[index // self._body.choices()] if echoed else 0
         end = self._chars.get(index, 0) + len(echo) + len(delta.text)
         offsets = chain(
@@ -185,7 +196,11 @@ async def _events(
         total += delta.usage
         used = None if so_far is None else so_far.after(index, delta)
         chunk = completion_chunk(request.heading, choices.choice(index, delta), used)
-        if delta.logprobs or delta.prompt_logprobs:
+        if (
+            delta.logprobs
+            or delta.prompt_logprobs
+            or len(chunk["choices"][0]["text"]) > PIECE_BYTES
+        ):
             async for piece in event_pieces(chunk):
                 yield piece
         else:

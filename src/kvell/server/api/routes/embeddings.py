@@ -26,6 +26,8 @@ from kvell.server.text.text_stream import TextDelta, Usage
 from kvell.vocabulary import RequestId
 
 PATH = "/v1/embeddings"
+VECTOR_BYTES = 1 << 10
+"""Bytes of a request for a vector, without the vector's numbers."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,8 @@ class EmbeddingsApi:
         priority = body.priority or 0
         sequences = Sequences(len(inputs), fields[-1], MOST_AT_ONCE, priority)
         visit.begin(answer_id, name, sum(map(len, inputs)), 0, sequences)
+        size_bytes = VECTOR_BYTES + 4 * served.text.embeddings.size
+        visit.keep(served.prompts.answers.texts, len(inputs) * size_bytes)
         salt = visit.salt(body.cache_salt)
         specs = [
             RequestSpec(

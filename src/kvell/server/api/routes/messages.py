@@ -17,14 +17,14 @@ from kvell.server.api.bodies.messages import (
     message_answer,
     message_usage,
 )
-from kvell.server.api.bodies.pieces import json_response
+from kvell.server.api.bodies.pieces import event_pieces, is_long, json_response
 from kvell.server.api.door.access_guard import visit_of
 from kvell.server.api.http_errors import ANTHROPIC, ANTHROPIC_DESCRIBED, api_error
 from kvell.server.api.routes.chat import ChatApi, ChatStream
 from kvell.server.api.schemas.messages.requests import CountTokensRequest, MessagesRequest
 from kvell.server.api.sent_names import named_as_sent
 from kvell.server.api.serving import AppState, cancel_on_disconnect
-from kvell.server.api.streaming import EventStream, named_event, prime
+from kvell.server.api.streaming import EventStream, named_begin, named_event, prime
 from kvell.server.text.text_stream import TextDelta, Usage
 
 
@@ -145,4 +145,8 @@ class _Message:
 async def _events(message: _Message) -> AsyncGenerator[bytes, None]:
     async with aclosing(message.steps()) as steps:
         async for event in steps:
-            yield named_event(event)
+            if is_long(event):
+                async for piece in event_pieces(event, named_begin(event)):
+                    yield piece
+            else:
+                yield named_event(event)

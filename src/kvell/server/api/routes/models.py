@@ -9,11 +9,12 @@ from kvell.errors import ChangeSomething
 from kvell.release import RELEASE
 from kvell.server.answers.chat_tools import chat_tools
 from kvell.server.api.bodies.completions import Body, model_card, model_list
-from kvell.server.api.bodies.pieces import json_response
+from kvell.server.api.bodies.pieces import Lazy, json_response
 from kvell.server.api.door.access_guard import visit_of
 from kvell.server.api.http_errors import MODELS
 from kvell.server.api.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from kvell.server.api.serving import AppState
+from kvell.server.text.answer_memory import text_bytes
 
 
 @dataclass(frozen=True)
@@ -88,10 +89,11 @@ class ModelsApi:
             )
         else:
             ids = await served.prompts.text(body.prompt or "", body.add_special_tokens)
-        tokens = ids.tolist()
-        sizes: dict[str, Any] = {"count": len(tokens), "max_model_len": served.length.reach_tokens}
-        strings = await served.prompts.token_texts(tokens) if body.return_token_strs else None
-        return json_response({**sizes, "tokens": tokens, "token_strs": strings})
+        visit_of(request).keep(served.prompts.answers.texts, ids.nbytes)
+        sizes: dict[str, Any] = {"count": len(ids), "max_model_len": served.length.reach_tokens}
+        token_text = served.text.token_text
+        strings = Lazy(token_text(int(token)) for token in ids) if body.return_token_strs else None
+        return json_response({**sizes, "tokens": ids, "token_strs": strings})
 
     async def detokenize(self, request: Request, body: DetokenizeRequest) -> Response:
         """Turn token ids into text, which the answer has as ``prompt``."""
@@ -102,4 +104,5 @@ class ModelsApi:
             remedy = f"use ids below {served.text.vocab_size}"
             raise ChangeSomething("tokens", unknown, "is not a token of this model", remedy)
         text = await served.prompts.decode(body.tokens)
+        visit_of(request).keep(served.prompts.answers.texts, text_bytes(text))
         return json_response({"prompt": text})

@@ -11,7 +11,7 @@ from kvell.server.access.visit import RequestContext
 from kvell.server.answers.deltas import AnswerDelta, Content, merge
 from kvell.server.api.bodies.completions import Body
 from kvell.server.api.bodies.ollama import AnswerWriter, Times, model_description, model_entry
-from kvell.server.api.bodies.pieces import json_response
+from kvell.server.api.bodies.pieces import event_pieces, is_long, json_response
 from kvell.server.api.door.access_guard import visit_of
 from kvell.server.api.http_errors import OLLAMA, OLLAMA_DESCRIBED, api_error
 from kvell.server.api.routes.chat import ChatApi
@@ -155,9 +155,11 @@ class _Answer:
                 async for _, delta in deltas:
                     for line in self.writer.lines(self._noted(delta)):
                         is_begun = True
-                        yield json_line(line)
+                        async for piece in _written(line):
+                            yield piece
             for line in self.writer.last_lines(self.reason, self.usage, self._times()):
-                yield json_line(line)
+                async for piece in _written(line):
+                    yield piece
         except Exception as error:
             if not is_begun:
                 raise
@@ -182,6 +184,15 @@ class _Answer:
         ended_seconds = self.now_seconds()
         first_seconds = ended_seconds if self.first_seconds is None else self.first_seconds
         return Times(self.started_seconds, first_seconds, ended_seconds)
+
+
+async def _written(line: Body) -> AsyncGenerator[bytes, None]:
+    """Yield a line of JSON, in pieces if it is long."""
+    if not is_long(line):
+        yield json_line(line)
+        return
+    async for piece in event_pieces(line, b"", b"\n"):
+        yield piece
 
 
 def _text_part(delta: TextDelta) -> Sequence[AnswerDelta]:

@@ -9,8 +9,7 @@ from fastapi import FastAPI, Request, Response
 from kvell.server.access.visit import RequestContext
 from kvell.server.api import streaming
 from kvell.server.api.bodies.completions import Body
-from kvell.server.api.bodies.logprobs import chat_tokens
-from kvell.server.api.bodies.pieces import json_response
+from kvell.server.api.bodies.pieces import event_pieces, is_long, json_response
 from kvell.server.api.bodies.response_items import Event, OutputWriter
 from kvell.server.api.bodies.responses import (
     ended_body,
@@ -24,7 +23,7 @@ from kvell.server.api.routes.chat import ChatApi, ChatStream
 from kvell.server.api.schemas.responses import ResponsesRequest
 from kvell.server.api.sent_names import named_as_sent
 from kvell.server.api.serving import AppState, cancel_on_disconnect
-from kvell.server.api.streaming import EventStream, named_event, prime
+from kvell.server.api.streaming import EventStream, named_begin, named_event, prime
 from kvell.server.logs.ignored import OncePerName
 from kvell.server.text.text_stream import TextDelta, Usage
 
@@ -80,7 +79,9 @@ class _Response:
         self._answering = answering
         self._reader = answering.reader(0)
         heading = answering.asked.heading
-        self._writer = OutputWriter(heading.answer_id, self._reader.call_ids)
+        self._writer = OutputWriter(
+            heading.answer_id, self._reader.call_ids, answering.asked.served.text
+        )
         self._usage = Usage()
         self._is_whole = True
 
@@ -94,11 +95,8 @@ class _Response:
         """Return the events of the next piece of the answer."""
         self._usage += delta.usage
         self._is_whole = delta.finish_reason != "length"
-        logprobs: list[Body] = []
-        if self._asked.tells_logprobs():
-            model = self._answering.asked.served.text
-            logprobs = list(chat_tokens(model, delta.token_ids, delta.logprobs))
-        return self._writer.write(self._reader.read(delta), logprobs)
+        logprobs = delta.logprobs if self._asked.tells_logprobs() else ()
+        return self._writer.write(self._reader.read(delta), delta.token_ids, logprobs)
 
     def end(self) -> list[Event]:
         """Return the events that end the answer."""
@@ -144,5 +142,10 @@ async def _events(response: _Response) -> AsyncGenerator[bytes, None]:
     async with aclosing(response.steps()) as steps:
         number = 0
         async for event in steps:
-            yield named_event(event | {"sequence_number": number})
+            numbered = event | {"sequence_number": number}
+            if is_long(event):
+                async for piece in event_pieces(numbered, named_begin(event)):
+                    yield piece
+            else:
+                yield named_event(numbered)
             number += 1

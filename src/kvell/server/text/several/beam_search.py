@@ -8,13 +8,14 @@ from functools import partial
 
 from msgspec import structs
 
-from kvell.engine.protocol.logprobs import KeptLogprobs, TokenLogprobs
+from kvell.engine.protocol.logprobs import KeptLogprobs, TokenLogprobs, count_numbers
 from kvell.engine.protocol.messages import Finished
 from kvell.engine.protocol.request_spec import RequestSpec, to_token_bytes
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.beam_search import Beam, BeamSearch
 from kvell.errors import RequestFailed
 from kvell.front.front import Front
+from kvell.front.mailbox import OutputRoom
 from kvell.front.request_log import RequestTrace
 from kvell.server.text.several.side_by_side import all_served
 from kvell.server.text.text_model import TextModel
@@ -26,6 +27,9 @@ from kvell.server.text.text_stream import (
     raise_unless_done,
 )
 from kvell.vocabulary import RequestId
+
+TOKENS_PER_BEAM = 4
+"""Tokens of an answer that take as much memory as a beam's token and its place in the search."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ async def beam_deltas(
     *,
     deadline_seconds: float | None = None,
     trace: RequestTrace | None = None,
+    room: OutputRoom | None = None,
 ) -> AsyncGenerator[tuple[int, TextDelta], None]:
     """Yield the best ``num_answers`` answers, each as one piece.
 
@@ -53,14 +58,19 @@ async def beam_deltas(
 
     :param deadline_seconds: time after which the search is cancelled.
     :param trace: observer of all requests of the search.
+    :param room: memory for the beams and the answers; None: it is not counted.
     :raises TryLater: when there is no room or no instance now.
     :raises RequestRefused: when the instance can never serve the request.
     :raises RequestFailed: when the instances that computed a beam died.
     :raises DeadlineExceeded: when the deadline has passed.
     """
-    first, search = await _searched(front, spec, search, deadline_seconds, trace)
+    first, search = await _searched(front, spec, search, deadline_seconds, trace, room)
     for index, beam in enumerate(search.finished[:num_answers]):
-        yield index, _answer(model, spec, beam, first)
+        answer = _answer(model, spec, beam, first)
+        if room is not None:
+            room.add_text(answer.text)
+            room.grow(len(answer.token_ids), count_numbers(answer.logprobs))
+        yield index, answer
 
 
 async def _searched(
@@ -69,6 +79,7 @@ async def _searched(
     search: BeamSearch,
     seconds: float | None,
     trace: RequestTrace | None,
+    room: OutputRoom | None,
 ) -> tuple[_FirstToken, BeamSearch]:
     """Return the log probabilities of the first step, and the completed search."""
     due_seconds = None if seconds is None else front.now_seconds() + seconds
@@ -86,6 +97,10 @@ async def _searched(
                     front, extended, partial(_next_token, front, left_seconds, trace)
                 )
                 search = search.after([beam.logprobs for beam in beams])
+                if room is not None:
+                    shown = search.params.logprobs
+                    numbers = 0 if shown is None else len(beams) * (1 + shown)
+                    room.grow(TOKENS_PER_BEAM * len(beams), numbers)
                 prompts = {beam: _prompt(beam, prompts) for beam in search.running}
                 if first is None:  # the prompt's log probabilities are needed once
                     first = beams[0]
