@@ -21,6 +21,7 @@ from kvell.engine.protocol.given import number, whole
 from kvell.engine.protocol.logprobs import MAX_LOGPROBS, KeptLogprobs, TokenLogprobs
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething
+from kvell.wire.decoding import decode
 
 MAX_BEAM_WIDTH = MAX_LOGPROBS // 2
 MAX_LENGTH_PENALTY = 10.0
@@ -117,7 +118,7 @@ class Beam:
     def logprobs(self) -> KeptLogprobs:
         """The logprobs of the tokens, each with the likeliest tokens at its position."""
         packed = [beam.packed for beam in self._ancestors()]
-        return KeptLogprobs(_DECODER.decode(each) for each in reversed(packed))
+        return KeptLogprobs(decode(_DECODER, each) for each in reversed(packed))
 
     def _ancestors(self) -> "Iterator[Beam]":
         """Yield this beam and the beams that it continues, without the empty one."""
