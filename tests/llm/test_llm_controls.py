@@ -203,7 +203,6 @@ def test_preempted_ones_go_on_as_if_nothing_had_happened(
     llm = smollm2(shallow_path, kv_memory_bytes=512 * KIB, max_model_len=64)
     outputs = llm.generate(CROWD, WISHES)
     assert sum(output.preemptions for output in outputs) > 0
-    assert outputs[-1].preemptions > 0, "the youngest, which reasons first"
     assert_same(outputs, alone)
 
 
@@ -254,7 +253,7 @@ def test_an_answer_that_may_go_on_with_nothing_ends_with_an_error(llm: LLM) -> N
     plain = SamplingParams(temperature=0, max_tokens=4)
     bad, good = llm.generate([PROMPTS[0]] * 2, [nothing, plain])
     assert (bad.finish_reason, bad.token_ids) == ("error", [])
-    assert "allowed_token_ids, bad_words or the answer's grammar exclude all" in bad.error
+    assert "allowed_token_ids, bad_words and the answer's grammar exclude all" in bad.error
     assert good.finish_reason in ("length", "stop") and good.token_ids
 
 

@@ -47,10 +47,11 @@ class VisitLines(VisitObserver):
         fields = {"method": method, "path": path[:LONGEST_PATH], "client": client}
         if tenant:
             fields["tenant"] = tenant
+        counts = {"status": status, "untold": self._untold}
         if header:
-            fields["header"] = header
-        event = "page_refused" if header else "key_refused"
-        tell(logger, logging.WARNING, event, **fields, status=status, untold=self._untold)
+            tell(logger, logging.WARNING, "page_refused", **fields, header=header, **counts)
+        else:
+            tell(logger, logging.WARNING, "key_refused", **fields, **counts)
         self._untold = 0
 
     @override
