@@ -161,7 +161,8 @@ def test_a_config_that_leaves_anything_out_is_transformers_to_read(
         rest = {name: value for name, value in said.items() if name != field}
         (path / CONFIG_FILE).write_text(json.dumps(rest))
         assert plain_config(path) is None, field
-    wrong = {"num_hidden_layers": "many", "rms_norm_eps": "1e-5", **dict.fromkeys(UNUSUAL, {})}
+    wrong: dict[str, Any] = {"num_hidden_layers": "many", "rms_norm_eps": "1e-5"}
+    wrong |= {field: {} for field in UNUSUAL}
     for field, value in wrong.items():
         (path / CONFIG_FILE).write_text(json.dumps(said | {field: value}))
         assert is_not_taken(path, field), field
