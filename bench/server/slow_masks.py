@@ -23,14 +23,14 @@ import httpx
 from bench import result_file
 from bench.side_by_side.processes import SystemProcess
 
-GRAMMAR = 'start: s\ns: s s s | s s | "a" | "b"'
+AMBIGUOUS_GRAMMAR = 'start: s\ns: s s s | s s | "a" | "b"'
 ROWS = 16
 TOKENS = 96
 START_SECONDS = 180.0
 KEYS = "".join(f'[[keys]]\nname = "{name}"\nkey = "{name}"\n' for name in ("tenant", "hostile"))
 BESIDE: dict[str, dict[str, Any] | None] = {
     "alone": None,
-    "beside_a_slow_grammar": {"structured_outputs": {"grammar": GRAMMAR}},
+    "beside_a_slow_grammar": {"structured_outputs": {"grammar": AMBIGUOUS_GRAMMAR}},
     "beside_plain_answers": {},
 }
 

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from bench.server.hostile.bodies import hostile_bodies
+from bench.server.slow_masks import AMBIGUOUS_GRAMMAR
 
 KEY = "hostile"
 POISONED = "poisoned"
@@ -33,8 +34,6 @@ GRAMMARS = (
     "start: A\nA: /.*a.{18}/ & ~/.*b.{17}/",
     "start: A\nA: /(.*x.{12}){3}/ & ~/.*y.{15}/",
 )
-AMBIGUOUS = 's: s s s | s s | "a" | "b"'
-"""A grammar with ever more ways to read a text."""
 SPECIAL_TOKEN = 3
 """A token of SmolLM2 without text."""
 WORD_TOKEN = 1000
@@ -73,7 +72,7 @@ class Attacker:
 
     async def ambiguous(self, http: httpx.AsyncClient) -> None:
         """Ask for many answers whose grammar takes ever longer to follow."""
-        asked = {"grammar": AMBIGUOUS + " " * self._turn}
+        asked = {"grammar": AMBIGUOUS_GRAMMAR + " " * self._turn}
         await self._post(http, prompt="x", structured_outputs=asked, max_tokens=64, n=16)
 
     async def textless(self, http: httpx.AsyncClient) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvell.errors import ChangeSomething
-from kvell.wire.decoding import MalformedError, decode_json
+from kvell.wire.decoding import MalformedError, decode_json, has_more_values
 
 _FIELD = "--prompts"
 MOST_LINE_CHARS = 1 << 23
@@ -72,7 +72,7 @@ def _bounded_lines(path: str, file: IO[str]) -> Iterator[tuple[int, str]]:
 
 
 def _parse(line: str, where: str) -> PromptLine:
-    if len(line) > MOST_VALUES and sum(map(line.count, "[{:")) > MOST_VALUES:
+    if has_more_values(line, MOST_VALUES):
         raise _wrong(where, f"has more than {MOST_VALUES} values")
     try:
         fields = decode_json(line)

@@ -214,6 +214,7 @@ class Engine:
     def _entered(self, command: CoreCommand) -> list[Event]:
         """Pass a command to the core, once its images and its grammar are ready."""
         events = self.loop.tell(command)
+        self.grammars.follow(self.core.constrained.values())
         if self._objectives is not None and isinstance(command, Submit | Cancel):
             self._objectives.on_command(command, events)
         return self._times.add_times(events)
@@ -339,8 +340,7 @@ class Engine:
 
     def _committed(self, result: StepResult | StepFailure) -> list[Event]:
         events = self.loop.commit(result)
-        if constrained := self.core.constrained.values():
-            self.grammars.follow(constrained)
+        self.grammars.follow(self.core.constrained.values())
         if self._objectives is not None:
             self._note(self._objectives.after_step(events))
         self._sent_images.release_ended(events)

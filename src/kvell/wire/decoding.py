@@ -68,6 +68,18 @@ def decode_json(
         raise MalformedError(_problem(name, error)) from error
 
 
+def has_more_values(json_text: str | bytes, most_values: int) -> bool:
+    """Return whether JSON may have more lists, objects and fields than ``most_values``.
+
+    Numbers in a list are not counted.
+    """
+    if len(json_text) <= most_values:
+        return False
+    if isinstance(json_text, bytes):
+        return sum(map(json_text.count, (b"[", b"{", b":"))) > most_values
+    return sum(map(json_text.count, "[{:")) > most_values
+
+
 def read_bounded(file: Path, most_bytes: int = MAX_FILE_BYTES) -> bytes:
     """Return the bytes of a small file.
 

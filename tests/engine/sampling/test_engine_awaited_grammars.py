@@ -219,3 +219,27 @@ def test_others_are_served_while_a_mask_is_computed(
     )
     may_go_on.set()
     assert ends(until_idle(instance)) == [("formed", "length")]
+
+
+def test_the_masks_of_the_last_answer_are_forgotten_when_it_ends(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgotten: list[str] = []
+    answers = setting.grammars.answers
+    forget = answers.forget
+
+    def noted(request_ids: Iterable[RequestId]) -> None:
+        names = list(request_ids)
+        forgotten.extend(names)
+        forget(names)
+
+    monkeypatch.setattr(answers, "forget", noted)
+    instance = LocalInstance(setting.engine)
+    for name in ("whole", "cancelled"):
+        instance.send(submit(name))
+        setting.grammars.asked[-1].set_result(GOOD)
+        if name == "cancelled":
+            instance.poll()
+            instance.send(Cancel(RequestId(name)))
+        until_idle(instance)
+        assert forgotten[-1:] == [name]

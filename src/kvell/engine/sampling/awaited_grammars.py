@@ -65,7 +65,7 @@ class AwaitedGrammars:
         self._grammars, self._ring = grammars, ring
         self._clock = clock or MonotonicClock()
         self._patience = MaskPatience(self._clock.now_seconds())
-        self._has_masks = False
+        self._has_masks = self._follows = False
         self._waiting: dict[RequestId, tuple[Submit, Future[Verdict]]] = {}
         self._tried: deque[tuple[Submit, Future[Verdict]]] = deque()
 
@@ -132,6 +132,9 @@ class AwaitedGrammars:
 
     def follow(self, requests: Collection[Request]) -> None:
         """Begin to compute the masks that these requests need next; forget those of others."""
+        if not (requests or self._follows):
+            return
+        self._follows = bool(requests)
         for model, grammars in self._by_model():
             grammars.answers.follow(
                 MaskedRequest(r.request_id, form, r.output, r.spec.tenant, r.attempt)

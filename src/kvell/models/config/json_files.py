@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kvell.errors import ChangeSomething, KvellError
-from kvell.wire.decoding import MalformedError, decode_json
+from kvell.wire.decoding import MalformedError, decode_json, has_more_values
 
 CONFIG_FILE = "config.json"
 OVERRIDES_FLAG = "--hf-overrides"
@@ -52,7 +52,7 @@ def json_value(file: Path) -> object:
     is_vocabulary = file.name in VOCABULARIES
     data = file_bytes(file, MAX_VOCABULARY_BYTES if is_vocabulary else MAX_JSON_BYTES)
     most_values = MOST_VOCABULARY_VALUES if is_vocabulary else MOST_VALUES
-    if sum(map(data.count, (b"{", b"[", b":"))) > most_values:
+    if has_more_values(data, most_values):
         raise ChangeSomething("model", file, f"has more than {most_values} values", FETCH_AGAIN)
     try:
         return decode_json(data, hook=_number)

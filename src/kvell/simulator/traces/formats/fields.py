@@ -8,7 +8,7 @@ import numpy as np
 
 from kvell.errors import ChangeSomething
 from kvell.simulator.traces.rows import NO_IDS, BlockIds
-from kvell.wire.decoding import MalformedError, decode_json
+from kvell.wire.decoding import MalformedError, decode_json, has_more_values
 
 MOST_TOKENS = (1 << 31) - 1
 MOST_SECONDS = 1e10
@@ -114,7 +114,7 @@ def _is_id(value: object) -> bool:
 
 def parsed_object(place: str, line: str) -> dict[str, Any]:
     """Return the JSON object that a line is."""
-    if has_many_values(line):
+    if has_more_values(line, MOST_VALUES):
         raise wrong(place, "line", f"has more than {MOST_VALUES} values")
     try:
         raw = decode_json(line)
@@ -123,11 +123,6 @@ def parsed_object(place: str, line: str) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise wrong(place, "line", "is not a JSON object")
     return raw
-
-
-def has_many_values(text: str) -> bool:
-    """Return whether JSON has more values than memory may be taken for."""
-    return len(text) > MOST_VALUES and sum(map(text.count, "[{:")) > MOST_VALUES
 
 
 def show(value: object) -> str:

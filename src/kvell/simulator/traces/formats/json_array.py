@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from kvell.simulator.traces.formats.fields import MOST_VALUES, has_many_values, wrong
+from kvell.simulator.traces.formats.fields import MOST_VALUES, wrong
+from kvell.wire.decoding import has_more_values
 
 CHUNK_CHARS = 1 << 16
 MOST_ELEMENT_CHARS = 1 << 22
@@ -84,7 +85,7 @@ class _Reader:
                 self._step_to(end)
                 return element
             have = len(self._text) - self._at
-            if has_many_values(self._text[self._at :]):
+            if has_more_values(self._text[self._at :], MOST_VALUES):
                 raise self._wrong(f"begins an object of more than {MOST_VALUES} values")
             if have > MOST_ELEMENT_CHARS:
                 raise self._wrong(f"begins an object of more than {MOST_ELEMENT_CHARS} characters")
