@@ -65,6 +65,13 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def has_ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
 def steps(
     grammars: Grammars, outputs: list[list[int]], between: Callable[[int], None] = lambda _: None
 ) -> list[dict[int, Allowed | None]]:
@@ -151,10 +158,11 @@ def test_a_template_that_ends_or_hangs_is_started_again(
     expected = steps(own, outputs)
     before = own._processes._template
     assert before is not None
+    [worker] = children(before.pid) - checkers
     os.kill(before.pid, number)
-    if number == signal.SIGSTOP:  # else nobody needs the template
-        [worker] = children(before.pid) - checkers
+    if number == signal.SIGSTOP:  # else the worker ends with the template
         os.kill(worker, signal.SIGKILL)
+    until(lambda: has_ended(worker))  # before, nobody needs the template
     assert_same(steps(own, outputs), expected)
     after = own._processes._template
     assert after is not None and after.pid != before.pid
