@@ -56,7 +56,7 @@ class WorkerLimits:
 
 
 QUICK = WorkerLimits(64 * MIB, 0, 0.02, 50_000)
-SLOW = WorkerLimits(32 * MIB, 10, 1.0, 10_000, 30)
+SLOW = WorkerLimits(32 * MIB, 19, 1.0, 10_000, 30)
 
 
 @dataclass(eq=False)
