@@ -180,11 +180,11 @@ class Run:
     def __post_init__(self) -> None:
         plan = self.engine.core._scheduler.plan
 
-        def counted(step: Any, in_flight: int = 0, held: Any = ()) -> StepPlan:
+        def counted(step: Any, in_flight: int = 0, *more: Any) -> StepPlan:
             self.planned_ahead += in_flight
-            return plan(step, in_flight, held)
+            return plan(step, in_flight, *more)
 
-        self.engine.core._scheduler.plan = counted  # type: ignore[method-assign]
+        self.engine.core._scheduler.plan = counted  # type: ignore[method-assign,assignment]
 
     def submit(self, name: str, asked: Asked) -> None:
         prompt = ImagePrompt(np.asarray(asked.token_ids, np.int32), ())

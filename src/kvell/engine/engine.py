@@ -19,9 +19,10 @@ from kvell.elastic.arena import ActivationArena, ActivationNeed, RememberedNeed
 from kvell.elastic.logical_buffer import WINDOW_ITERATIONS
 from kvell.engine.core.core import EngineCore
 from kvell.engine.core.index_watch import indexed_groups
-from kvell.engine.core.journal import CoreCommand, Journal
+from kvell.engine.core.journal import CoreCommand, Journal, PlanAsked
 from kvell.engine.core.lateness import Lateness
 from kvell.engine.core.loop import EngineLoop
+from kvell.engine.core.pace import StepPace
 from kvell.engine.core.page_map import PageMap
 from kvell.engine.core.unseen import end, refuse, without_images
 from kvell.engine.failed_steps import FailedSteps
@@ -118,6 +119,7 @@ class Engine:
         if images is not None:
             self._link.move_images(lambda agent: MovedImages(images, sent, agent, core.has_request))
         self._notes_due = 0
+        self._pace = StepPace()
         self._cold = cold
         self._behind: Warmer | None = None
         starts = isinstance(runner, StartingRunner)
@@ -303,18 +305,20 @@ class Engine:
 
     def _settled(self, plan: StepPlan, result: Callable[[], StepResult]) -> list[Event]:
         """Commit a step's result, or its failure, which affects only its requests."""
+        began_seconds = self._clock.now_seconds()
         try:
             computed = result()
         except StepFailed as failed:
             return self._committed(self.failed_steps.contain(plan, failed))
         if plan.work:
             self.failed_steps.on_success()
+            self._pace.note(plan.num_tokens, self._clock.now_seconds() - began_seconds)
         return self._committed(computed)
 
     def _plan(self) -> StepPlan:
         constrained = self.core.constrained.values()
         held = self.grammars.late_requests(constrained) if constrained else NONE_HELD
-        plan = self.loop.plan(held)
+        plan = self.loop.plan(PlanAsked(held, self._pace.shared_prompt_tokens))
         if plan.admitted:
             self._times.on_admitted(plan.admitted)
         return plan

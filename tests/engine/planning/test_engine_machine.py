@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kvell.engine.core.core import EngineCore
-from kvell.engine.core.journal import Journal, JournaledCore, replay
+from kvell.engine.core.journal import Journal, JournaledCore, PlanAsked, replay
 from kvell.engine.planning.whole_prompts import without_chunks
 from kvell.engine.protocol.messages import Cancel, Event, Finished, Tokens
 from kvell.engine.requests.limits import Limits
@@ -22,6 +22,7 @@ from kvell.vocabulary import RequestId
 from tests.depth import machine
 from tests.engine.conftest import EOS, make_engine_core, make_submit
 from tests.engine.virtual_model import VOCAB, VirtualModel, expected_output, expected_vector
+from tests.engine.works import with_spec
 from tests.pages.pools import group, pool_of
 
 STEPS_A_REQUEST = 80
@@ -29,6 +30,8 @@ STEPS_A_REQUEST = 80
 
 
 LONGEST_TOKENS = 44
+BOUNDS = (None, 1, 7)
+"""On the prompt tokens of a step, step by step."""
 Drafts = Literal["", "lookup", "drafter"]
 DRAFTS: list[Drafts] = ["", "lookup", "drafter"]
 
@@ -173,7 +176,8 @@ class EngineMachine(RuleBasedStateMachine):
             command = make_submit(name, prompt, max_tokens, salt=salt, ignore_eos=not ends_early)
         if ends_early and not pools:
             self.ends_early.add(name)
-        self.take(self.engine.tell(command))
+        tenant = "abc"[family % 3]
+        self.take(self.engine.tell(with_spec(command, tenant=tenant)))
 
     @rule()
     def step(self) -> None:
@@ -185,7 +189,8 @@ class EngineMachine(RuleBasedStateMachine):
     def plan_ahead(self) -> None:
         """Plan as many steps as may be in flight at once."""
         while self.engine.core.may_plan:
-            plan = self.engine.plan(self.held)
+            bound = BOUNDS[self.engine.core.step % len(BOUNDS)]
+            plan = self.engine.plan(PlanAsked(self.held, bound))
             self.check_plan(plan)
             self.in_flight.append(plan)
         assert len(self.in_flight) <= self.chosen.depth + 1
@@ -223,7 +228,7 @@ class EngineMachine(RuleBasedStateMachine):
         must_work = not (self.in_flight or plan.preempted or self.may_rest or self.held)
         assert plan.work or not must_work, "a step with work to do does none"
         assert len({work.request_id for work in plan.work}) == len(plan.work)
-        assert not (plan.preempted and plan.admitted)
+        assert set(plan.preempted).isdisjoint(plan.admitted)
         draft_tokens = [work.proposed for work in plan.work]
         assert max(draft_tokens, default=0) <= self.chosen.num_speculative_tokens
         assert all(w.proposed <= (w.count - 1 if w.samples else 0) for w in plan.work)

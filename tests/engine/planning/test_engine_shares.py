@@ -100,15 +100,30 @@ def test_nobody_makes_way_for_its_own_or_for_less_urgent_ones(
     assert (steps_until_let_in(traffic, "late") <= 2) == makes_way
 
 
-def test_who_has_only_begun_makes_its_start_worth_it_first() -> None:
-    traffic = Traffic(make_layout(FULL, 200), limits(seats=2, batched=64, max_len=64))
-    for n in range(2):
+def test_who_has_only_begun_makes_its_start_worth_it_first_but_for_a_newcomer() -> None:
+    traffic = Traffic(make_layout(FULL, 400), limits(seats=5, batched=64, max_len=64))
+    for n in range(5):
         submit(traffic, f"a{n}", 40, 20, tenant="a")
-    while len(running(traffic)) < 2:
+    while len(running(traffic)) < 5:
         traffic.step()
-    submit(traffic, "b", 4, 2, tenant="b")
-    assert steps_until_let_in(traffic, "b") >= 40 // 8
-    assert max(len(traffic.tokens(f"a{n}")) for n in range(2)) >= 40 // 8
+    submit(traffic, "b0", 4, 40, tenant="b")
+    submit(traffic, "b1", 4, 2, tenant="b")
+    assert steps_until_let_in(traffic, "b0") <= 2
+    steps_until_let_in(traffic, "b1")
+    [_, later] = [name for plan in traffic.plans for name in plan.preempted]
+    assert len(traffic.tokens(later)) >= 40 // 8
+
+
+def test_a_newcomer_leaves_the_oldest_request_its_prompt() -> None:
+    traffic = Traffic(make_layout(FULL, 400), limits(seats=1, batched=4, max_len=64))
+    submit(traffic, "a", 40, 8, tenant="a")
+    traffic.step()
+    for n in range(20):
+        submit(traffic, f"b{n}", 4, 1, tenant="b")
+    while not traffic.tokens("a"):
+        assert "a" in running(traffic)
+        traffic.step()
+    traffic.run()
 
 
 def test_who_is_preempted_waits_in_its_own_tenants_line() -> None:

@@ -250,18 +250,22 @@ class EngineCore:
         """Note that requests which were held may have a part in the next step."""
         self._is_idle = self._holds = False
 
-    def plan(self, held: frozenset[RequestId] = frozenset()) -> StepPlan:
+    def plan(
+        self, held: frozenset[RequestId] = frozenset(), shared_prompt_tokens: int | None = None
+    ) -> StepPlan:
         """Plan the next step; call :meth:`take_actions` before it runs.
 
         :param held: requests that have no part in it, until :meth:`resume_held`; they keep their
             pages.
+        :param shared_prompt_tokens: its most prompt tokens if several tenants have requests
+            (:mod:`.pace`); None: no bound.
         :raises RuntimeError: if more than ``limits.depth`` results are pending.
         """
         if len(self._in_flight) > self.limits.depth:
             raise RuntimeError(f"the result of step {self._in_flight.oldest.plan.step} is missing")
         self.step = StepNumber(self.step + 1)
         away = self.pool.before_plan(self.step)
-        plan = self._scheduler.plan(self.step, len(self._in_flight), held)
+        plan = self._scheduler.plan(self.step, len(self._in_flight), held, shared_prompt_tokens)
         self._holds = bool(held)
         plan = self.pool.plan_borrows(plan, away)
         self.counters.count_plan(plan, self._requests)

@@ -30,9 +30,16 @@ class PlanAsked:
     """The loop asked for the next plan.
 
     :param held: requests that have no part in it.
+    :param shared_prompt_tokens: its most prompt tokens if several tenants have requests; None: no
+        bound.
     """
 
     held: frozenset[RequestId] = frozenset()
+    shared_prompt_tokens: int | None = None
+
+
+UNBOUNDED = PlanAsked()
+"""The question for a plan of all requests, without a bound on prompts."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +96,10 @@ class JournaledCore:
         self._note(late)
         self.core.note(late)
 
-    def plan(self, held: frozenset[RequestId] = frozenset()) -> StepPlan:
+    def plan(self, question: PlanAsked = UNBOUNDED) -> StepPlan:
         """Ask the core for its next plan."""
-        self._note(PlanAsked(held))
-        return self.core.plan(held)
+        self._note(question)
+        return self.core.plan(question.held, question.shared_prompt_tokens)
 
     def abandon(self) -> None:
         """Let the core drop all requests and the cache."""
@@ -125,7 +132,7 @@ def _given(command: CoreCommand, core: EngineCore) -> list[Event]:
 def apply(entry: Entry, core: EngineCore) -> list[Event] | StepPlan:
     """Give a core its next input; return its events, or the plan that the input asks for."""
     if isinstance(entry, PlanAsked):
-        return core.plan(entry.held)
+        return core.plan(entry.held, entry.shared_prompt_tokens)
     if isinstance(entry, CoreCommand):
         return _given(entry, core)
     if isinstance(entry, StepResult):

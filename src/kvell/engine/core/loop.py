@@ -14,14 +14,20 @@ or a device, a clock, and a transport of pages.
 from collections.abc import Sequence
 
 from kvell.engine.core.core import EngineCore
-from kvell.engine.core.journal import CoreCommand, Journal, JournaledCore, Outcome
+from kvell.engine.core.journal import (
+    UNBOUNDED,
+    CoreCommand,
+    Journal,
+    JournaledCore,
+    Outcome,
+    PlanAsked,
+)
 from kvell.engine.core.lateness import Lateness
 from kvell.engine.protocol.messages import Cancel, Event
 from kvell.engine.requests.plan import StepPlan
 from kvell.mempool.entries import PeerEntry, Ticked
 from kvell.mempool.owners import TICK_MILLISECONDS, Tick
 from kvell.mempool.transfers.actions import Action
-from kvell.vocabulary import RequestId
 
 
 class PoolIO:
@@ -86,12 +92,9 @@ class EngineLoop:
             return []
         return self.take(Ticked(now))
 
-    def plan(self, held: frozenset[RequestId] = frozenset()) -> StepPlan:
-        """Plan the next step, and execute the actions that precede it.
-
-        :param held: requests that have no part in it.
-        """
-        plan = self._journaled.plan(held)
+    def plan(self, question: PlanAsked = UNBOUNDED) -> StepPlan:
+        """Plan the next step, and execute the actions that precede it."""
+        plan = self._journaled.plan(question)
         if plan.streams:  # the agent offers their pages before the step runs
             self.act()
         return plan

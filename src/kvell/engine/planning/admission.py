@@ -63,10 +63,16 @@ class Admission:
         over."""
         self.lacks_memory = False
         passed_over: list[Request] = []
+        full_tenants = set[str]()  # those that have had their part of the step's prompt tokens
+        last: Request | None = None
         num_held_back = 0
         while num_held_back < MAX_HELD_BACK and self._may_admit(draft):
-            request = self._seats.waiting.first()
-            assert request is not None
+            request = self._seats.waiting.first(but=full_tenants)
+            if request is None:
+                break
+            if self._chunks.prompt_budget(draft, request) <= 0:
+                full_tenants.add(request.turn.tenant)
+                continue
             self._seats.waiting.take(request)
             if request.request_id in self._seats.held:
                 passed_over.append(request)
@@ -75,17 +81,19 @@ class Admission:
                 num_held_back += 1
             elif not self._admit_next(request, draft):
                 self._seats.waiting.put_back([request])
+                last = request
                 break
         self._seats.waiting.put_back(passed_over)
-        self._make_way(draft)
+        self._make_way(draft, last)
 
-    def _make_way(self, draft: PlanDraft) -> None:
+    def _make_way(self, draft: PlanDraft, last: Request | None) -> None:
         """Preempt a request of a tenant above its share for one of a tenant below (:mod:`.shares`).
 
+        :param last: the request that was not admitted; None: the first that waits.
         With parking, prompts displace decodes in another way.
         """
         held_tenants = set[str]()
-        head = self._seats.waiting.first()
+        head = last or self._seats.waiting.first()
         while head is not None and head.request_id in self._seats.held:
             held_tenants.add(head.turn.tenant)
             head = self._seats.waiting.first(but=held_tenants)
@@ -94,7 +102,8 @@ class Admission:
         lacks_seat = len(self._seats.wanting()) >= self._limits.max_num_seqs
         if not (lacks_seat or self.lacks_memory or self._seats.runs_alone()):
             return  # it waits for tokens of a step, or for a prefix
-        victim = makes_way(head, self._seats.running, for_seat=lacks_seat)
+        before = [r for r in self._seats.running if r.request_id not in draft.admitted]
+        victim = makes_way(head, before, for_seat=lacks_seat)
         if victim is None:
             return
         if self._seats.in_flight:

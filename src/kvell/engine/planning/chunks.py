@@ -17,6 +17,12 @@ from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import NewPages
 from kvell.engine.requests.request import Request, RequestState
 from kvell.memory import GroupKind, MemoryCore
+from kvell.vocabulary import StepNumber
+
+RECENT_STEPS = 256
+"""For so many steps after its last answer a tenant counts as one whose requests wait."""
+LEAST_PART_TOKENS = 16
+"""The fewest prompt tokens of a tenant in a step."""
 
 
 class Chunks:
@@ -33,11 +39,34 @@ class Chunks:
         self.memory: StepMemory = memory or RigidMemory(core)
         self.protected = ProtectedPrefixes(core, limits)
         self.must_settle = False
+        self._shared_prompt_tokens: int | None = None
+        self._tenants: tuple[frozenset[str], frozenset[str]] | None = None
+        self._answered: dict[str, StepNumber] = {}
+        self._step = StepNumber(0)
         self._core, self._limits, self._seats = core, limits, seats
+        self._may_cut = limits.enable_chunked_prefill and not limits.whole_images
         self._has_states = any(g.kind is GroupKind.STATE for g in core.layout.groups)
         dropping = (g for g in core.layout.groups if g.kind is GroupKind.DROPPING)
         self._budget_tokens = min((group.window_tokens for group in dropping), default=None)
         self._speculation = Speculation(core, limits)
+
+    def begin_step(self, step: StepNumber, shared_prompt_tokens: int | None) -> None:
+        """Begin to plan a step.
+
+        :param shared_prompt_tokens: most prompt tokens of the step if several tenants have
+            requests, in equal parts, where prompts may be cut at any token; None: no bound.
+        """
+        self.must_settle = False
+        self._step = step
+        self._shared_prompt_tokens = shared_prompt_tokens if self._may_cut else None
+        self._tenants = None
+
+    def note_answered(self, tenant: str) -> None:
+        """Note that a request of a tenant has ended: the next one may come in any step."""
+        self._answered.pop(tenant, None)
+        self._answered[tenant] = self._step
+        while self._step - next(iter(self._answered.values())) > RECENT_STEPS:
+            del self._answered[next(iter(self._answered))]
 
     def plan_decodes(self, draft: PlanDraft) -> None:
         """Plan the decodes that the budget has tokens for; preempt some if memory is short."""
@@ -96,9 +125,12 @@ class Chunks:
             if not request.is_decoding and request.wants_work and self.prompt_budget(draft) > 0:
                 self.plan_chunk(request, draft)
 
-    def prompt_budget(self, draft: PlanDraft, *, parks: bool = False) -> int:
+    def prompt_budget(
+        self, draft: PlanDraft, request: Request | None = None, *, parks: bool = False
+    ) -> int:
         """Return the number of prompt tokens that the step may still compute.
 
+        :param request: the request that they belong to; None: that of any tenant.
         :param parks: whether the step parks decodes for them.
         """
         bounds = [draft.budget]
@@ -107,7 +139,35 @@ class Chunks:
             bounds.append(enough - draft.prompt_tokens)
         if crowded is not None and (parks or self._is_crowded()):
             bounds.append(crowded - draft.prompt_tokens)
+        if request is not None:
+            shared = self._shared_budget(request.turn.tenant, draft)
+            bounds += [] if shared is None else [shared]
         return min(bounds)
+
+    def _shared_budget(self, tenant: str, draft: PlanDraft) -> int | None:
+        """Return how many prompt tokens of a tenant the step may still compute, since requests of
+        other tenants wait for it or soon may; None: as many as of any."""
+        if self._shared_prompt_tokens is None:
+            return None
+        if self._tenants is None:
+            self._tenants = self._present()
+        tenants, askers = self._tenants
+        if not tenants - {tenant}:
+            return None
+        part = max(LEAST_PART_TOKENS, self._shared_prompt_tokens // len(askers | {tenant}))
+        return max(part, self._limits.observing_tokens) - draft.prompt_tokens_of[tenant]
+
+    def _present(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Return the tenants whose requests a step delays, and those of them that have prompts."""
+        running = [request for request in self._seats.running if self._seats.may_run(request)]
+        askers = {request.turn.tenant for request in running if not request.is_decoding}
+        if (first := self._seats.waiting.first()) is not None:
+            askers.add(first.turn.tenant)
+        recent = {
+            tenant for tenant, step in self._answered.items() if self._step - step <= RECENT_STEPS
+        }
+        tenants = askers | recent | {request.turn.tenant for request in running}
+        return frozenset(tenants), frozenset(askers)
 
     def _is_crowded(self) -> bool:
         """Return whether decodes are parked for lack of pages, not seats: the pool is full."""
@@ -116,7 +176,7 @@ class Chunks:
 
     def plan_chunk(self, request: Request, draft: PlanDraft) -> bool:
         """Plan as many of the request's known tokens as budget and memory allow."""
-        budget = draft.budget if request.is_decoding else self.prompt_budget(draft)
+        budget = draft.budget if request.is_decoding else self.prompt_budget(draft, request)
         if request.is_scored:
             budget = min(budget, self._scored_budget(request, draft))
         if (
@@ -142,6 +202,7 @@ class Chunks:
             draft.add_pages(rows, [request.handle])
         if not request.is_decoding:
             draft.prompt_tokens += until - request.computed
+            draft.prompt_tokens_of[request.turn.tenant] += until - request.computed
         draft.add_work(request, until - request.computed)
         return True
 

@@ -167,6 +167,7 @@ class Scheduler:
     def finish(self, request: Request) -> None:
         """End a request in any state, and free its pages."""
         self._seats.finish(request)
+        self._chunks.note_answered(request.turn.tenant)
         self._admission.note_end(request)
 
     def charge_for(self, events: Iterable[Event]) -> None:
@@ -197,15 +198,20 @@ class Scheduler:
         self._preempted = False
 
     def plan(
-        self, step: StepNumber, in_flight: int = 0, held: Collection[RequestId] = ()
+        self,
+        step: StepNumber,
+        in_flight: int = 0,
+        held: Collection[RequestId] = (),
+        shared_prompt_tokens: int | None = None,
     ) -> StepPlan:
         """Plan step ``step``: its pages are allocated, nothing is computed yet.
 
         :param in_flight: number of planned steps whose results are pending.
         :param held: requests that have no part in the step.
+        :param shared_prompt_tokens: most prompt tokens if several tenants have requests.
         """
         self._seats.in_flight, self._seats.held = in_flight, held
-        self._chunks.must_settle = False
+        self._chunks.begin_step(step, shared_prompt_tokens)
         self._core.begin_step(step)
         self._chunks.memory.begin(step, step - 1 - in_flight)
         if self.swapping is not None:

@@ -28,9 +28,12 @@ def makes_way(head: Request, running: Sequence[Request], *, for_seat: bool) -> R
 
     The tenant of the preempted request holds more seats or tokens than the tenant of ``head`` would
     then: so both come to hold the same, and neither takes back what it gave.  The request is not
-    more urgent, and has made enough since its admission to have been worth its start.
+    more urgent, and has made enough since its admission to have been worth its start.  The last
+    does not matter if the tenant of ``head`` holds nothing: a long prompt would keep it out for as
+    long as it takes.  Only the oldest request may finish its prompt then, so that one always does.
     """
     held = Counter(r.turn.tenant for r in running) if for_seat else _held_tokens(running)
+    is_newcomer = not held[head.turn.tenant]
     then = held[head.turn.tenant] + (1 if for_seat else head.num_tokens)
     fit = [
         request
@@ -38,7 +41,7 @@ def makes_way(head: Request, running: Sequence[Request], *, for_seat: bool) -> R
         if held[request.turn.tenant] > then
         and request.turn.priority >= head.turn.priority
         and not request.borrows
-        and _was_worth_its_start(request)
+        and (_was_worth_its_start(request) or (is_newcomer and request is not running[0]))
     ]
     return _youngest_of_largest(fit, held) if fit else None
 
