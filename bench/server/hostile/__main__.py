@@ -148,6 +148,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--kv-mib", type=int, default=256)
     parser.add_argument("--pictures", action="store_true", help="attack a model of images")
+    parser.add_argument("--kinds", nargs="+", choices=TEXT_KINDS, help="only these attacks")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args(given)
     name = "hostile_pictures" if args.pictures else "hostile"
@@ -165,7 +166,7 @@ def main(given: Sequence[str] | None = None) -> None:
         process = SystemProcess(command, log, {})
         try:
             process.wait_for(f"{url}/health", START_SECONDS)
-            kinds = PICTURE_KINDS if args.pictures else TEXT_KINDS
+            kinds = args.kinds or (PICTURE_KINDS if args.pictures else TEXT_KINDS)
             figures = run(url, kinds, args.clients, args.seconds) | settled(url)
             figures["log_bytes"] = log.stat().st_size
         finally:

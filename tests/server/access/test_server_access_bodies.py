@@ -252,3 +252,25 @@ def test_what_passes_is_text_that_utf_8_can_say(text: str) -> None:
         assert "surrogate" in refusal(body).problem
     else:
         check_body(body, BodyBounds())
+
+
+@pytest.mark.parametrize(
+    "piece", ["a" * 99_999 + "\\n", '\\"', "\\ud83d\\ude00", "é€" * 700 + "\\\\"]
+)
+def test_a_long_string_with_escapes_is_one_string(piece: str) -> None:
+    text = piece * (3_000_000 // len(piece))
+    check_body(f'{{"model":"{text}","n":1}}'.encode(), BOUNDS)
+    told = refusal(f'{{"model":"{text}'.encode())
+    assert (told.field, told.problem) == (WHOLE, "is not valid JSON")
+
+
+@pytest.mark.parametrize("end", ["\\", '\\"', "x\\"])
+def test_a_body_that_ends_in_an_escape_names_its_last_string(end: str) -> None:
+    padding = "x" * SHORT_BYTES  # a short body is left to the parser
+    assert "last string" in str(refusal(f'{{"a":"{padding}","model":"{end}'.encode()))
+
+
+def test_half_a_character_far_into_a_long_body_is_refused() -> None:
+    text = "\\ud83d\\ude00" * 200_000 + "\\ud83d" + "x" * 70_000
+    told = refusal(f'{{"model":"{text}"}}'.encode())
+    assert told.problem == "has an unpaired surrogate, which is not a character"

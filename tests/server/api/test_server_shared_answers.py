@@ -117,7 +117,7 @@ def test_too_many_waiting_compressed_bodies_are_refused_by_name() -> None:
 
     async def scenario() -> int:
         work = TextWork()
-        first = asyncio.create_task(work.run_compressed(2 * WAITING_BYTES, go_on.wait))
+        first = asyncio.create_task(work.run_body(8 * WAITING_BYTES, go_on.wait))
         await asyncio.sleep(0)
         limited = BodyLimit(echo, 1000, BodyBounds(), rejected=told.append, work=work)
         reply = await asyncio.to_thread(

@@ -27,18 +27,22 @@ WHOLE = "body"
 """The name that errors use for the whole body instead of a field."""
 TOO_PLAIN = f"has more than {LONGEST_BYTES} bytes of numbers or white space"
 _QUOTE = ord('"')
-_STRING = rb'"[^"\\]{0,%d}+(?:\\.[^"\\]*+){0,%d}+(?P<end>")?' % (LONGEST_BYTES, LONGEST_BYTES // 4)
+AT_ONCE_BYTES = 64 << 10
+"""The most bytes in one match: other threads run between two matches only."""
+_STRING_PART = rb'[^"\\]{0,%d}+(?:\\.[^"\\]{0,1024}+){0,256}+(?P<end>")?' % AT_ONCE_BYTES
 _PIECES = re.compile(
-    rb'(?P<token>%b|[\[{]|[\]}])?+[^"\[\]{}]{0,%d}+' % (_STRING, LONGEST_BYTES),
+    rb'(?P<token>"%b|[\[{]|[\]}])?+[^"\[\]{}]{0,%d}+' % (_STRING_PART, AT_ONCE_BYTES),
     re.DOTALL,
 )
-"""A string or bracket, and what follows it up to the next one."""
+"""A string or bracket, and what follows it up to the next one; of a long string only a part."""
+_MORE_OF_STRING = re.compile(_STRING_PART, re.DOTALL)
 _HALF_BYTES = re.compile(rb"\xed[\xa0-\xbf]")
 _HALF_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 _NO_HALVES = re.compile(
-    rb"(?:[^\\]++|\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\(?!u[dD][89a-fA-F]).)*+", re.DOTALL
+    rb"(?:[^\\]{1,64}+|\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\(?!u[dD][89a-fA-F]).){0,1024}+",
+    re.DOTALL,
 )
-"""A body in which each escaped surrogate is part of a pair."""
+"""Part of a body in which each escaped surrogate is part of a pair."""
 _OBJECT = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*\{")
 
 
@@ -82,13 +86,22 @@ def check_body(body: bytes, bounds: BodyBounds) -> None:
 
 def _has_half_a_character(body: bytes) -> bool:
     """Return whether the parsed text would have a lone surrogate, which UTF-8 cannot encode."""
-    if b"\xed" in body and _HALF_BYTES.search(body):
+    if b"\xed" in body and _has(body, _HALF_BYTES):
         return True
-    return (
-        b"\\u" in body
-        and _HALF_ESCAPE.search(body) is not None
-        and _NO_HALVES.fullmatch(body) is None
-    )
+    if b"\\u" not in body or not _has(body, _HALF_ESCAPE):
+        return False
+    at = 0
+    while at < len(body):
+        before, at = at, _NO_HALVES.match(body, at).end()  # type: ignore[union-attr]
+        if at == before:
+            return True
+    return False
+
+
+def _has(body: bytes, pattern: re.Pattern[bytes]) -> bool:
+    """Return whether a pattern of a few bytes is in a body."""
+    size = 16 * AT_ONCE_BYTES
+    return any(pattern.search(body, start, start + size + 8) for start in range(0, len(body), size))
 
 
 def _long_stretch(body: bytes) -> int:
@@ -109,7 +122,7 @@ class _Scan:
     def __init__(self, body: bytes, bounds: BodyBounds) -> None:
         self._body, self._bounds = body, bounds
         self._depth, self._fields, self._parts, self._elements = 0, 0, 0, 0
-        self._all_parts = 0
+        self._all_parts = self._plain_bytes = 0
         self._most = bounds.elements
         self._field = WHOLE
         self._key_comes = False
@@ -119,26 +132,54 @@ class _Scan:
 
         :raises ChangeSomething: at the first exceeded bound.
         """
-        for piece in _PIECES.finditer(self._body, 0, until):
+        at = 0
+        while at < until:
+            piece = _PIECES.match(self._body, at, until)
+            assert piece is not None  # it matches the empty piece too
             start, token_end = piece.span("token")
+            at = piece.end()
             if token_end < 0:
-                token_end = piece.start()
+                token_end = start = piece.start()
             elif (first := self._body[start]) == _QUOTE:
-                self._string(start, token_end, is_closed=piece["end"] is not None)
+                if piece["end"] is None:
+                    at = token_end = self._end_of_string(start, token_end, until)
+                self._string(start, token_end)
             elif first in b"[{":
                 self._open()
             else:
                 self._depth -= 1
-            if token_end < (end := piece.end()):
-                self._between(token_end, end)
+            if start < token_end:
+                self._plain_bytes = 0
+            if token_end < at:
+                self._between(token_end, at)
         if until < len(self._body):
             raise self._exceeds(TOO_PLAIN)
 
-    def _string(self, start: int, end: int, *, is_closed: bool) -> None:
-        if end - start > LONGEST_BYTES or (not is_closed and end < len(self._body)):
+    def _end_of_string(self, start: int, end: int, until: int) -> int:
+        """Return the end of a string of which a part is known.
+
+        :raises ChangeSomething: if it has none, or is too long.
+        """
+        most = min(until, start + LONGEST_BYTES)
+        quote = self._body.find(b'"', end, most)
+        while quote >= 0:
+            escape = self._body.find(b"\\", end, quote)
+            if escape < 0:
+                return quote + 1
+            part = _MORE_OF_STRING.match(self._body, escape, until)
+            assert part is not None  # it matches the empty part too
+            end = part.end()
+            if part["end"] is not None:
+                return end
+            if end > quote:
+                quote = self._body.find(b'"', end, most)
+        if most < len(self._body):
             raise self._exceeds(f"has a string of more than {LONGEST_BYTES} bytes")
-        if not is_closed:
-            raise ChangeSomething(WHOLE, "…", "is not valid JSON", "close its last string")
+        raise ChangeSomething(WHOLE, "…", "is not valid JSON", "close its last string")
+
+    def _string(self, start: int, end: int) -> None:
+        if end - start > LONGEST_BYTES:
+            raise self._exceeds(f"has a string of more than {LONGEST_BYTES} bytes")
         if self._depth == 1 and self._key_comes:
             self._enter(self._body[start + 1 : min(end - 1, start + 65)].decode(errors="replace"))
         else:
@@ -177,7 +218,8 @@ class _Scan:
 
     def _between(self, start: int, end: int) -> None:
         """Check numbers, commas, colons and white space."""
-        if end - start >= LONGEST_BYTES:
+        self._plain_bytes += end - start
+        if self._plain_bytes >= LONGEST_BYTES:
             raise self._exceeds(TOO_PLAIN)
         if self._depth > 1:
             self._count(self._body.count(b",", start, end))

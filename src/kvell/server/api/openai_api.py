@@ -21,6 +21,7 @@ from kvell.server.api.door.browsers import HeadAsGet, install_browsers, served_p
 from kvell.server.api.door.face_options import FaceOptions, checked_root_path
 from kvell.server.api.door.guards import BodyLimit, ServedLimit
 from kvell.server.api.door.http_bounds import DEFAULT, HttpBounds
+from kvell.server.api.door.long_bodies import LongBodyRoute
 from kvell.server.api.prompts import PromptEncoder
 from kvell.server.api.routes.chat import ChatApi
 from kvell.server.api.routes.cluster import ClusterApi
@@ -145,6 +146,7 @@ def _empty_app(face: FaceOptions) -> FastAPI:
         redoc_url=None,
         responses=dict(http_errors.DESCRIBED),
     )
+    app.router.route_class = LongBodyRoute
     if not face.hides_docs:
         DocsApi(app, checked_root_path(face.root_path)).install()
     return app

@@ -1,4 +1,4 @@
-"""Threads for texts, pictures and compressed bodies: long texts delay only other long texts."""
+"""Threads for texts, pictures and bodies: long texts delay only other long texts."""
 
 import asyncio
 from collections.abc import Callable
@@ -128,7 +128,7 @@ class _Lanes:
         self.short = Lane("kvell-short-texts", "text_bytes", WAITING_BYTES, trims=False)
         self.long = Lane("kvell-long-texts", "text_bytes", WAITING_BYTES, trims=True)
         self.pictures = Lane("kvell-pictures", "image_pixels", 2 * WAITING_BYTES, trims=True)
-        self.bodies = Lane("kvell-bodies", "body_bytes", 2 * WAITING_BYTES, trims=False)
+        self.bodies = Lane("kvell-bodies", "body_bytes", 8 * WAITING_BYTES, trims=False)
 
 
 class TextWork:
@@ -165,8 +165,8 @@ class TextWork:
         """
         return await self._lanes.pictures.run(size_bytes, work, self.tenant)
 
-    async def run_compressed(self, size_bytes: int, work: Callable[[], Made]) -> Made:
-        """Run the decompression of one body.
+    async def run_body(self, size_bytes: int, work: Callable[[], Made]) -> Made:
+        """Run the decompression or the check of one body.
 
         :raises TryLater: if too many bodies wait.
         """

@@ -24,8 +24,8 @@ from kvell.server.api.http_errors import ApiError, api_error, invalid_request
 from kvell.server.text.lanes import TextWork
 
 WATCHED = frozenset({"/livez", "/readyz", "/health", "/ping", "/metrics"})
-LONG_BODY_BYTES = 1 << 20
-"""Longer bodies are checked in a thread: that takes up to 0.2 s."""
+LONG_BODY_BYTES = 64 << 10
+"""Longer bodies are checked in a thread, one at a time, and begin to be parsed in that order."""
 TOO_SLOW = ApiError(408, "the body did not arrive in time", "timeout_error")
 
 
@@ -76,7 +76,7 @@ class BodyLimit:
     :param bounds: bounds of the JSON; None checks neither the JSON nor its content type.
     :param by_path: bounds of paths that differ from ``bounds``.
     :param rejected: called for each body that exceeds a bound.
-    :param work: the threads that decompress bodies, in turn by tenant.
+    :param work: the threads that decompress and check bodies, in turn by tenant.
     :param reads: whether a request has a handler; a body without one, for example to an unknown
         path, is not read.
     """
@@ -122,10 +122,10 @@ class BodyLimit:
         try:
             bounds = self._by_path.get(served_path(scope), self._bounds)
             if bounds is not None and len(body) > LONG_BODY_BYTES:
-                await asyncio.to_thread(check_body, body, bounds)
+                await self._work_of(scope).run_body(len(body), partial(check_body, body, bounds))
             elif body and bounds is not None:
                 check_body(body, bounds)
-        except ChangeSomething as error:
+        except (ChangeSomething, TryLater) as error:
             if error.bound is not None:
                 self._rejected(error.bound)
             await api_error(error).response(served_path(scope))(scope, receive, send)
@@ -160,14 +160,16 @@ class BodyLimit:
         self, scope: Scope, body: bytes, encoding: bytes
     ) -> bytes | ApiError | None:
         """Return the body decompressed, or an error; None if it is too long."""
-        visit: RequestContext | None = scope.get("state", {}).get("visit")
-        work = self._work.of(visit.tenant if visit is not None else "")
         decode = partial(decompress, body, encoding, self._max_body_bytes)
         try:
-            return await work.run_compressed(len(body), decode)
+            return await self._work_of(scope).run_body(len(body), decode)
         except TryLater as error:
             self._rejected("body_bytes")
             return api_error(error)
+
+    def _work_of(self, scope: Scope) -> TextWork:
+        visit: RequestContext | None = scope.get("state", {}).get("visit")
+        return self._work.of(visit.tenant if visit is not None else "")
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
         announced = header_of(scope["headers"], b"content-length")

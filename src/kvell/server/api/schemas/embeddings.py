@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from kvell.errors import ChangeSomething
-from kvell.server.api.schemas.generation import FAILS_FAST, Texts, TokenIds
+from kvell.server.api.schemas.generation import FAILS_FAST, Texts
 from kvell.server.api.schemas.other_fields import EMBEDDING_OTHERS
-from kvell.server.api.schemas.sampling_fields import MAX_INT32, ScheduledRequest
+from kvell.server.api.schemas.sampling_fields import MAX_INT32, ScheduledRequest, TokenIds
 
 MAX_INPUTS = 2048
 MAX_INPUT_TOKENS = 1 << 20

@@ -17,7 +17,7 @@ from kvell.server.api.schemas.formats import (
     json_constraint,
 )
 from kvell.server.api.schemas.other_fields import COMPLETION_OTHERS
-from kvell.server.api.schemas.sampling_fields import MAX_INT32, Count, SamplingFields, TokenId
+from kvell.server.api.schemas.sampling_fields import MAX_INT32, Count, SamplingFields, TokenIds
 from kvell.server.text.context_length import AnswerRoom
 from kvell.server.text.text_bounds import context_too_long
 
@@ -25,7 +25,6 @@ MAX_PROMPTS = 128
 
 FAILS_FAST = Field(fail_fast=True)
 """Validation that ends at a list's first invalid element: a million errors would take a minute."""
-TokenIds = Annotated[list[TokenId], FAILS_FAST]
 Texts = Annotated[list[str], FAILS_FAST]
 LastTokens = Annotated[int, Field(ge=-1, le=MAX_INT32)]
 

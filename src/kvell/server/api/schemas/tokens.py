@@ -6,9 +6,7 @@ from pydantic import Field
 
 from kvell.server.api.schemas.chat import MAX_MESSAGES, MAX_TOOLS, ChatMessage, checked_ending
 from kvell.server.api.schemas.request_body import RequestBody
-from kvell.server.api.schemas.sampling_fields import TokenId
-
-MAX_TOKENS = 1 << 20
+from kvell.server.api.schemas.sampling_fields import TokenIds
 
 
 class TokenizeRequest(RequestBody):
@@ -44,5 +42,5 @@ class TokenizeRequest(RequestBody):
 class DetokenizeRequest(RequestBody):
     """The body of ``/detokenize``."""
 
-    tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKENS, fail_fast=True)]
+    tokens: TokenIds
     """Token ids, each below the size of the vocabulary."""
