@@ -104,8 +104,8 @@ def test_a_run_of_a_model_replays(monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[StepPlan] = []
     plan = engine.core.plan
 
-    def noted(held: frozenset[RequestId]) -> StepPlan:
-        plans.append(plan(held))
+    def noted(held: frozenset[RequestId], shared: int | None) -> StepPlan:
+        plans.append(plan(held, shared))
         return plans[-1]
 
     monkeypatch.setattr(engine.core, "plan", noted)

@@ -318,7 +318,8 @@ class Engine:
     def _plan(self) -> StepPlan:
         constrained = self.core.constrained.values()
         held = self.grammars.late_requests(constrained) if constrained else NONE_HELD
-        plan = self.loop.plan(PlanAsked(held, self._pace.shared_prompt_tokens))
+        shared_tokens = self._pace.shared_prompt_tokens if self.core.has_tenants else None
+        plan = self.loop.plan(PlanAsked(held, shared_tokens))
         if plan.admitted:
             self._times.on_admitted(plan.admitted)
         return plan

@@ -103,7 +103,7 @@ class EngineCore:
         self._entrance = RequestFactory(rules, is_cached=agent is None or pd_caching > 0)
         self.counters = EngineStats(incarnation, core, self._scheduler, misses, self.pool)
         self._yields = StepCommitter(core, rules, self.counters)
-        self._is_idle = self._holds = False
+        self._is_idle = self._holds = self.has_tenants = False
         self.max_running = self.last_decoding = 0
 
     # ------------------------------------------------------------------- inputs
@@ -243,6 +243,7 @@ class EngineCore:
 
     def _add(self, request: Request) -> None:
         self._requests[request.request_id] = request
+        self.has_tenants = self.has_tenants or bool(request.turn.tenant)
         if request.sampling.structured_outputs is not None:
             self.constrained[request.request_id] = request
 

@@ -11,7 +11,7 @@ FIRST_TOKENS = 128
 LEAST_TOKENS = 32
 """The fewest prompt tokens, so that prompts advance beside many answers too."""
 TIMED_TOKENS = 16
-"""Steps with fewer tokens do not tell how long a token takes."""
+"""Steps with fewer tokens are not timed."""
 
 
 class StepPace:

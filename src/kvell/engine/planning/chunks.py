@@ -20,7 +20,7 @@ from kvell.memory import GroupKind, MemoryCore
 from kvell.vocabulary import StepNumber
 
 RECENT_STEPS = 256
-"""For so many steps after its last answer a tenant counts as one whose requests wait."""
+"""Steps after its last answer in which a tenant counts as one whose requests wait."""
 LEAST_PART_TOKENS = 16
 """The fewest prompt tokens of a tenant in a step."""
 

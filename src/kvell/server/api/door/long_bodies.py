@@ -9,6 +9,9 @@ from fastapi.routing import APIRoute
 from typing_extensions import override
 
 from kvell.server.api.door.guards import LONG_BODY_BYTES
+from kvell.wire.decoding import MalformedError, decode
+
+_VALUES = msgspec.json.Decoder(object)
 
 
 class LongBodyRoute(APIRoute):
@@ -32,8 +35,8 @@ class _QuickRequest(Request):
         if len(body) <= LONG_BODY_BYTES:
             return await super().json()
         try:
-            value: object = msgspec.json.decode(body)
-        except (msgspec.MsgspecError, ValueError):
+            value = decode(_VALUES, body)
+        except MalformedError:
             return await super().json()
         await asyncio.sleep(0)  # its validation has a turn of the event loop of its own
         return value
