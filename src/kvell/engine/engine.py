@@ -312,7 +312,8 @@ class Engine:
             return self._committed(self.failed_steps.contain(plan, failed))
         if plan.work:
             self.failed_steps.on_success()
-            self._pace.note(plan.num_tokens, self._clock.now_seconds() - began_seconds)
+            if self.core.has_tenants:
+                self._pace.note(plan.num_tokens, self._clock.now_seconds() - began_seconds)
         return self._committed(computed)
 
     def _plan(self) -> StepPlan:

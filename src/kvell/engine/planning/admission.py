@@ -89,8 +89,9 @@ class Admission:
     def _make_way(self, draft: PlanDraft, last: Request | None) -> None:
         """Preempt a request of a tenant above its share for one of a tenant below (:mod:`.shares`).
 
-        :param last: the request that was not admitted; None: the first that waits.
         With parking, prompts displace decodes in another way.
+
+        :param last: the request that was not admitted; None: the first that waits.
         """
         held_tenants = set[str]()
         head = last or self._seats.waiting.first()

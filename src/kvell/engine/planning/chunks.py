@@ -135,10 +135,11 @@ class Chunks:
         """
         bounds = [draft.budget]
         enough, crowded = self._limits.enough_prompt_tokens, self._limits.crowded_prompt_tokens
-        if enough is not None and draft.prompt_tokens:
-            bounds.append(enough - draft.prompt_tokens)
+        prompt_tokens = draft.prompt_tokens_of.total()
+        if enough is not None and prompt_tokens:
+            bounds.append(enough - prompt_tokens)
         if crowded is not None and (parks or self._is_crowded()):
-            bounds.append(crowded - draft.prompt_tokens)
+            bounds.append(crowded - prompt_tokens)
         if request is not None:
             shared = self._shared_budget(request.turn.tenant, draft)
             bounds += [] if shared is None else [shared]
@@ -201,7 +202,6 @@ class Chunks:
             _, rows = self._core.grow(_ints([request.handle]), _ints([until]))
             draft.add_pages(rows, [request.handle])
         if not request.is_decoding:
-            draft.prompt_tokens += until - request.computed
             draft.prompt_tokens_of[request.turn.tenant] += until - request.computed
         draft.add_work(request, until - request.computed)
         return True

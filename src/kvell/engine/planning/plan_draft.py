@@ -15,14 +15,13 @@ class PlanDraft:
     """A step plan under construction: the scheduler's decisions so far.
 
     :param budget: tokens that the step may still compute.
-    :ivar prompt_tokens: tokens of its prefill chunks; ``prompt_tokens_of`` has them by tenant.
+    :ivar prompt_tokens_of: tokens of its prefill chunks, by tenant.
     :ivar has_scored: whether any work may have more rows of logits than it draws from.
     :ivar has_pooled: whether any work may return a vector.
     """
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
-        self.prompt_tokens = 0
         self.prompt_tokens_of: Counter[str] = Counter()
         self.has_scored = self.has_pooled = False
         self.work: list[TokenWork] = []
