@@ -80,9 +80,7 @@ class PromptEncoder:
             return self._checked(field, form.kept_of(ids, most_tokens), answer_tokens)
         if not form.cuts:
             self._check_count(field, len(prompt), answer_tokens)
-        if prompt and max(prompt) >= self._model.vocab_size:
-            remedy = f"use ids below {self._model.vocab_size}"
-            raise ChangeSomething(field, max(prompt), "is not a token of this model", remedy)
+        self._check_known(field, prompt)
         ids = form.kept_of(np.array(prompt, np.int32), most_tokens)
         return self._checked(field, ids, answer_tokens)
 
@@ -199,10 +197,17 @@ class PromptEncoder:
         """Return the sampling parameters with the tokens of their bad words."""
         return await self._texts.with_bad_words(sampling)
 
-    async def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of token ids."""
-        size_bytes = BYTES_PER_DECODED_TOKEN * len(token_ids)
-        return await self._work.run(size_bytes, lambda: self._model.decode(token_ids))
+    async def decode(self, field: str, token_ids: Sequence[int]) -> str:
+        """Return the text of token ids.
+
+        :raises ChangeSomething: naming the field, if an id is not in the vocabulary.
+        """
+
+        def read() -> str:
+            self._check_known(field, token_ids)
+            return self._model.decode(token_ids)
+
+        return await self._work.run(BYTES_PER_DECODED_TOKEN * len(token_ids), read)
 
     def answer_room(self, ids: TokenIds) -> AnswerRoom:
         """Return the room for output tokens after a prompt."""
@@ -211,6 +216,12 @@ class PromptEncoder:
     def _must_fit(self, form: PromptForm, chars: int) -> bool:
         """Return whether a too long text is refused: not truncated, or too long to be encoded."""
         return not form.cuts or chars > self._texts.bounds.any_bytes
+
+    def _check_known(self, field: str, token_ids: Sequence[int]) -> None:
+        unknown = max(token_ids, default=0)
+        if unknown >= self._model.vocab_size:
+            remedy = f"use ids below {self._model.vocab_size}"
+            raise ChangeSomething(field, unknown, "is not a token of this model", remedy)
 
     def _checked(self, field: str, ids: TokenIds, answer_tokens: int = 1) -> TokenIds:
         self._check_count(field, len(ids), answer_tokens)

@@ -99,10 +99,6 @@ class ModelsApi:
         """Turn token ids into text, which the answer has as ``prompt``."""
         self.serving.note(body)
         _, served = self.serving.find_model(body.model, visit_of(request).tenant)
-        unknown = max(body.tokens, default=0)
-        if unknown >= served.text.vocab_size:
-            remedy = f"use ids below {served.text.vocab_size}"
-            raise ChangeSomething("tokens", unknown, "is not a token of this model", remedy)
-        text = await served.prompts.decode(body.tokens)
+        text = await served.prompts.decode("tokens", body.tokens)
         visit_of(request).keep(served.prompts.answers.texts, text_bytes(text))
         return json_response({"prompt": text})
