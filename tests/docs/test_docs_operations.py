@@ -47,7 +47,7 @@ MESSAGES = (
     ": the answer took longer",
     "the body exceeds ",
     "This model's maximum context length is",
-    "the prompt is too long for this number of tokens: it has",
+    "and the prompt is too long; send at most ",
     "decides how much of a CPU buffer prompts may use, and there is none",
 )
 """Fixed parts of messages that the guide quotes."""

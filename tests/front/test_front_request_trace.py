@@ -22,10 +22,14 @@ class Follower:
     """Keeps what it is told."""
 
     admissions: int = 0
+    acceptances: int = 0
     ends: list[EndedRequest] = field(default_factory=list)
 
     def on_admitted(self) -> None:
         self.admissions += 1
+
+    def on_accepted(self) -> None:
+        self.acceptances += 1
 
     def on_ended(self, request: EndedRequest) -> None:
         self.ends.append(request)

@@ -6,7 +6,7 @@ the previous one.  Compiled passes release the GIL.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -31,11 +31,13 @@ from kvell.engine.protocol.leading import Introduce, Lead
 from kvell.engine.protocol.messages import (
     CREDITS,
     SCHEMA_VERSION,
+    Accepted,
     AskStats,
     Cancel,
     Command,
     Drain,
     Event,
+    Finished,
     KeepAlive,
     Ready,
     Submit,
@@ -65,6 +67,10 @@ Ran = TypeVar("Ran")
 NONE_HELD: frozenset[RequestId] = frozenset()
 WARMING_SECONDS = 0.5
 """Longest wait of a step without work while the pool is still being committed."""
+
+
+def _ends(command: Submit, events: Iterable[Event]) -> bool:
+    return any(type(e) is Finished and e.request_id == command.request_id for e in events)
 
 
 class Engine:
@@ -216,6 +222,8 @@ class Engine:
     def _entered(self, command: CoreCommand) -> list[Event]:
         """Pass a command to the core, once its images and its grammar are ready."""
         events = self.loop.tell(command)
+        if isinstance(command, Submit) and not _ends(command, events):
+            events = [Accepted(command.request_id, command.attempt), *events]
         self.grammars.follow(self.core.constrained.values())
         if self._objectives is not None and isinstance(command, Submit | Cancel):
             self._objectives.on_command(command, events)

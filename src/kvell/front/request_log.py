@@ -81,6 +81,11 @@ class RequestTrace(Protocol):
         """Handle the admission of the request, whose end will follow."""
         ...
 
+    def on_accepted(self) -> None:
+        """Handle that an instance has accepted the request; an attempt that follows may repeat
+        it."""
+        ...
+
     def on_ended(self, request: EndedRequest) -> None:
         """Handle the end of the request."""
         ...

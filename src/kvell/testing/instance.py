@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.messages import (
     SCHEMA_VERSION,
+    Accepted,
     AskStats,
     Cancel,
     Command,
@@ -187,7 +188,9 @@ class FakeEngine:
             error = violation.error()
             return [self._finish(running, "refused", str(error), error.field)]
         reason = running.end(int(output[-1])) if len(output) else None
-        return [self._finish(running, reason)] if reason else []
+        if reason:
+            return [self._finish(running, reason)]
+        return [Accepted(submit.request_id, submit.attempt)]
 
     def _advance(self, running: _Running) -> list[Event]:
         submit, spec = running.submit, running.submit.spec

@@ -80,10 +80,47 @@ def test_what_a_template_reads_is_found_out(
 def test_every_text_arrives(smollm2_tokenizer: Tokenizer, text: str, content: object) -> None:
     roles = ("system", "user", "assistant", "user", "tool")
     messages = [{"role": role, "content": content} for role in roles]
-    shown = smollm2_tokenizer.rendered_chat(
-        messages, template=template_of(smollm2_tokenizer, text), opens_answer=False
-    )
-    assert shown == "".join(f"<{role}>Hi you" for role in roles)
+    chosen = template_of(smollm2_tokenizer, text)
+    shown = smollm2_tokenizer.rendered_chat(messages, template=chosen, opens_answer=False)
+    joined = {
+        role: "Hi you" if content == "Hi you" or role in chosen.parts_for else "Hi \nyou"
+        for role in roles
+    }
+    assert shown == "".join(f"<{role}>{joined[role]}" for role in roles)
+
+
+CALLS = "{% for message in messages %}{% for call in message.tool_calls or [] %}"
+SENT = '{"city":  "Bern"}'
+
+
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [
+        ("{{ call.function.arguments | tojson }}", '{"city": "Bern"}'),
+        (
+            "{% for k, v in call.function.arguments.items() %}<{{ k }}={{ v }}>{% endfor %}",
+            "<city=Bern>",
+        ),
+        ("{{ '\\n' + call['function']['arguments'] + '\\n' }}", f"\n{SENT}\n"),
+        ("{{ call.function.arguments }}", SENT),
+        (
+            "{% set a = call.function.arguments %}{{ a if a is string else a | tojson }}",
+            '{"city": "Bern"}',
+        ),
+        (
+            "{% set a = call.function.arguments %}{% if a is string %}{{ a }}"
+            "{% else %}{{ raise_exception('text is needed') }}{% endif %}",
+            SENT,
+        ),
+    ],
+)
+def test_arguments_of_calls_have_the_form_that_a_template_takes(
+    smollm2_tokenizer: Tokenizer, body: str, shown: str
+) -> None:
+    chosen = template_of(smollm2_tokenizer, CALLS + body + "{% endfor %}{% endfor %}")
+    function = {"name": "look", "arguments": SENT}
+    messages = [{"role": "assistant", "content": "", "tool_calls": [{"function": function}]}]
+    assert smollm2_tokenizer.rendered_chat(messages, template=chosen) == shown
 
 
 def test_a_message_that_says_nothing_has_a_part_too(smollm2_tokenizer: Tokenizer) -> None:

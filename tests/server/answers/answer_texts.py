@@ -48,12 +48,46 @@ REAL = [
     ("openai", "gpt_oss", "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>"
      'commentary to=functions.weather <|constrain|>json<|message|>{"city": "Bern"}<|call|>'),
     ("none", "none", "Only text. <tool_call>\n"),
+    ("deepseek_v3", "none", "Hi.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>"
+     'weather\n```json\n{"city": "Bern"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function'
+     "<｜tool▁sep｜>f\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"),
+    ("deepseek_v31", "deepseek_v3", "<think>so</think><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
+     'weather<｜tool▁sep｜>{"city": "Bern"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>'),
+    ("gemma4", "gemma4", "<|channel>thought\nhm<channel|>ok<|tool_call>call:weather"
+     '{city:<|"|>B, a:n'
+     '<|"|>,days:3,places:[<|"|>x<|"|>]}<tool_call|>'),
+    ("glm45", "glm45", "<think>hm\n<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Bern"
+     "</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>"),
+    ("glm47", "none", "<tool_call>f</tool_call><tool_call>weather<arg_key>city</arg_key>"
+     "<arg_value>B</arg_value></tool_call>"),
+    ("granite", "none", '<|tool_call|>[{"name": "f", "arguments": {"a": 1}}, {"name": "g", '
+     '"arguments": {}}]'),
+    ("jamba", "none", 'Hi <tool_calls>[\n  {"name": "f", "arguments": {"a": 1}}\n]'
+     "</tool_calls> ok"),
+    ("kimi_k2", "kimi_k2", "<think>so</think>Hi<|tool_calls_section_begin|><|tool_call_begin|>"
+     'functions.f:0<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|><|tool_call_begin|>'
+     "functions.g.h:1<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>"),
+    ("lfm2", "none", 'Hi <|tool_call_start|>[f(a=1), weather(city="B")]<|tool_call_end|> ok'),
+    ("olmo3", "olmo3", '<think>so</think><function_calls>f(a=1)\nweather(city="B")'
+     "</function_calls>"),
+    ("phi4_mini_json", "none", '<|tool_call|>[{"type": "function", "function": {"name": "f", '
+     '"arguments": {"a": 1}}}]<|/tool_call|>'),
+    ("seed_oss", "seed_oss", "<seed:think>so</seed:think>Hi<seed:tool_call>\n<function=weather>\n"
+     "<parameter=city>B</parameter>\n</function>\n</seed:tool_call>"),
+    ("hermes", "qwen3", '<think>Now I look.\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n'
+     "</tool_call>"),
+    ("hermes", "qwen3", "<think>I use <tool_call> and <tool_call>{ for calls.</think>Hi"),
 ]  # fmt: skip
 
 FRAGMENTS = (
     "<tool_call>", "</tool_call>", "\n", " ", '{"name": "f", "arguments": {"a": 1}}', "{", "}",
     '{"name": "f", "parameters": {', '"', "\\", "[", "]", ",", ";", "(", ")", "a=1", "f", "é😀",
     '{"name": "f"}', '{"arguments": {"a": "{"}, "name": "g"}', '{"a": 1}', "<|python_tag|>",
+    "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "</think>", "<tool_calls>", "```",
+    "</tool_calls>", "<|tool_call|>", "<function_calls>", "</function_calls>", "<|tool_call>call:f",
+    '<|"|>', "<tool_call|>", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>", "<|tool_call_start|>", "<|tool_call_end|>", "<seed:tool_call>",
+    "<|tool_call_begin|>", "functions.f:0<|tool_call_argument_begin|>", "functools",
     "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "abc", "<function=f>", "</function>", "<parameter=days>",
     "<parameter=city>", "</parameter>", "f(a=1)", "'", "<|python_start|>", "<|python_end|>",
     "<|channel|>analysis", "<|channel|>final", " to=functions.f", "<|message|>", "<|end|>",

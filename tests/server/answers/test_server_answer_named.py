@@ -34,12 +34,22 @@ DEFAULTS = [
     ),
     ("deepseek_v3", "{{ content.split('</think>')[-1] }}", ("none", "deepseek_r1")),
     ("smollm3", QWEN3, ("hermes", "qwen3")),
-    ("glm4_moe", "{{ tools }}<tool_call>{name}<arg_key></think>", ("none", "qwen3")),
+    ("glm4_moe", "{{ tools }}<tool_call>{name}<arg_key></think>", ("glm45", "qwen3")),
+    ("deepseek_v3", "{{ tools }}<｜tool▁calls▁begin｜>", ("deepseek_v3", "none")),
+    ("seed_oss", "{{ tools }}<seed:tool_call><seed:think>", ("seed_oss", "seed_oss")),
+    ("gemma4_text", "{{ tools }}<|tool_call>call:<|channel>thought", ("gemma4", "gemma4")),
+    ("granitemoehybrid", "{{ tools }}<tool_call>", ("hermes", "none")),
+    ("granite", "{{ tools }}<|tool_call|>", ("granite", "none")),
+    ("granite", "{{ tools }}", ("granite", "none")),
+    ("jamba", "{{ tools }}<tool_calls>", ("jamba", "none")),
+    ("kimi_linear", "{{ tools }}<|tool_calls_section_begin|>", ("kimi_k2", "none")),
+    ("olmo3", "{{ tools }}<function_calls>", ("olmo3", "none")),
+    ("phi3", "{{ tools }}<|tool|><|/tool|>", ("phi4_mini_json", "none")),
     ("llama", 'tools {"name": n, "parameters": d} <|python_tag|>', ("llama3_json", "none")),
     ("llama", 'tools {"name": n, "parameters": d}', ("llama3_json", "none")),
     ("llama", "{{ tools }}", ("none", "none")),
     ("llama4_text", "{{ tools }}", ("pythonic", "none")),
-    ("lfm2", "{{ tools }}<|tool_call_start|>", ("pythonic", "none")),
+    ("lfm2", "{{ tools }}<|tool_call_start|>", ("lfm2", "none")),
     ("mistral", "{{ tools }}[AVAILABLE_TOOLS][TOOL_CALLS]", ("mistral", "none")),
     ("mistral", "{{ tools }}[TOOL_CALLS][THINK]", ("mistral", "mistral")),
     ("gpt_oss", "", ("openai", "gpt_oss")),
@@ -77,14 +87,12 @@ def test_an_unknown_name_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(ChangeSomething) as refused:
         parser_named("hermess", "none")
     assert str(refused.value) == (
-        "--tool-call-parser=hermess: is not known; "
-        "use one of hermes, llama3_json, mistral, none, openai, pythonic, qwen3_coder"
+        f"--tool-call-parser=hermess: is not known; use one of {', '.join(TOOL_PARSERS)}"
     )
     with pytest.raises(ChangeSomething) as refused:
-        parser_named("none", "granite")
+        parser_named("none", "minimax")
     assert str(refused.value) == (
-        "--reasoning-parser=granite: is not known; "
-        "use one of deepseek_r1, gpt_oss, mistral, none, qwen3"
+        f"--reasoning-parser=minimax: is not known; use one of {', '.join(REASONING_PARSERS)}"
     )
 
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from kvell.server.answers.deltas import AnswerDelta, Content, Reasoning, merge
 from kvell.server.answers.reading.brackets import PYTHON, BracketSpan
 from kvell.server.answers.reading.json_calls import ArgumentsObject, CallObject, is_name
-from kvell.server.answers.reading.json_text import DEEPEST, read_json, write_json
 from kvell.server.answers.reading.markers import Expect, TextUntil, possible_start
 from kvell.server.answers.reading.modes import Blank, Mode, ModeParser, PlainText, Say
 from kvell.server.answers.reading.schema_values import TEXT, parameter_types, value_text
 from kvell.server.answers.reading.tags import TagName, Value
+from kvell.wire.json_text import DEEPEST, read_json, write_json
 from tests.server.answers.answer_texts import TOOLS, cut
 
 CUTS = st.lists(st.integers(0, 1000), max_size=6)

@@ -28,6 +28,12 @@ def test_what_lies_between_the_tags_counts(output: list[int], opened: int, chose
         assert count.tokens == tokens
 
 
+def test_a_call_ends_the_reasoning() -> None:
+    count = ReasoningCount(END, START, (8,))
+    count.push([START, 7, 7, 8, 7, END])
+    assert count.tokens == 2
+
+
 @given(st.lists(st.integers(0, 4), max_size=20), st.sampled_from([None, START]), st.data())
 def test_the_cuts_do_not_matter(output: list[int], start: int | None, data: st.DataObject) -> None:
     whole, cut = ReasoningCount(END, start), ReasoningCount(END, start)

@@ -24,6 +24,9 @@ PAIRS = [
     ("hermes", "deepseek_r1"),
     ("qwen3_coder", "qwen3"),
     ("mistral", "mistral"),
+    ("glm45", "glm45"),
+    ("deepseek_v3", "deepseek_v3"),
+    ("hermes", "qwen3"),
     ("openai", "gpt_oss"),
     ("none", "gpt_oss"),
 ]

@@ -8,12 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.errors import ChangeSomething
+from kvell.models.text.call_arguments import MOST_ARGUMENT_PARTS, with_arguments
 from kvell.server.answers.chat_tools import chat_tools
-from kvell.server.answers.template_messages import (
-    MOST_ARGUMENT_PARTS,
-    template_messages,
-    with_objects,
-)
+from kvell.server.answers.template_messages import template_messages, with_objects
 from tests.server.answers.answer_texts import WEATHER
 
 
@@ -104,6 +101,12 @@ def call(**function: Any) -> dict[str, Any]:
     return {"id": "call_1", "type": "function", "function": inner}
 
 
+def shown_arguments(messages: list[dict[str, Any]], *, as_text: bool) -> list[Any]:
+    """Arguments of the first call of each message, as a template gets them."""
+    shown: Any = with_arguments(template_messages(messages), as_text=as_text)
+    return [message["tool_calls"][0]["function"]["arguments"] for message in shown]
+
+
 def test_a_conversation_with_calls_is_rendered() -> None:
     messages: list[dict[str, Any]] = [
         {"role": "developer", "content": [{"type": "text", "text": "Be brief."}]},
@@ -114,7 +117,7 @@ def test_a_conversation_with_calls_is_rendered() -> None:
         {"role": "assistant", "content": "It rains.", "tool_calls": []},
     ]
     before = json.dumps(messages)
-    function = {"name": "weather", "arguments": {"city": "Bern"}}
+    function = {"name": "weather", "arguments": '{"city": "Bern"}'}
     assert template_messages(messages) == [
         {"role": "system", "content": [{"type": "text", "text": "Be brief."}]},
         {"role": "user", "content": "Rain?", "name": "Ann"},
@@ -134,8 +137,8 @@ def test_a_conversation_with_calls_is_rendered() -> None:
 @pytest.mark.parametrize("arguments", ["", None, "{}", {}])
 def test_a_call_without_arguments_gets_an_empty_object(arguments: object) -> None:
     messages = [{"role": "assistant", "tool_calls": [call(arguments=arguments)]}]
-    [message] = template_messages(messages)
-    assert message["tool_calls"][0]["function"]["arguments"] == {}
+    assert shown_arguments(messages, as_text=False) == [{}]
+    assert shown_arguments(messages, as_text=True) == ["{}"]
 
 
 DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
@@ -144,8 +147,7 @@ DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
 def test_arguments_are_read_up_to_a_number_of_parts_in_a_conversation() -> None:
     most = f"[{'[],' * (MOST_ARGUMENT_PARTS // 4 - 1)}1]"
     messages = [{"role": "assistant", "tool_calls": [call(arguments=most)]}] * 3
-    shown = template_messages(messages)
-    arguments = [message["tool_calls"][0]["function"]["arguments"] for message in shown]
+    arguments = shown_arguments(messages, as_text=False)
     assert [isinstance(value, list) for value in arguments] == [True, True, False]
     assert arguments[2] == most
 
@@ -167,9 +169,10 @@ def test_arguments_are_read_up_to_a_number_of_parts_in_a_conversation() -> None:
 )
 def test_what_a_model_wrote_is_passed_on_as_it_is(arguments: object, shown: object) -> None:
     messages = [{"role": "assistant", "tool_calls": [call(arguments=arguments)]}]
-    [message] = template_messages(messages)
-    assert message["tool_calls"][0]["function"]["arguments"] == shown
-    objects = with_objects([message])
+    assert shown_arguments(messages, as_text=False) == [shown]
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    assert shown_arguments(messages, as_text=True) == [text]
+    objects: Any = with_objects(template_messages(messages))
     if isinstance(shown, dict):
         assert objects is None
     else:
@@ -185,7 +188,7 @@ def test_an_older_call_and_its_result_are_rendered_as_todays() -> None:
         {"role": "function", "name": "f", "content": "sunny"},
     ]
     first, second = template_messages(messages)
-    assert first["tool_calls"][0]["function"] == {"name": "f", "arguments": {}}
+    assert first["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
     assert second == {"role": "tool", "name": "f", "content": "sunny", "tool_call_id": ""}
 
 

@@ -174,10 +174,10 @@ def test_a_prompt_may_be_as_long_as_instances_reach_together() -> None:
     reached = [40]
     length = ContextLength(10, lambda: reached[0], model_tokens=100)
     assert (length.alone_tokens, length.reach_tokens, length.longest_tokens) == (10, 40, 100)
-    assert length.answer_room(9) == AnswerRoom(1, 31, 9)
-    assert length.answer_room(10) == AnswerRoom(30, 30, 10)
+    assert length.answer_room(9) == AnswerRoom(1, 31)
+    assert length.answer_room(10) == AnswerRoom(30, 30)
     reached[0] = 0
-    assert length.answer_room(10) == AnswerRoom(0, 0, 10)
+    assert length.answer_room(10) == AnswerRoom(0, 0)
     [card] = model_list([model_card("m", length, 1)])["data"]
     assert (card["max_model_len"], card["reach_tokens"]) == (10, 10)
 

@@ -14,7 +14,6 @@ from kvell.errors import ChangeSomething
 from kvell.server.api.schemas.chat import ChatMessage, ChatRequest
 from kvell.server.api.schemas.generation import MAX_PROMPTS, CompletionRequest
 from kvell.server.text.context_length import AnswerRoom
-from kvell.server.text.text_bounds import ContextTooLong
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -41,8 +40,7 @@ def test_room_that_others_lend_is_there_for_who_asks_for_it() -> None:
     both = AnswerRoom(100, 900)
     assert chat().sampling(both).max_tokens == 100
     assert chat(max_tokens=900).sampling(both).max_tokens == 900
-    with pytest.raises(ChangeSomething, match="at most 900"):
-        chat(max_tokens=901).sampling(both)
+    assert chat(max_tokens=901).sampling(both).max_tokens == 900
 
 
 def test_null_means_the_default() -> None:
@@ -94,21 +92,12 @@ def test_the_newer_name_of_the_limit_wins() -> None:
     assert chat(max_tokens=5, max_completion_tokens=6).sampling(room(100)).max_tokens == 6
 
 
-def test_a_limit_beyond_the_context_is_refused_with_one_that_fits() -> None:
-    assert completion(max_tokens=10).sampling(room(10)).max_tokens == 10
-    with pytest.raises(ChangeSomething, match="ask for at most 9"):
-        completion(max_tokens=10).sampling(room(9))
-
-
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
-def test_a_limit_beyond_the_context_is_told_in_the_words_that_clients_know(field: str) -> None:
-    """What LiteLLM, LangChain and Inspect look for before they truncate or fall back."""
-    with pytest.raises(ContextTooLong) as caught:
-        chat(**{field: 901}).sampling(AnswerRoom(900, 900, 100))
-    assert caught.value.field == field
-    told = str(caught.value)
-    assert "This model's maximum context length is 1000 tokens" in told
-    assert "prompt is too long" in told
+def test_a_limit_beyond_the_context_is_lowered_to_what_fits(field: str) -> None:
+    assert chat(**{field: 10}).sampling(room(10)).max_tokens == 10
+    assert chat(**{field: 10}).sampling(room(9)).max_tokens == 9
+    assert chat(**{field: 1_000_000}).sampling(room(9)).max_tokens == 9
+    assert completion(max_tokens=10).sampling(room(9)).max_tokens == 9
 
 
 @pytest.mark.parametrize(("field", "value"), [("best_of", 2), ("suffix", "tail")])

@@ -1,13 +1,15 @@
 """Streams merged, primed and closed, whatever goes wrong in the middle."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 import pytest
 from starlette.requests import Request
 
 from kvell.errors import TryLater
+from kvell.server.api import streaming
 from kvell.server.api.streaming import (
     ClientGone,
     merge,
@@ -112,12 +114,86 @@ def test_leaving_a_merge_closes_every_stream(count: int) -> None:
     assert all(source.closed for source in sources)
 
 
+def never(_call: Callable[[], object]) -> None:
+    """No instance accepts the request."""
+
+
+def at_once(call: Callable[[], object]) -> None:
+    """An instance has accepted the request."""
+    call()
+
+
+@pytest.mark.parametrize("fails", [None, TryLater("full")])
+def test_an_accepted_stream_begins_before_its_first_item(fails: TryLater | None) -> None:
+    ready = asyncio.Event()
+
+    async def items() -> AsyncGenerator[str, None]:
+        await ready.wait()
+        if fails is not None:
+            raise fails
+        yield "first"
+
+    async def scenario() -> list[str]:
+        stream = await prime(items(), at_once, "comment")
+        ready.set()
+        return [item async for item in stream]
+
+    if fails is None:
+        assert run(scenario()) == ["first"]
+    else:
+        with pytest.raises(TryLater):
+            run(scenario())
+
+
+def test_a_stream_has_comments_until_its_first_item(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "COMMENT_SECONDS", 0.001)
+    ready = asyncio.Event()
+    source = Source(2)
+
+    async def items() -> AsyncGenerator[int, None]:
+        await ready.wait()
+        async with aclosing(source.items()) as each:
+            async for item in each:
+                yield item
+
+    async def scenario() -> list[int]:
+        stream = await prime(items(), at_once, -1)
+        shown = [await anext(stream), await anext(stream)]
+        ready.set()
+        return [*shown, *[item async for item in stream if item >= 0]]
+
+    assert run(scenario()) == [-1, -1, 0, 1]
+    assert source.closed
+
+
+def test_an_accepted_stream_that_is_left_closes_its_source() -> None:
+    closed: list[bool] = []
+
+    async def items() -> AsyncGenerator[int, None]:
+        try:
+            await asyncio.Event().wait()
+            yield 0
+        finally:
+            closed.append(True)
+
+    async def scenario() -> None:
+        stream = await prime(items(), at_once, -1)
+        begun = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        begun.cancel()
+        await asyncio.wait([begun])
+        await stream.aclose()
+
+    run(scenario())
+    assert closed == [True]
+
+
 def test_priming_loses_no_item_and_closes_its_source() -> None:
     source, left = Source(3), Source(3)
 
     async def scenario() -> list[int]:
-        items = [item async for item in await prime(source.items())]
-        stream = await prime(left.items())
+        items = [item async for item in await prime(source.items(), never)]
+        stream = await prime(left.items(), never)
         await anext(stream)
         await stream.aclose()
         return items
@@ -131,7 +207,7 @@ def test_what_fails_before_the_first_item_is_raised_while_priming() -> None:
     source = Source(0, TryLater("full"))
 
     async def scenario() -> None:
-        await prime(source.items())
+        await prime(source.items(), never)
 
     with pytest.raises(TryLater):
         run(scenario())

@@ -53,6 +53,7 @@ _COMMANDS = _by_name(
 _EVENTS = _by_name(
     (
         protocol.Ready,
+        protocol.Accepted,
         PromptLogprobs,
         protocol.Tokens,
         protocol.Finished,

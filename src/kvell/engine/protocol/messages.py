@@ -6,6 +6,7 @@ sends commands, an instance sends events::
     front                                   instance
       │ ◄───────────── Ready ──────────────── │  schema version, facts of the instance
       │ ── Submit(request) ─────────────────► │  costs one credit
+      │ ◄── Accepted(request) ─────────────── │  it is valid, and waits or runs
       │ ◄── PromptLogprobs(request, …) ────── │  if asked for: any number of times
       │ ◄── Tokens(request, first_index, …) ─ │  any number of times
       │ ── Cancel(request) ─────────────────► │  at any time; idempotent
@@ -45,7 +46,7 @@ from kvell.engine.protocol.statistics import InstanceFacts, LoadStats, Stats
 from kvell.errors import Bound, ChangeSomething
 from kvell.vocabulary import FinishReason, RequestId
 
-SCHEMA_VERSION = 27
+SCHEMA_VERSION = 28
 StepBlame = Literal["", "suspect", "blameless"]
 
 HEARTBEAT_SECONDS = 0.5
@@ -187,6 +188,14 @@ class Ready:
     facts: InstanceFacts
 
 
+@dataclass(frozen=True)
+class Accepted:
+    """A request is valid, its grammar is compiled, and it waits for its first step."""
+
+    request_id: RequestId
+    attempt: int
+
+
 class Tokens(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """New output tokens of a request, in order.
 
@@ -296,6 +305,7 @@ Command = (
 )
 Event = (
     Ready
+    | Accepted
     | PromptLogprobs
     | Tokens
     | Finished

@@ -8,6 +8,7 @@ import msgspec
 from kvell.engine.protocol.given import flag, show, text, texts
 from kvell.engine.protocol.schemas.strict import StrictPart
 from kvell.errors import ChangeSomething
+from kvell.wire.json_text import depth_of
 
 MAX_GRAMMAR_CHARS = 131_072
 MAX_CHOICES = 1024
@@ -52,18 +53,20 @@ class ReasoningBudget:
     :param end: the token that ends the reasoning.
     :param start: the token with which the model may begin reasoning; an answer that begins
         otherwise has none.  None if the answer begins inside its reasoning.
+    :param calls: tokens that begin a call, which ends the reasoning too.
     :raises ChangeSomething: if the budget or a token is negative.
     """
 
     tokens: int
     end: int
     start: int | None = None
+    calls: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.tokens < 0:
             remedy = "use 0 or more, or leave it out for no bound"
             raise ChangeSomething("thinking_token_budget", self.tokens, "is negative", remedy)
-        if min(self.end, self.start or 0) < 0:
+        if min(self.end, self.start or 0, *self.calls) < 0:
             value = f"{self.end}, {self.start}"
             raise ChangeSomething("reasoning_budget", value, "are not tokens", "use token ids")
 
@@ -113,7 +116,7 @@ def json_text(schema: object, field: str) -> str:
     if not isinstance(schema, Mapping | bool):
         problem, remedy = "is not a JSON schema", 'give one like {"type": "object"}'
         raise ChangeSomething(field, show(schema), problem, remedy)
-    if depth_of(schema) > MAX_SCHEMA_DEPTH:
+    if depth_of(schema, MAX_SCHEMA_DEPTH) > MAX_SCHEMA_DEPTH:
         remedy = f"use at most {MAX_SCHEMA_DEPTH} levels"
         raise ChangeSomething(field, "…", "is nested too deeply", remedy)
     try:
@@ -121,25 +124,6 @@ def json_text(schema: object, field: str) -> str:
     except (TypeError, ValueError) as error:
         problem = f"cannot be written as JSON ({error})"
         raise ChangeSomething(field, "…", problem, "use JSON's types") from error
-
-
-def depth_of(value: object) -> int:
-    """Return the number of nested levels of objects and lists in a JSON value.
-
-    It counts level by level, so no depth can exhaust the stack; beyond the limit it stops.
-    """
-    depth = 0
-    level = [value]
-    while level := [item for item in level if isinstance(item, Mapping | list | tuple)]:
-        depth += 1
-        if depth > MAX_SCHEMA_DEPTH:
-            return depth
-        level = [
-            part
-            for item in level
-            for part in (item.values() if isinstance(item, Mapping) else item)
-        ]
-    return depth
 
 
 @dataclass(frozen=True)

@@ -24,4 +24,5 @@ def forced_token(budget: ReasoningBudget, output: npt.NDArray[np.int32]) -> int 
         return None
     if begin and output[0] != budget.start:
         return None
-    return None if (output == budget.end).any() else budget.end
+    has_ended = np.isin(output, (budget.end, *budget.calls)).any()
+    return None if has_ended else budget.end

@@ -9,6 +9,7 @@ from jinja2 import nodes
 
 from kvell.errors import ChangeSomething
 from kvell.models.config.json_files import one_line, read_optional_json
+from kvell.models.text.call_arguments import takes_argument_text, with_arguments
 from kvell.models.text.content_format import (
     ROLES,
     ContentFormat,
@@ -68,12 +69,14 @@ class ChatTemplate:
     :param special_tokens: variables of every conversation.
     :param parts_for: roles whose content it reads as a list of parts.
     :param takes_tools: whether it shows tools at all.
+    :param takes_argument_text: whether it takes arguments of calls as text, not as objects.
     """
 
     compiled: "Mapping[str, CompiledTemplate]"
     special_tokens: Mapping[str, object]
     parts_for: frozenset[str]
     takes_tools: bool
+    takes_argument_text: bool
 
     @property
     def text(self) -> str:
@@ -104,7 +107,9 @@ class ChatTemplate:
         template = self.compiled[FOR_TOOLS if tools and FOR_TOOLS in self.compiled else DEFAULT]
         try:
             return template.render(
-                with_content(messages, self.parts_for),
+                with_arguments(
+                    with_content(messages, self.parts_for), as_text=self.takes_argument_text
+                ),
                 list(tools) if tools else None,
                 {**self.special_tokens, **fields},
                 opens_answer=opens_answer,
@@ -152,7 +157,9 @@ def read_template(
     if parts_for is None:
         iterates = _iterates_over_content(usual.tree)
         parts_for = roles_with_parts(_rendering(usual, special_tokens), iterates=iterates)
-    return ChatTemplate(compiled, special_tokens, parts_for, takes_tools)
+    calling = _rendering(compiled.get(FOR_TOOLS, usual), special_tokens)
+    takes_text = takes_argument_text(calling, parts_for)
+    return ChatTemplate(compiled, special_tokens, parts_for, takes_tools, takes_text)
 
 
 def _usual(compiled: "Mapping[str, CompiledTemplate]") -> "CompiledTemplate":

@@ -20,6 +20,8 @@ Render = Callable[[Sequence[Message]], str]
 
 ROLES = frozenset({"system", "user", "assistant", "tool"})
 USER = "user"
+BETWEEN_PARTS = "\n"
+"""What is between the text parts of a message for a template that reads texts, as in vLLM."""
 PROBE = "kvellprobe7f3a"
 _CALL = {"id": "call00001", "type": "function", "function": {"name": "probe", "arguments": {}}}
 
@@ -68,12 +70,17 @@ def _with_content(message: Message, parts_for: frozenset[str]) -> Message:
     if isinstance(content, str) and is_parts:
         return {**message, "content": _content(content, is_parts=True)}
     if isinstance(content, list) and not is_parts and _is_text(content):
-        return {**message, "content": "".join(str(part["text"]) for part in content)}
+        return {**message, "content": BETWEEN_PARTS.join(str(part["text"]) for part in content)}
     return message
 
 
 def _is_text(parts: Sequence[object]) -> bool:
     return all(isinstance(part, Mapping) and part.get("type") == "text" for part in parts)
+
+
+def roles_content(role: str, text: str, parts_for: frozenset[str]) -> str | list[dict[str, str]]:
+    """Return a text as the content of a role's message."""
+    return _content(text, is_parts=role in parts_for)
 
 
 def _content(text: str, *, is_parts: bool) -> str | list[dict[str, str]]:

@@ -14,6 +14,7 @@ class SequenceUse:
     :param prompt: the prompt's index in its HTTP request; several sequences may share it.
     :param on_idle: called whenever no request of the sequence is left in the front.
     :param trace: also notified of the first request.
+    :param on_accepted: called when an instance has accepted a request of the sequence.
     """
 
     def __init__(
@@ -22,9 +23,11 @@ class SequenceUse:
         prompt_tokens: int = 0,
         on_idle: Callable[[], None] = lambda: None,
         trace: RequestTrace | None = None,
+        on_accepted: Callable[[], None] = lambda: None,
     ) -> None:
         self.prompt, self.prompt_tokens = prompt, prompt_tokens
         self._on_idle, self._trace = on_idle, trace
+        self.on_accepted = on_accepted
         self._requests = self._running = 0
         self._made_tokens = self._read_tokens = 0
         self._is_read = False

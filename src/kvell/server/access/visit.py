@@ -1,7 +1,7 @@
 """One HTTP request on the server: its tenant, its reserved tokens and its use."""
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -127,6 +127,8 @@ class RequestContext:
         self._status = 0
         self._sequences: dict[int, SequenceUse] = {}
         self._kept: list[tuple[EqualParts, int]] = []
+        self.is_accepted = False
+        self._when_accepted: Callable[[], object] = lambda: None
         self.tenant, self.trace = tenant, trace
         self.request_id = request_id or f"req-{uuid.uuid4().hex}"
 
@@ -168,13 +170,26 @@ class RequestContext:
         pool.take(self.tenant, size_bytes)
         self._kept.append((pool, size_bytes))
 
+    def when_accepted(self, call: Callable[[], object]) -> None:
+        """Call a function when an instance has accepted the first of the answer's requests.
+
+        ``is_accepted`` says whether one has.
+        """
+        self._when_accepted = call
+        if self.is_accepted:
+            call()
+
+    def _note_accepted(self) -> None:
+        self.is_accepted = True
+        self._when_accepted()
+
     def sequence(self, index: int, prompt: int = 0, prompt_tokens: int = 0) -> SequenceUse:
         """Return the use of a new sequence, which its requests in the front report to.
 
         :param prompt: index of its prompt; a prompt is charged once for all its sequences.
         """
         trace = None if self.trace is None else self.trace.answer(index)
-        use = SequenceUse(prompt, prompt_tokens, self._on_idle, trace)
+        use = SequenceUse(prompt, prompt_tokens, self._on_idle, trace, self._note_accepted)
         self._sequences[index] = use
         return use
 

@@ -9,36 +9,98 @@ from kvell.engine.protocol.schemas.references import Schema
 from kvell.engine.protocol.structured_outputs import Calls, Reasoning
 from kvell.errors import ChangeSomething
 from kvell.server.answers.deltas import AnswerParser
-from kvell.server.answers.formats import harmony, mistral, thinking
-from kvell.server.answers.formats.hermes import Hermes
-from kvell.server.answers.formats.llama3_json import TAG, Llama3Json
-from kvell.server.answers.formats.pythonic import Pythonic
-from kvell.server.answers.formats.qwen3_coder import Qwen3Coder
+from kvell.server.answers.formats import (
+    gemma4,
+    glm45,
+    harmony,
+    hermes,
+    llama3_json,
+    marked_calls,
+    mistral,
+    python_calls,
+    pythonic,
+    qwen3_coder,
+    tagged_lists,
+    thinking,
+)
 from kvell.server.answers.formats.thinking import Thinking, ThinkingTags
 from kvell.server.answers.reading.modes import Mode, ModeParser, PlainText
 from kvell.server.answers.written_calls import written_calls
 
 Tools = Sequence[Mapping[str, Any]]
 
-_TOOL_MODES: Mapping[str, Callable[[Tools], Mode]] = MappingProxyType(
+
+@dataclass(frozen=True)
+class _ToolFormat:
+    """A format of calls.
+
+    :param make: makes the mode that reads them, for the functions of a request.
+    :param starts: texts with which calls begin anywhere in an answer.
+    :param is_special: whether these are special tokens, which the detokenizer must keep.
+    """
+
+    make: Callable[[Tools], Mode]
+    starts: tuple[str, ...] = ()
+    is_special: bool = False
+
+
+def _marked(tokens: marked_calls.CallTokens) -> _ToolFormat:
+    starts = (tokens.calls_begin, tokens.call_begin)
+    return _ToolFormat(lambda _: marked_calls.MarkedCalls(tokens), starts, is_special=True)
+
+
+def _tagged(tags: tuple[tuple[str, ...], tuple[str, ...]]) -> _ToolFormat:
+    return _ToolFormat(lambda _: tagged_lists.TaggedList(tags), tags[0], is_special=True)
+
+
+def _python(tags: tuple[str, str]) -> _ToolFormat:
+    return _ToolFormat(lambda _: python_calls.PythonCalls(tags), tags[:1], is_special=True)
+
+
+_SEED_OSS = (qwen3_coder.SEED_START, qwen3_coder.SEED_END)
+_GLM = _ToolFormat(glm45.Glm45, (glm45.START,))
+_TOOL_FORMATS: Mapping[str, _ToolFormat] = MappingProxyType(
     {
-        "hermes": lambda _: Hermes(),
-        "llama3_json": lambda _: Llama3Json(),
-        "mistral": lambda _: mistral.Mistral(),
-        "none": lambda _: PlainText(),
-        "pythonic": lambda _: Pythonic(),
-        "qwen3_coder": Qwen3Coder,
+        "deepseek_v3": _marked(marked_calls.DEEPSEEK),
+        "deepseek_v31": _marked(marked_calls.DEEPSEEK),
+        "gemma4": _ToolFormat(lambda _: gemma4.Gemma4(), (gemma4.START,), is_special=True),
+        "glm45": _GLM,
+        "glm47": _GLM,
+        "granite": _tagged(tagged_lists.GRANITE),
+        "hermes": _ToolFormat(lambda _: hermes.Hermes(), (hermes.START,)),
+        "jamba": _tagged(tagged_lists.JAMBA),
+        "kimi_k2": _marked(marked_calls.KIMI_K2),
+        "lfm2": _python(python_calls.LFM2),
+        "llama3_json": _ToolFormat(lambda _: llama3_json.Llama3Json()),
+        "mistral": _ToolFormat(lambda _: mistral.Mistral(), (mistral.START,), is_special=True),
+        "none": _ToolFormat(lambda _: PlainText()),
+        "olmo3": _python(python_calls.OLMO3),
+        "phi4_mini_json": _tagged(tagged_lists.PHI4_MINI),
+        "pythonic": _ToolFormat(lambda _: pythonic.Pythonic()),
+        "qwen3_coder": _ToolFormat(qwen3_coder.Qwen3Coder, (qwen3_coder.START,)),
+        "seed_oss": _ToolFormat(
+            lambda tools: qwen3_coder.Qwen3Coder(tools, _SEED_OSS), _SEED_OSS[:1]
+        ),
     }
 )
 _THINKING: Mapping[str, ThinkingTags] = MappingProxyType(
     {
         "deepseek_r1": thinking.DEEPSEEK_R1,
+        "deepseek_v3": thinking.QWEN3,
+        "gemma4": thinking.GEMMA4,
+        "glm45": thinking.QWEN3,
+        "granite": thinking.GRANITE,
+        "kimi_k2": thinking.QWEN3,
         "mistral": thinking.MISTRAL,
+        "olmo3": thinking.QWEN3,
         "qwen3": thinking.QWEN3,
+        "seed_oss": thinking.SEED_OSS,
     }
 )
+_SHOWN_REASONING = frozenset({"gemma4", "mistral"})
+"""Reasoning parsers whose tags are special tokens."""
 NONE, HARMONY_TOOLS, HARMONY_REASONING = "none", "openai", "gpt_oss"
-TOOL_PARSERS = tuple(sorted({*_TOOL_MODES, HARMONY_TOOLS}))
+TOOL_PARSERS = tuple(sorted({*_TOOL_FORMATS, HARMONY_TOOLS}))
 REASONING_PARSERS = tuple(sorted({*_THINKING, HARMONY_REASONING, NONE}))
 
 
@@ -52,7 +114,9 @@ class AnswerFormat:
     @property
     def shows_special_tokens(self) -> bool:
         """Whether markers are special tokens, which the detokenizer must then keep."""
-        return self._is_harmony or "mistral" in (self.tool, self.reasoning)
+        if self._is_harmony or self.reasoning in _SHOWN_REASONING:
+            return True
+        return _TOOL_FORMATS[self.tool].is_special
 
     def parser(
         self, tools: Tools = (), *, prompt: str | None = None, forced: Mode | None = None
@@ -71,12 +135,37 @@ class AnswerFormat:
                 return ModeParser(forced)
             sorting = harmony.Sorting(self.reasoning != NONE, calls)
             return ModeParser(harmony.Harmony(sorting, forced))
-        then = forced or (_TOOL_MODES[self.tool](tools) if tools else PlainText())
+        form = _TOOL_FORMATS[self.tool if tools else NONE]
+
+        def make_then() -> Mode:
+            return forced or form.make(tools)
+
         tags = _THINKING.get(self.reasoning)
         if tags is None or (prompt is not None and tags.closed_by(prompt)):
-            return ModeParser(then)
+            return ModeParser(make_then())
         opened = tags.opened or (prompt is not None and tags.opened_by(prompt))
-        return ModeParser(Thinking(tags, opened=opened, then=then))
+        starts = () if forced else form.starts
+        return ModeParser(Thinking(tags, opened=opened, make_then=make_then, calls=starts))
+
+    def call_starts(self) -> tuple[str, ...]:
+        """Return the texts with which calls begin anywhere in an answer; a call ends reasoning."""
+        return () if self._is_harmony else _TOOL_FORMATS[self.tool].starts
+
+    def continued(self, prompt: str, content: str, reasoning: str) -> str:
+        """Return the text that shows whether an answer continues inside its reasoning.
+
+        It is the end of the prompt, or the last tag in the message that the answer continues.
+
+        :param prompt: the rendered prompt or its end.
+        :param content: that message's text.
+        :param reasoning: that message's reasoning, which may be unfinished if there is no text.
+        """
+        tags = _THINKING.get(self.reasoning)
+        if tags is None:
+            return prompt
+        if reasoning and not content.strip() and not tags.closed_by(prompt):
+            return tags.start
+        return tags.last_tag(content) or prompt
 
     def reasoning_behind(self, prompt: str) -> Reasoning | None:
         """Return the reasoning that may precede a grammar; None if the grammar covers all text.
@@ -148,24 +237,60 @@ def default_parsers(model_type: str, chat_template: str) -> tuple[str, str]:
     return _default_tool(model_type, chat_template), _default_reasoning(model_type, chat_template)
 
 
+_TOOLS_BY_TEXT: tuple[tuple[str, str], ...] = (
+    (marked_calls.KIMI_K2.calls_begin, "kimi_k2"),
+    (marked_calls.DEEPSEEK.calls_begin, "deepseek_v3"),
+    (qwen3_coder.SEED_START, "seed_oss"),
+    (gemma4.START, "gemma4"),
+    ("<arg_key>", "glm45"),
+    ("<function=", "qwen3_coder"),
+    ("<tool_calls>", "jamba"),
+    ("<function_calls>", "olmo3"),
+    (python_calls.LFM2[0], "lfm2"),
+    ("<|/tool|>", "phi4_mini_json"),
+    ("<|tool|>", "phi4_mini_json"),
+    ("<|tool_call|>", "granite"),
+    ("<tool_call>", "hermes"),
+    (mistral.START, "mistral"),
+    ("<|python_start|>", "pythonic"),
+)
+"""What a template contains, and the parser of its calls; the first that fits."""
+_TOOLS_BY_TYPE: tuple[tuple[str, str], ...] = (
+    ("granite", "granite"),
+    ("jamba", "jamba"),
+    ("kimi", "kimi_k2"),
+    ("deepseek_v3", "deepseek_v3"),
+    ("llama4", "pythonic"),
+)
+"""The beginning of a model's type, and its parser, if its template does not show one."""
+_REASONING_BY_TEXT: tuple[tuple[str, str], ...] = (
+    (thinking.MISTRAL.start, "mistral"),
+    (thinking.SEED_OSS.start, "seed_oss"),
+    (thinking.GEMMA4.start, "gemma4"),
+    (thinking.GRANITE.start, "granite"),
+)
+
+
 def _default_tool(model_type: str, template: str) -> str:
     if "tools" not in template:
         return NONE
-    if "<tool_call>" in template and "<arg_key>" not in template:
-        return "qwen3_coder" if "<function=" in template else "hermes"
-    if mistral.START in template:
-        return "mistral"
-    if "<|python_start|>" in template or "<|tool_call_start|>" in template:
-        return "pythonic"
-    if model_type.startswith("llama4"):
-        return "pythonic"
-    llama = model_type in ("llama", "mllama") and '"parameters": ' in template
-    return "llama3_json" if llama or TAG in template else NONE
+    for text, parser in _TOOLS_BY_TEXT:
+        if text in template:
+            return parser
+    if llama3_json.TAG in template:
+        return "llama3_json"
+    if model_type in ("llama", "mllama") and '"parameters": ' in template:
+        return "llama3_json"
+    for beginning, parser in _TOOLS_BY_TYPE:
+        if model_type.startswith(beginning):
+            return parser
+    return NONE
 
 
 def _default_reasoning(model_type: str, template: str) -> str:
-    if thinking.MISTRAL.start in template:
-        return "mistral"
+    for text, parser in _REASONING_BY_TEXT:
+        if text in template:
+            return parser
     if "</think>" not in template:
         return NONE
     # With a switch, the answer may have no reasoning, so the model writes both tags.

@@ -1,6 +1,6 @@
 """A counter of an answer's reasoning tokens by the tokens that begin and end the reasoning."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 class ReasoningCount:
@@ -8,11 +8,12 @@ class ReasoningCount:
 
     :param end: the token that ends the reasoning.
     :param start: the token that begins it; None if the answer begins inside the reasoning.
+    :param calls: tokens that begin a call, which ends the reasoning too.
     :ivar tokens: the count so far.
     """
 
-    def __init__(self, end: int, start: int | None) -> None:
-        self._end, self._start = end, start
+    def __init__(self, end: int, start: int | None, calls: Collection[int] = ()) -> None:
+        self._ends, self._start = frozenset((end, *calls)), start
         self._has_ended = False
         self.tokens = 0
 
@@ -23,7 +24,7 @@ class ReasoningCount:
         for token in token_ids:
             if token == self._start:
                 self._start = None
-            elif self._start is None and token == self._end:
+            elif self._start is None and token in self._ends:
                 self._has_ended = True
                 return
             elif self._start is None:

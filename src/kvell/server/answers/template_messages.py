@@ -1,25 +1,17 @@
 """Messages of a request as Hugging Face's chat templates expect them.
 
-Arguments of calls become objects, since templates write them with ``tojson``; vLLM
-does the same.  A tool's message gets the name of the function that its id belongs to.
-Arguments that are not an object are kept as they are: an answer that was truncated in the middle
-of a call stays a part of its conversation.  So are arguments beyond ``MOST_ARGUMENT_PARTS``.  The
-functions belong in a thread of texts, not on an event loop.
+Arguments of calls stay as they were sent; :mod:`kvell.models.text.call_arguments` reads them.  A
+tool's message gets the name of the function that its id belongs to.  The functions belong in a
+thread of texts, not on an event loop.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvell.errors import ChangeSomething
-from kvell.server.answers.reading.json_text import read_json
+from kvell.models.text.call_arguments import ArgumentReader, changed_arguments
 
 MOST_CALLS = 128
-MOST_ARGUMENT_PARTS = 1 << 19
-"""The most brackets, commas and colons in the texts of a conversation's arguments that are read.
-
-Those in strings count too; arguments that fit a context of a million tokens have fewer.
-"""
 _READ = frozenset(
     {"role", "content", "name", "tool_calls", "tool_call_id", "function_call", "refusal"}
     | {"reasoning_content", "reasoning"}
@@ -38,9 +30,8 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """
     names: dict[str, str] = {}
     rendered = []
-    reader = _ArgumentReader()
     for i, message in enumerate(messages):
-        shown = _rendered(f"messages[{i}]", message, reader)
+        shown = _rendered(f"messages[{i}]", message)
         for call in shown.get("tool_calls", ()):
             names[call["id"]] = call["function"]["name"]
         if shown["role"] == "tool" and "name" not in shown and shown["tool_call_id"] in names:
@@ -49,55 +40,26 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return rendered
 
 
-def with_objects(messages: Sequence[Message]) -> Sequence[Message] | None:
+def with_objects(messages: Sequence[Message]) -> list[Message] | None:
     """Return the messages for templates that iterate over arguments, which must be objects.
 
-    :param messages: messages of :func:`template_messages`.
     :return: messages with ``{"arguments": …}`` around other arguments; None if all are objects.
     """
-    changed = [
-        message
-        | {
-            "tool_calls": [
-                {**call, "function": call["function"] | {"arguments": {"arguments": arguments}}}
-                if not isinstance(arguments := call["function"]["arguments"], dict)
-                else call
-                for call in message["tool_calls"]
-            ]
-        }
-        if "tool_calls" in message
-        else message
-        for message in map(dict, messages)
-    ]
-    return changed if changed != list(messages) else None
+    reader = ArgumentReader()
+    others = list[object]()
 
-
-class _ArgumentReader:
-    """The reader of a conversation's arguments."""
-
-    def __init__(self) -> None:
-        self._left = MOST_ARGUMENT_PARTS
-
-    def read(self, arguments: object) -> object:
-        """Return the object of a call's arguments; what is not JSON or too large stays a text."""
-        if arguments is None or arguments == "":
-            return {}
-        if not isinstance(arguments, str):
+    def read(sent: object) -> object:
+        arguments = reader.read(sent)
+        if isinstance(arguments, dict):
             return arguments
-        parts = sum(map(arguments.count, "[{,:"))
-        if parts > self._left:
-            return arguments
-        self._left -= parts
-        try:
-            value = read_json(arguments)
-            if "\\u" in arguments:  # it may be half a character, which cannot be encoded
-                json.dumps(value, ensure_ascii=False).encode()
-        except ValueError:
-            return arguments
-        return {} if value is None else value
+        others.append(arguments)
+        return {"arguments": arguments}
+
+    changed = changed_arguments(messages, read)
+    return changed if others else None
 
 
-def _rendered(field: str, message: Message, reader: _ArgumentReader) -> dict[str, Any]:
+def _rendered(field: str, message: Message) -> dict[str, Any]:
     role = _ROLES.get(message["role"], message["role"])
     shown: dict[str, Any] = {key: value for key, value in message.items() if key not in _READ}
     shown |= {"role": role, "content": _content(message.get("content"))}
@@ -110,7 +72,7 @@ def _rendered(field: str, message: Message, reader: _ArgumentReader) -> dict[str
         only = message.get("function_call")
         if only is not None and not calls:
             calls = [{"function": only}]
-        shown |= {"tool_calls": _calls(f"{field}.tool_calls", calls, reader)} if calls else {}
+        shown |= {"tool_calls": _calls(f"{field}.tool_calls", calls)} if calls else {}
     if role == "tool":
         shown["tool_call_id"] = str(message.get("tool_call_id") or "")
     return shown
@@ -122,16 +84,16 @@ def _content(content: Any) -> Any:
     return list(content) if content else ""
 
 
-def _calls(field: str, calls: object, reader: _ArgumentReader) -> list[dict[str, Any]]:
+def _calls(field: str, calls: object) -> list[dict[str, Any]]:
     if not isinstance(calls, list):
         raise ChangeSomething(field, type(calls).__name__, "is not a list", "send a list of calls")
     if len(calls) > MOST_CALLS:
         remedy = f"send at most {MOST_CALLS}"
         raise ChangeSomething(field, f"{len(calls)} calls", "is out of range", remedy)
-    return [_call(f"{field}[{i}]", call, reader) for i, call in enumerate(calls)]
+    return [_call(f"{field}[{i}]", call) for i, call in enumerate(calls)]
 
 
-def _call(field: str, call: object, reader: _ArgumentReader) -> dict[str, Any]:
+def _call(field: str, call: object) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping):
         remedy = 'send {"id": …, "type": "function", "function": {"name": …, "arguments": …}}'
@@ -139,11 +101,10 @@ def _call(field: str, call: object, reader: _ArgumentReader) -> dict[str, Any]:
     if call.get("type", "function") != "function":
         raise ChangeSomething(f"{field}.type", "…", "is not served", 'use "function"')
     name = _string(f"{field}.function.name", function.get("name"))
-    arguments = reader.read(function.get("arguments"))
     return {
         "id": str(call.get("id") or ""),
         "type": "function",
-        "function": {"name": name, "arguments": arguments},
+        "function": {"name": name, "arguments": function.get("arguments")},
     }
 
 

@@ -1,5 +1,6 @@
 """The ASGI app: OpenAI's API, Anthropic's messages, Ollama's API, and routes for operators."""
 
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from starlette.types import Scope
 from kvell.device.process_size import process_bytes
 from kvell.front.front import Front
 from kvell.server.access.bodies import BodyBounds
-from kvell.server.answers.named import default_parsers, parser_named
+from kvell.server.answers.named import NONE, default_parsers, parser_named
 from kvell.server.api import http_errors
 from kvell.server.api.door.access_guard import Access, AccessGuard
 from kvell.server.api.door.browser_rules import BrowserRules
@@ -39,6 +40,7 @@ from kvell.server.api.routes.scores import RERANK_PATHS, SCORE_PATHS, ScoresApi
 from kvell.server.api.schemas.embeddings import MAX_INPUT_TOKENS, MAX_INPUTS
 from kvell.server.api.serve_options import MAX_BODY_BYTES
 from kvell.server.api.serving import AppState, ServerModel
+from kvell.server.logs.lines import tell
 from kvell.server.map.map_api import MapApi, ServerFacts
 from kvell.server.map.recorder import HistoryRecorder
 from kvell.server.metrics.front_metrics import ServerMetrics
@@ -58,6 +60,8 @@ _BOUNDS_BY_PATH = {
 """Bounds of paths where ``input`` may be token ids, and documents may be objects."""
 
 UNCHANGED = FaceOptions()
+NO_PARSER = "give --tool-call-parser, or none to return calls as text"
+logger = logging.getLogger(__name__)
 
 
 def build_app(
@@ -208,6 +212,8 @@ def _served(
     reasoning: str | None = None,
 ) -> ServerModel:
     default_tool, default_reasoning = default_parsers(text.model_type, text.chat_template)
+    if tool is None and default_tool == NONE and text.takes_tools:
+        tell(logger, logging.WARNING, "no_tool_parser", model=text.name, remedy=NO_PARSER)
     answers = parser_named(
         default_tool if tool is None else tool,
         default_reasoning if reasoning is None else reasoning,

@@ -1,5 +1,7 @@
 """``thinking_token_budget``: the limit of reasoning tokens."""
 
+from typing import NamedTuple
+
 from kvell.engine.protocol.structured_outputs import Reasoning, ReasoningBudget
 from kvell.errors import ChangeSomething
 from kvell.server.answers.named import AnswerFormat
@@ -7,16 +9,28 @@ from kvell.server.text.text_model import TextModel
 
 FIELD = "thinking_token_budget"
 UNBOUND = -1
-TagTokens = tuple[int, int | None]
-"""The tokens that end and begin reasoning; the latter is None if the answer begins inside it."""
+
+
+class TagTokens(NamedTuple):
+    """The tokens of the tags of reasoning.
+
+    :param end: ends it.
+    :param start: begins it; None if the answer begins inside it.
+    :param calls: begin a call, which ends it too.
+    """
+
+    end: int
+    start: int | None
+    calls: tuple[int, ...] = ()
 
 
 def tag_tokens(
-    model: TextModel, answers: AnswerFormat, reasoning: Reasoning | None
+    model: TextModel, answers: AnswerFormat, reasoning: Reasoning | None, *, may_call: bool
 ) -> TagTokens | None:
     """Return the tokens of the reasoning tags; None if there are no tags, or one is several tokens.
 
     :param reasoning: None if no reasoning can precede the content.
+    :param may_call: whether a call may end the reasoning.
     """
     if reasoning is None or not answers.has_thinking_tags:
         return None
@@ -24,7 +38,10 @@ def tag_tokens(
     ids = [model.encode(tag, add_special_tokens=False).tolist() for tag in tags if tag]
     if any(len(tag_ids) != 1 for tag_ids in ids):
         return None
-    return ids[0][0], ids[1][0] if len(ids) > 1 else None
+    starts = answers.call_starts() if may_call else ()
+    calls = [model.encode(start, add_special_tokens=False).tolist() for start in starts]
+    single = tuple(each[0] for each in calls if len(each) == 1)
+    return TagTokens(ids[0][0], ids[1][0] if len(ids) > 1 else None, single)
 
 
 def reasoning_budget(

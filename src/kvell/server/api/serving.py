@@ -24,6 +24,7 @@ from kvell.server.api.schemas.beams import beam_searches
 from kvell.server.api.schemas.generation import GenerationRequest
 from kvell.server.api.schemas.request_body import RequestBody
 from kvell.server.api.streaming import (
+    COMMENT,
     ClientGone,
     EventStream,
     merge,
@@ -245,9 +246,13 @@ def counter(request: ParsedRequest) -> UsageSoFar | None:
     return UsageSoFar([len(ids) for ids in request.prompts], request.body.choices())
 
 
-async def stream_response(events: AsyncGenerator[bytes, None]) -> Response:
-    """Return events as a response; raise an error that precedes the first event."""
-    return EventStream(with_error_event(await prime(events)))
+async def stream_response(events: AsyncGenerator[bytes, None], visit: RequestContext) -> Response:
+    """Return events as a response; raise an error that precedes the first event.
+
+    The response begins when an instance has accepted a request of the visit, or with its first
+    event.
+    """
+    return EventStream(with_error_event(await prime(events, visit.when_accepted, COMMENT)))
 
 
 async def cancel_on_disconnect(request: Request, answer: Awaitable[Response]) -> Response:

@@ -1,8 +1,9 @@
 """Server-sent events, merged streams, and clients that disconnect."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -22,6 +23,9 @@ DESCRIBED: Mapping[int | str, dict[str, Any]] = MappingProxyType(
 )
 """Responses of routes that can stream, for the OpenAPI document."""
 QUEUED_PER_STREAM = 16
+COMMENT = b": the prompt is being computed\n\n"
+"""A comment of server-sent events, which clients ignore."""
+COMMENT_SECONDS = 15.0
 
 
 class ClientGone(Exception):  # noqa: N818 - no client is left to read an error
@@ -91,24 +95,53 @@ async def _cancelled(*tasks: "asyncio.Future[Any]") -> None:
     await asyncio.wait(tasks)
 
 
-async def prime(stream: AsyncGenerator[Item, None]) -> AsyncGenerator[Item, None]:
-    """Return the stream after its first item has arrived.
+async def prime(
+    stream: AsyncGenerator[Item, None],
+    when_accepted: Callable[[Callable[[], object]], None],
+    comment: Item | None = None,
+) -> AsyncGenerator[Item, None]:
+    """Return the stream when its request is accepted, or its first item has arrived.
 
-    An error before the first item is raised here, where it can still set the HTTP status.
+    An error before that is raised here, where it can still set the HTTP status.
+
+    :param when_accepted: gets a function to call when the request is accepted.
+    :param comment: sent each ``COMMENT_SECONDS`` until the first item, so that neither clients nor
+        proxies give up; None for formats without comments.
     """
+    first = asyncio.ensure_future(anext(stream))
+    accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    when_accepted(partial(_set, accepted))
     try:
-        first = await anext(stream)
+        either: tuple[asyncio.Future[Any], ...] = (first, accepted)
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if first.done():
+            first.result()
     except BaseException:
+        await _cancelled(first)
         await stream.aclose()
         raise
-    return _after(first, stream)
+    return _after(first, stream, comment)
 
 
-async def _after(first: Item, stream: AsyncGenerator[Item, None]) -> AsyncGenerator[Item, None]:
-    async with aclosing(stream):
-        yield first
+def _set(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+async def _after(
+    first: "asyncio.Future[Item]", stream: AsyncGenerator[Item, None], comment: Item | None
+) -> AsyncGenerator[Item, None]:
+    try:
+        while not first.done():
+            await asyncio.wait([first], timeout=COMMENT_SECONDS)
+            if comment is not None and not first.done():
+                yield comment
+        yield first.result()
         async for item in stream:
             yield item
+    finally:
+        await _cancelled(first)
+        await stream.aclose()
 
 
 async def with_error_event(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:

@@ -9,12 +9,11 @@ class AnswerRoom:
     """The output tokens that may follow a prompt.
 
     :param usual_tokens: limit of a request without ``max_tokens``.
-    :param most_tokens: largest limit that a request may ask for.
+    :param most_tokens: most tokens of any request; a larger limit is lowered to it.
     """
 
     usual_tokens: int
     most_tokens: int
-    prompt_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -43,4 +42,4 @@ class ContextLength:
     def answer_room(self, prompt_tokens: int) -> AnswerRoom:
         """Return the room after a prompt; the usual answer stays in one instance if possible."""
         alone, most = self.alone_tokens - prompt_tokens, self.reach_tokens - prompt_tokens
-        return AnswerRoom(alone if alone > 0 else most, most, prompt_tokens)
+        return AnswerRoom(alone if alone > 0 else most, most)

@@ -44,7 +44,6 @@ def context_too_long(
     value: object,
     context_tokens: int,
     remedy: str,
-    what: str = "the prompt is too long",
     bound: Bound | None = None,
 ) -> ContextTooLong:
     """Return the error of a request that does not fit the context.
@@ -52,9 +51,11 @@ def context_too_long(
     Clients (LiteLLM, LangChain, Inspect) recognize it by this text, and then send less.
 
     :param context_tokens: most tokens of prompt and output together.
-    :param what: the clause of the message that names what is too long.
     """
-    problem = f"This model's maximum context length is {context_tokens} tokens, and {what}"
+    problem = (
+        f"This model's maximum context length is {context_tokens} tokens, "
+        "and the prompt is too long"
+    )
     return ContextTooLong(field, value, problem, remedy, bound=bound)
 
 

@@ -105,6 +105,9 @@ class TracedAnswer:
         """Record that the front has admitted the request and will report its end."""
         self._visit._admitted()
 
+    def on_accepted(self) -> None:
+        """Do nothing: spans have the times of the instance."""
+
     def on_ended(self, request: EndedRequest) -> None:
         """Record the end of the request."""
         self._visit._answered(self._index, request)

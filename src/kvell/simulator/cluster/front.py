@@ -238,5 +238,8 @@ class _Trace:
     def on_admitted(self) -> None:
         """Do nothing."""
 
+    def on_accepted(self) -> None:
+        """Do nothing."""
+
     def on_ended(self, request: EndedRequest) -> None:
         self._ended(request)

@@ -16,9 +16,9 @@ from typing import Any
 from kvell.server.answers.deltas import AnswerDelta, Content, ToolCallArguments, ToolCallBegin
 from kvell.server.answers.reading.brackets import PYTHON, BracketSpan
 from kvell.server.answers.reading.json_calls import is_name
-from kvell.server.answers.reading.json_text import DEEPEST, write_json
 from kvell.server.answers.reading.markers import Expect
 from kvell.server.answers.reading.modes import SPACE, Chain, Mode, PlainText, Say, Step
+from kvell.wire.json_text import DEEPEST, write_json
 
 START, END, LIST, MORE, LIST_END = "<|python_start|>", "<|python_end|>", "[", ",", "]"
 _LITERAL_NAMES = {"true": True, "false": False, "null": None}

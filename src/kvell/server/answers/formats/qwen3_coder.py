@@ -1,4 +1,4 @@
-"""Calls as Qwen 3 Coder, Next and 3.5 write them (vLLM's ``qwen3_coder``).
+"""Calls as Qwen 3 Coder, Next and 3.5 write them (vLLM's ``qwen3_coder``), and Seed-OSS.
 
 ::
 
@@ -10,20 +10,22 @@
     </function>
     </tool_call>
 
-Values of string parameters are streamed, others returned when they are complete.
+Seed-OSS (vLLM's ``seed_oss``) has ``<seed:tool_call>`` around the function.  Values of string
+parameters are streamed, others returned when they are complete.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvell.server.answers.deltas import Content, ToolCallArguments, ToolCallBegin
-from kvell.server.answers.reading.json_text import write_json
 from kvell.server.answers.reading.markers import Expect, TextUntil
 from kvell.server.answers.reading.modes import Chain, Mode, Say
 from kvell.server.answers.reading.schema_values import TEXT, parameter_types
 from kvell.server.answers.reading.tags import TagName, Value
+from kvell.wire.json_text import write_json
 
 START, END = "<tool_call>", "</tool_call>"
+SEED_START, SEED_END = "<seed:tool_call>", "</seed:tool_call>"
 FUNCTION, FUNCTION_END, PARAMETER = "<function=", "</function>", "<parameter="
 
 
@@ -31,24 +33,28 @@ class Qwen3Coder(Chain):
     """Text, then calls between tags, then text again.
 
     :param tools: the source of the parameters' types.
+    :param tags: the tags around a call.
     """
 
-    def __init__(self, tools: Sequence[Mapping[str, Any]] = ()) -> None:
-        super().__init__(TextUntil((START, FUNCTION)))
+    def __init__(
+        self, tools: Sequence[Mapping[str, Any]] = (), tags: tuple[str, str] = (START, END)
+    ) -> None:
+        self._start, self._end = tags
+        super().__init__(TextUntil((self._start, FUNCTION)))
         self._tools = tools
         self._types: dict[str, Mapping[str, frozenset[str]]] = {}
 
     def _next(self, ended: Mode) -> Mode:
         match ended:
-            case TextUntil() if ended.marker == START:
+            case TextUntil() if ended.marker == self._start:
                 return Expect(FUNCTION, before=ended.opening)
             case TextUntil() | Expect(marker="<function="):
                 return TagName(ended.opening)
             case TagName(name=name) if name:
-                return FunctionBody(self._calls, name, self._parameters(name))
+                return FunctionBody(self._calls, name, self._parameters(name), self._end)
             case FunctionBody():
                 self._calls += 1
-                return Expect(END) if ended.end == FUNCTION_END else self._text()
+                return Expect(self._end) if ended.end == FUNCTION_END else self._text()
             case Expect(before=before) if before:
                 return Say(Content(before))
             case _:
@@ -61,16 +67,18 @@ class Qwen3Coder(Chain):
         return self._types[function]
 
     def _text(self, drops_blank: bool = True) -> TextUntil:
-        return TextUntil((START, FUNCTION), drops_blank=drops_blank)
+        return TextUntil((self._start, FUNCTION), drops_blank=drops_blank)
 
 
 class FunctionBody(Chain):
     """A call after its opening tag; ``end`` is the tag that closed it."""
 
-    def __init__(self, index: int, name: str, types: Mapping[str, frozenset[str]]) -> None:
+    def __init__(
+        self, index: int, name: str, types: Mapping[str, frozenset[str]], closing_tag: str
+    ) -> None:
         super().__init__(Say(ToolCallBegin(index, name)))
         self._index = index
-        self._types = types
+        self._types, self._closing_tag = types, closing_tag
         self._lead = "{"
         self.end = ""
 
@@ -89,4 +97,4 @@ class FunctionBody(Chain):
             case Say() if self.end:
                 return None
             case _:
-                return TextUntil((PARAMETER, FUNCTION_END, END), drops_blank=True)
+                return TextUntil((PARAMETER, FUNCTION_END, self._closing_tag), drops_blank=True)

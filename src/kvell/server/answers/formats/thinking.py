@@ -8,14 +8,20 @@
 
     It rains.
 
-Whitespace around the tags belongs to them.
+Whitespace around the tags belongs to them.  A call ends the reasoning too, as in vLLM: models begin
+calls before they close their reasoning.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvell.server.answers.deltas import Content, Reasoning
+from kvell.server.answers.deltas import AnswerDelta, Content, Reasoning, ToolCallBegin
 from kvell.server.answers.reading.markers import Expect, TextUntil
-from kvell.server.answers.reading.modes import Blank, Chain, Mode
+from kvell.server.answers.reading.modes import SPACE, Blank, Chain, Mode, Say, Step
+
+MOST_TRIALS = 16
+"""The most beginnings of calls in an answer's reasoning that are read as calls: each that is none
+is read again as reasoning."""
 
 
 @dataclass(frozen=True)
@@ -37,31 +43,97 @@ class ThinkingTags:
         """Return whether a prompt has already closed the reasoning."""
         return prompt.rstrip().endswith(self.end)
 
+    def last_tag(self, message: str) -> str:
+        """Return the tag that a message's continuation is behind: the end behind other text."""
+        start, end = message.rfind(self.start), message.rfind(self.end)
+        if start > end:
+            return self.start
+        return self.end if end >= 0 or message.strip(SPACE) else ""
+
 
 DEEPSEEK_R1 = ThinkingTags("<think>", "</think>", opened=True)
 QWEN3 = ThinkingTags("<think>", "</think>")
 MISTRAL = ThinkingTags("[THINK]", "[/THINK]")
+SEED_OSS = ThinkingTags("<seed:think>", "</seed:think>")
+GRANITE = ThinkingTags("Here is my thought process:", "Here is my response:")
+GEMMA4 = ThinkingTags("<|channel>thought", "<channel|>")
 
 
 class Thinking(Chain):
     """Reasoning and the text after it.
 
     :param opened: whether the answer begins inside the tags; it may repeat the first tag.
-    :param then: mode that reads the text after the reasoning.
+    :param make_then: makes the mode that reads the text after the reasoning.
+    :param calls: texts with which a call begins that ends the reasoning; without them none does.
     """
 
-    def __init__(self, tags: ThinkingTags, *, opened: bool, then: Mode) -> None:
+    def __init__(
+        self,
+        tags: ThinkingTags,
+        *,
+        opened: bool,
+        make_then: Callable[[], Mode],
+        calls: tuple[str, ...] = (),
+    ) -> None:
         make = Reasoning if opened else Content
         super().__init__(Expect(tags.start, make=make, keeps_blank=not opened))
         self._tags = tags
         self._opened = opened
-        self._then = then
+        self._make_then, self._call_starts = make_then, calls
+        self._trials = 0
 
     def _next(self, ended: Mode) -> Mode:
         match ended:
             case Expect() if ended.marker or self._opened:
-                return TextUntil((self._tags.end,), Reasoning, drops_lead=True)
-            case TextUntil():
+                return self._reasoning(drops_lead=True)
+            case TextUntil() if ended.marker == self._tags.end:
                 return Blank()
+            case TextUntil():
+                self._trials += 1
+                return CallTrial(self._make_then(), ended.opening, ended.marker)
+            case CallTrial():
+                return Say(Reasoning(ended.opening))
+            case Say():
+                return self._reasoning()
             case _:
-                return self._then
+                return self._make_then()
+
+    def _reasoning(self, *, drops_lead: bool = False) -> TextUntil:
+        left = self._call_starts if self._trials < MOST_TRIALS else ()
+        return TextUntil((self._tags.end,), Reasoning, drops_lead=drops_lead, left=left)
+
+
+class CallTrial:
+    """What may be a call in the reasoning; if it is none, all but ``opening`` is left to the next
+    mode.
+
+    :param mode: reads calls and all text behind them.
+    :param opening: the marker with the whitespace before it.
+    """
+
+    def __init__(self, mode: Mode, opening: str, marker: str) -> None:
+        self._mode, self.opening, self._marker = mode, opening, marker
+        self._held: list[str] = []
+        self._is_call = False
+
+    def push(self, text: str) -> Step:
+        """Return the parts of the call and of what follows, once there is one."""
+        deltas, _ = self._mode.push(text)
+        if self._is_call:
+            return deltas, None
+        self._held.append(text)
+        if not deltas:
+            return [], None
+        if isinstance(deltas[0], ToolCallBegin):
+            self._is_call = True
+            self._held.clear()
+            return deltas, None
+        return [], "".join(self._held).removeprefix(self._marker)
+
+    def finish(self) -> list[AnswerDelta]:
+        """Return the parts that are held back; as reasoning if there was no call."""
+        deltas = self._mode.finish()
+        if self._is_call or (deltas and isinstance(deltas[0], ToolCallBegin)):
+            return deltas
+        space = self.opening.removesuffix(self._marker)
+        return [Reasoning(space + "".join(self._held))]

@@ -1,6 +1,7 @@
 """A call as a JSON object, ``{"name": …, "arguments": {…}}``, and arguments alone.
 
-Llama's ``parameters`` are read as ``arguments``.
+Llama's ``parameters`` are read as ``arguments``, and the call may be the ``function`` of another
+object, as in OpenAI's API.
 """
 
 import re
@@ -8,8 +9,8 @@ from typing import Any
 
 from kvell.server.answers.deltas import AnswerDelta, Content, ToolCallArguments, ToolCallBegin
 from kvell.server.answers.reading.brackets import BracketSpan
-from kvell.server.answers.reading.json_text import read_json, write_json
 from kvell.server.answers.reading.modes import SPACE, Step
+from kvell.wire.json_text import read_json, write_json
 
 MOST_NAME_CHARS = 256
 _MOST_HEAD_CHARS = 1024
@@ -143,6 +144,8 @@ def _read_call(text: str) -> tuple[str, str] | None:
     """Return the name and arguments of a call; None if the text is not a call."""
     try:
         call: dict[str, Any] = read_json(text)
+        if isinstance(inner := call.get("function"), dict):  # as in OpenAI's API
+            call = inner
         name = call["name"]
         arguments = call.get("arguments", call.get("parameters", ""))
         value = read_json(arguments) if isinstance(arguments, str) else arguments or {}

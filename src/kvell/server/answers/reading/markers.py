@@ -14,6 +14,7 @@ class TextUntil:
     :param make: constructor of the text's deltas.
     :param drops_lead: whether whitespace at the start is dropped.
     :param drops_blank: whether text of whitespace only is dropped.
+    :param left: further markers, which are left to the next mode.
     """
 
     def __init__(
@@ -21,11 +22,12 @@ class TextUntil:
         markers: tuple[str, ...],
         make: Callable[[str], AnswerDelta] = Content,
         *,
+        left: tuple[str, ...] = (),
         drops_lead: bool = False,
         drops_blank: bool = False,
     ) -> None:
-        self._markers = markers
-        self._pattern = re.compile("|".join(re.escape(marker) for marker in markers))
+        self._markers, self._left = markers + left, left
+        self._pattern = re.compile("|".join(map(re.escape, self._markers)))
         self._make = make
         self._drops_lead = drops_lead
         self._drops_blank = drops_blank or drops_lead
@@ -45,7 +47,7 @@ class TextUntil:
             return shown, None
         self.marker = match.group()
         self.opening = "".join(self._space) + self.marker
-        return shown, text[match.end() :]
+        return shown, text[match.start() if self.marker in self._left else match.end() :]
 
     def finish(self) -> list[AnswerDelta]:
         """Return the whitespace or the beginning of a marker that was held back."""

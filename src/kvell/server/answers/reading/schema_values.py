@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kvell.server.answers.reading.json_text import read_json, write_json
 from kvell.server.answers.reading.modes import SPACE
+from kvell.wire.json_text import read_json, write_json
 
 TEXT = frozenset({"string"})
 _PYTHON = {"True": "true", "False": "false", "None": "null"}

@@ -4,13 +4,44 @@ import re
 
 from kvell.server.answers.deltas import AnswerDelta, Content, ToolCallArguments
 from kvell.server.answers.reading.json_calls import MOST_NAME_CHARS, is_name
-from kvell.server.answers.reading.json_text import write_json
 from kvell.server.answers.reading.markers import possible_start
 from kvell.server.answers.reading.modes import Step
 from kvell.server.answers.reading.schema_values import TEXT, value_text
+from kvell.wire.json_text import write_json
 
-_VALUE_ENDS = ("\n</parameter>", "</parameter>")
-_VALUE_END = re.compile(r"\n?</parameter>")
+PARAMETER_END = "</parameter>"
+MOST_HEAD_CHARS = 1024
+
+
+class HeadUntil:
+    """The beginning of a call up to a marker, which is left to the next mode.
+
+    :param marker: the text behind the head.
+    :param head: pattern of the head, with the group ``name``.
+    :param opening: preceding text, which is content if no call follows.
+    :ivar name: the function's or parameter's name; "" if the text is not a head.
+    """
+
+    def __init__(self, marker: str, head: re.Pattern[str], opening: str) -> None:
+        self._marker, self._head, self._opening = marker, head, opening
+        self._held = ""
+        self.name = ""
+
+    def push(self, text: str) -> Step:
+        """Return no delta while the text may be a head."""
+        self._held += text
+        at = self._held.find(self._marker, 0, MOST_HEAD_CHARS)
+        if at < 0 and len(self._held) < MOST_HEAD_CHARS:
+            return [], None
+        match = self._head.fullmatch(self._held, 0, at) if at > 0 else None
+        if match is not None and is_name(name := match["name"]):
+            self.name = name
+            return [], self._held[at:]
+        return [Content(self._opening)] if self._opening else [], self._held
+
+    def finish(self) -> list[AnswerDelta]:
+        """Return the text that was held back as content."""
+        return [Content(self._opening + self._held)]
 
 
 class TagName:
@@ -45,9 +76,14 @@ class Value:
 
     :param lead: JSON text that precedes the value.
     :param types: JSON types that the value may have.
+    :param end: the closing tag.
     """
 
-    def __init__(self, index: int, lead: str, types: frozenset[str]) -> None:
+    def __init__(
+        self, index: int, lead: str, types: frozenset[str], end: str = PARAMETER_END
+    ) -> None:
+        self._ends = ("\n" + end, end)
+        self._pattern = re.compile(rf"\n?{re.escape(end)}")
         self._index = index
         self._lead = lead
         self._types = types
@@ -66,8 +102,8 @@ class Value:
                 return [], None
             self._started = True
             text = text.removeprefix("\n")
-        match = _VALUE_END.search(text)
-        keep = match.start() if match else possible_start(text, _VALUE_ENDS)
+        match = self._pattern.search(text)
+        keep = match.start() if match else possible_start(text, self._ends)
         self._held = "" if match else text[keep:]
         deltas = self._piece(text[:keep], last=match is not None)
         return deltas, None if match is None else text[match.end() :]

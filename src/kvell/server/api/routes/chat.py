@@ -104,7 +104,7 @@ class ChatApi:
             answering = await self.answering(body, visit, keeps=not body.stream)
             request = answering.asked
             if body.stream:
-                return await stream_response(_events(answering))
+                return await stream_response(_events(answering), visit)
             answers = await whole_answers(answering.deltas, body.choices())
         total = sum((answer.usage for answer in answers), Usage())
         choices = []
@@ -146,6 +146,8 @@ class ChatApi:
         offered = [] if choice == "none" else tools
         prompt, tensors = await _prompt(served.prompts, body, offered)
         end = await served.prompts.decode("messages", prompt[-PROMPT_END_TOKENS:].tolist())
+        if body.continues_last():
+            end = served.answers.continued(end, *body.messages[-1].said())
         room = served.prompts.answer_room(prompt)
         sampling = body.sampling(room, served.text.sampling_defaults)
         sampling = await served.prompts.with_bad_words(sampling)
@@ -156,7 +158,9 @@ class ChatApi:
             sampling = _or_calls(sampling, calls)
         reasoning = served.answers.reasoning_behind(end)
         sampling = _bound_behind(sampling, reasoning)
-        tags = tag_tokens(served.text, served.answers, reasoning)
+        tags = tag_tokens(
+            served.text, served.answers, reasoning, may_call=bool(offered) and forced is None
+        )
         budget = reasoning_budget(body.thinking_token_budget, served.answers, reasoning, tags)
         if budget is not None:
             sampling = replace(sampling, reasoning_budget=budget)

@@ -69,7 +69,7 @@ class CompletionsApi:
                 body, visit_of(request), keeps=not body.stream
             )
             if body.stream:
-                return await stream_response(_events(parsed, deltas, choices))
+                return await stream_response(_events(parsed, deltas, choices), parsed.visit)
             whole = await whole_answers(deltas, len(parsed.prompts) * body.choices())
         total = sum((answer.usage for answer in whole), Usage())
         made = Lazy(choices.choice(index, answer) for index, answer in enumerate(whole))

@@ -24,7 +24,7 @@ from kvell.server.api.routes.chat import ChatApi, ChatStream
 from kvell.server.api.schemas.messages.requests import CountTokensRequest, MessagesRequest
 from kvell.server.api.sent_names import named_as_sent
 from kvell.server.api.serving import AppState, cancel_on_disconnect
-from kvell.server.api.streaming import EventStream, named_begin, named_event, prime
+from kvell.server.api.streaming import COMMENT, EventStream, named_begin, named_event, prime
 from kvell.server.text.text_stream import TextDelta, Usage
 
 
@@ -65,7 +65,8 @@ class MessagesApi:
             answering = await ChatApi(self.serving).answering(body.chat(), visit, "msg")
             message = _Message(body, answering)
             if body.stream:
-                return EventStream(await prime(_events(message)))
+                events = await prime(_events(message), visit.when_accepted, COMMENT)
+                return EventStream(events)
             async with aclosing(answering.deltas) as deltas:
                 async for _, delta in deltas:
                     message.read(delta)
@@ -107,7 +108,7 @@ class _Message:
         )
 
     async def steps(self) -> AsyncGenerator[Body, None]:
-        """Yield all events; a failure after the first event becomes an event."""
+        """Yield all events; a failure of an accepted request becomes an event."""
         is_begun = False
         try:
             async with aclosing(self._answering.deltas) as deltas:
@@ -123,7 +124,7 @@ class _Message:
             yield {"type": "message_delta", "delta": self._ended(), "usage": usage}
             yield {"type": "message_stop"}
         except Exception as error:
-            if not is_begun:
+            if not (is_begun or self._answering.asked.visit.is_accepted):
                 raise
             yield error_event(api_error(error))
 

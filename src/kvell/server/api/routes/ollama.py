@@ -105,11 +105,13 @@ class OllamaApi:
             answer = _Answer(
                 *await self._submitted(body, name, served, visit),
                 writer,
+                visit,
                 self.serving.front.now_seconds,
                 started_seconds,
             )
             if body.stream:
-                return EventStream(await prime(answer.lines()), LINES_TYPE)
+                lines = await prime(answer.lines(), visit.when_accepted)
+                return EventStream(lines, LINES_TYPE)
             return json_response(await answer.read_all())
 
     async def _submitted(
@@ -141,6 +143,7 @@ class _Answer:
     deltas: Deltas
     read: Callable[[TextDelta], Sequence[AnswerDelta]]
     writer: AnswerWriter
+    visit: RequestContext
     now_seconds: Callable[[], float]
     started_seconds: float
     usage: Usage = field(default_factory=Usage)
@@ -148,7 +151,7 @@ class _Answer:
     first_seconds: float | None = None
 
     async def lines(self) -> AsyncGenerator[bytes, None]:
-        """Yield the lines of a stream; a failure after the first line becomes a line."""
+        """Yield the lines of a stream; a failure of an accepted request becomes a line."""
         is_begun = False
         try:
             async with aclosing(self.deltas) as deltas:
@@ -161,7 +164,7 @@ class _Answer:
                 async for piece in _written(line):
                     yield piece
         except Exception as error:
-            if not is_begun:
+            if not (is_begun or self.visit.is_accepted):
                 raise
             yield json_line({"error": api_error(error).message})
 

@@ -23,7 +23,7 @@ from kvell.server.api.routes.chat import ChatApi, ChatStream
 from kvell.server.api.schemas.responses import ResponsesRequest
 from kvell.server.api.sent_names import named_as_sent
 from kvell.server.api.serving import AppState, cancel_on_disconnect
-from kvell.server.api.streaming import EventStream, named_begin, named_event, prime
+from kvell.server.api.streaming import COMMENT, EventStream, named_begin, named_event, prime
 from kvell.server.logs.ignored import OncePerName
 from kvell.server.text.text_stream import TextDelta, Usage
 
@@ -63,7 +63,8 @@ class ResponsesApi:
             defaults = answering.asked.served.text.sampling_defaults
             response = _Response(body.with_defaults(defaults), answering)
             if body.stream:
-                return EventStream(await prime(_events(response)))
+                events = await prime(_events(response), visit.when_accepted, COMMENT)
+                return EventStream(events)
             async with aclosing(answering.deltas) as deltas:
                 async for _, delta in deltas:
                     response.read(delta)
@@ -116,7 +117,7 @@ class _Response:
         )
 
     async def steps(self) -> AsyncGenerator[Event, None]:
-        """Yield all events; a failure after the first event becomes an event."""
+        """Yield all events; a failure of an accepted request becomes an event."""
         is_begun = False
         begun = self.begun()
         try:
@@ -133,7 +134,7 @@ class _Response:
             body = await self.body()
             yield {"type": f"response.{body['status']}", "response": body}
         except Exception as error:
-            if not is_begun:
+            if not (is_begun or self._answering.asked.visit.is_accepted):
                 raise
             yield failed_event(begun, api_error(error))
 

@@ -104,6 +104,13 @@ class ChatMessage(RequestPart):
         """
         return {**self.model_dump(exclude_none=True), "content": self._content()}
 
+    def said(self) -> tuple[str, str]:
+        """Return the text and the reasoning of the message."""
+        content = self._content()
+        if not isinstance(content, str):
+            content = "\n".join(part.get("text", "") for part in content)
+        return content, self.reasoning_content or ""
+
     def images(self) -> list[str]:
         """Return the URLs of the message's images, in order."""
         parts = self.content if isinstance(self.content, list) else []

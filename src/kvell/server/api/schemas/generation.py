@@ -19,7 +19,6 @@ from kvell.server.api.schemas.formats import (
 from kvell.server.api.schemas.other_fields import COMPLETION_OTHERS
 from kvell.server.api.schemas.sampling_fields import MAX_INT32, Count, SamplingFields, TokenIds
 from kvell.server.text.context_length import AnswerRoom
-from kvell.server.text.text_bounds import context_too_long
 
 MAX_PROMPTS = 128
 
@@ -60,7 +59,7 @@ class GenerationRequest(SamplingFields):
     """Grammar that the text follows; an older name of ``structured_outputs.grammar``."""
 
     def output_limit(self) -> int | None:
-        """Return the requested number of output tokens; None means as many as fit."""
+        """Return the most output tokens; None, or more than fit, means as many as fit."""
         return self.max_tokens
 
     def limit_field(self) -> str:
@@ -219,12 +218,7 @@ class GenerationRequest(SamplingFields):
         limit = self.output_limit()
         if limit is None:
             return min(room.usual_tokens, defaults.max_tokens or room.usual_tokens)
-        if limit > room.most_tokens:
-            context_tokens = room.prompt_tokens + room.most_tokens
-            what = f"the prompt is too long for this number of tokens: it has {room.prompt_tokens}"
-            remedy = f"ask for at most {room.most_tokens} or shorten the prompt"
-            raise context_too_long(self.limit_field(), limit, context_tokens, remedy, what)
-        return limit
+        return min(limit, room.most_tokens)  # agents send a constant
 
 
 class CompletionRequest(GenerationRequest):

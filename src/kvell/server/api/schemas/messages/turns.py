@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from kvell.errors import ChangeSomething
-from kvell.server.answers.reading.json_text import write_json
 from kvell.server.api.schemas.chat import (
     MAX_MESSAGES,
     MAX_PARTS,
@@ -31,13 +30,15 @@ from kvell.server.api.schemas.messages.blocks import (
     said_parts,
 )
 from kvell.server.api.schemas.request_body import RequestPart
+from kvell.wire.json_text import write_json
 
 BILLING = "x-anthropic-billing-header:"
 """Prefix of a block in which Claude Code sends its version.
 
 The block is dropped: it differs in each request, so prompts with it would miss the cache.
 """
-BETWEEN_TURNS = "\n\n"
+BETWEEN_TURNS = "\n"
+"""The beginning of a turn that continues a message; its template adds a line break (or none)."""
 FAILED = "Error: "
 PLACE = re.compile(r"messages\[(\d+)\](\.content)?.*")
 
@@ -144,9 +145,8 @@ def _add_turn(chat: TurnMessages, origin: str, turn: MessageTurn) -> None:
         match block:
             case TextBlock() | ImageBlock():
                 assert isinstance(message.content, list)
-                if goes_on:
-                    message.content.append(TextPart(type="text", text=BETWEEN_TURNS))
-                message.content.append(said_part(block))
+                part = said_part(block)
+                message.content += _introduced(BETWEEN_TURNS, [part]) if goes_on else [part]
                 goes_on = False
             case ToolUseBlock():
                 place = f"{origin}.content[{number}]"
@@ -159,8 +159,15 @@ def _add_turn(chat: TurnMessages, origin: str, turn: MessageTurn) -> None:
 def _result(block: ToolResultBlock) -> ChatMessage:
     parts = said_parts(block.content)
     if block.is_error:
-        parts.insert(0, TextPart(type="text", text=FAILED))
+        parts = _introduced(FAILED, parts)
     return ChatMessage(role="tool", tool_call_id=block.tool_use_id, content=parts)
+
+
+def _introduced(text: str, parts: list[Part]) -> list[Part]:
+    """Return the parts behind a text, in one part with the first if that is a text."""
+    if parts and isinstance(first := parts[0], TextPart):
+        return [TextPart(type="text", text=text + first.text), *parts[1:]]
+    return [TextPart(type="text", text=text), *parts]
 
 
 def _add_call(place: str, message: ChatMessage, block: ToolUseBlock) -> None:

@@ -7,7 +7,6 @@ from pydantic import Field
 
 from kvell.engine.protocol.schemas.references import Schema
 from kvell.errors import ChangeSomething
-from kvell.server.answers.reading.json_text import write_json
 from kvell.server.api.schemas.chat import (
     MAX_MESSAGES,
     MAX_PARTS,
@@ -35,6 +34,7 @@ from kvell.server.api.schemas.sampling_fields import (
     StopText,
     StopTexts,
 )
+from kvell.wire.json_text import write_json
 
 LATEST = ":latest"
 """The tag that Ollama's clients add to a model's name."""

@@ -1,9 +1,9 @@
 """Reader and writer of JSON of models; JSON that clients could not parse is refused."""
 
 import json
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from kvell.engine.protocol.structured_outputs import depth_of
 from kvell.wire.decoding import MalformedError, decode_json
 
 DEEPEST = 64
@@ -19,9 +19,28 @@ def read_json(text: str) -> Any:
         value = decode_json(text, constant=_refuse, strict=False)
     except MalformedError as error:
         raise ValueError(str(error)) from error
-    if depth_of(value) > DEEPEST:
+    if depth_of(value, DEEPEST) > DEEPEST:
         raise ValueError("brackets are too deep")
     return value
+
+
+def depth_of(value: object, most: int) -> int:
+    """Return the number of nested levels of objects and lists in a JSON value.
+
+    It counts level by level, so no depth can exhaust the stack; beyond ``most`` it stops.
+    """
+    depth = 0
+    level = [value]
+    while level := [item for item in level if isinstance(item, Mapping | list | tuple)]:
+        depth += 1
+        if depth > most:
+            return depth
+        level = [
+            part
+            for item in level
+            for part in (item.values() if isinstance(item, Mapping) else item)
+        ]
+    return depth
 
 
 def write_json(value: Any) -> str:

@@ -1,0 +1,48 @@
+"""Calls as JSON between tags: a list of calls, or one call.
+
+::
+
+    text <|tool_call|>[{"name": "weather", "arguments": {"city": "Bern"}}, …]        granite
+    text <tool_calls>[{"name": "weather", "arguments": {"city": "Bern"}}, …]</tool_calls>     jamba
+    text <|tool_call|>[{"type": "function", "function": {"name": …}}]<|/tool_call|>  phi4_mini_json
+
+The names of the parsers are vLLM's.
+"""
+
+from kvell.server.answers.reading.json_calls import CallObject
+from kvell.server.answers.reading.markers import Expect, TextUntil
+from kvell.server.answers.reading.modes import Chain, Mode
+
+LIST, MORE, LIST_END = "[", ",", "]"
+GRANITE = (("<|tool_call|>", "<tool_call>"), ("</tool_call>",))
+JAMBA = (("<tool_calls>",), ("</tool_calls>",))
+PHI4_MINI = (("<|tool_call|>", "functools"), ("<|/tool_call|>",))
+
+
+class TaggedList(Chain):
+    """Text, then calls between tags, then text again.
+
+    :param tags: the tags that may precede the calls, and those that may follow.
+    """
+
+    def __init__(self, tags: tuple[tuple[str, ...], tuple[str, ...]]) -> None:
+        self._starts, self._ends = tags
+        super().__init__(TextUntil(self._starts))
+
+    def _next(self, ended: Mode) -> Mode:
+        match ended:
+            case TextUntil():
+                return Expect(LIST, before=ended.opening)
+            case Expect(marker="[" | ","):
+                return CallObject(self._calls, ended.opening)
+            case Expect(marker="]"):
+                return Expect(*self._ends)
+            case Expect(before=before) if before:
+                return CallObject(self._calls, before)
+            case CallObject(begun=True):
+                self._calls += 1
+                return Expect(MORE, LIST_END, *self._ends)
+            case CallObject():
+                return TextUntil(self._starts)
+            case _:
+                return TextUntil(self._starts, drops_blank=True)
