@@ -132,3 +132,50 @@ def test_a_reset_keeps_what_an_open_stream_reads(llm: LLM) -> None:
     assert llm.reset_prefix_cache() is False
     assert first + "".join(stream) == expected
     assert llm.engine.core.audit() == ()
+
+
+@pytest.fixture(scope="module")
+def uncached(shallow_path: Path) -> LLM:
+    path = shallow_path.parent
+    size = 16 * MIB
+    return LLM(
+        "smollm2",
+        cache_dir=path,
+        kv_memory_bytes=size,
+        cpu_buffer="16MiB",
+        dtype="float32",
+        enable_prefix_caching=False,
+    )
+
+
+class TestWithoutPrefixCaching:
+    def test_no_request_hits_pages_of_another(self, llm: LLM, uncached: LLM) -> None:
+        expected = [output.token_ids for output in llm.generate([TEXT], GREEDY)]
+        for _ in range(2):
+            outputs = uncached.generate([TEXT, TEXT], GREEDY)
+            assert [output.num_cached_tokens for output in outputs] == [0, 0]
+            assert [output.token_ids for output in outputs] == expected * 2
+        assert uncached.embed(TEXT)[0].cached_tokens == 0
+        [first, second] = uncached.generate(
+            [TEXT], SamplingParams(temperature=1, n=2, seed=1, max_tokens=4)
+        )[0].outputs
+        assert first.token_ids != second.token_ids
+        counters = uncached.engine.core.stats()
+        assert (counters.prefix_cache_hits, sum(counters.misses.values())) == (0, 0)
+        assert uncached.engine.core.audit() == ()
+
+    def test_pages_of_ended_requests_give_way(self, uncached: LLM) -> None:
+        texts = [f"{number} {TEXT}" * 12 for number in range(12)]
+        outputs = uncached.generate(texts, GREEDY)
+        assert {output.num_cached_tokens for output in outputs} == {0}
+        assert uncached.engine.core.audit() == ()
+
+    def test_a_protected_prefix_is_refused(self, shallow_path: Path) -> None:
+        with pytest.raises(ChangeSomething, match="--no-enable-prefix-caching keeps none"):
+            LLM(
+                "smollm2",
+                cache_dir=shallow_path.parent,
+                kv_memory="16MiB",
+                common_pool=True,
+                enable_prefix_caching=False,
+            )

@@ -155,7 +155,11 @@ class Engine:
             beside,
             self.contract.parts(),
             sum(group.token_bytes for group in self.contract.groups),
-            indexed_groups(self.core.memory.layout.groups, self.core.rules),
+            indexed_groups(
+                self.core.memory.layout.groups,
+                self.core.rules,
+                is_cached=self.core.limits.enable_prefix_caching,
+            ),
             self._link.listens,
             self._staying,
             self._link.section_bytes,
@@ -184,7 +188,7 @@ class Engine:
         if isinstance(command, AskPages | AskLargePage):
             return [self._shown(command)]
         if isinstance(command, WatchIndex):
-            if self._page_map is None:
+            if self._page_map is None or not self.core.limits.enable_prefix_caching:
                 return []
             make = partial(self._page_map.index_watch, with_tokens=command.with_tokens)
             return self.core.watch_index(make)

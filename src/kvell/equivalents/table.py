@@ -25,7 +25,6 @@ _BYTES = (
     "Kvell takes bytes, not a share; use --kv-memory 4GiB for the KV cache, "
     "or --memory 12GiB for weights, KV cache and activations together"
 )
-_ALWAYS_CACHED = "prefixes are always cached, for each kind of layer"
 _NO_TENSOR_PARALLELISM = (
     "Kvell has no tensor parallelism; use --instances mixed=2 for two copies of the model"
 )
@@ -65,13 +64,6 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
         "instances are processes of this machine; use --cluster ADDRESS for machines of a Ray "
         "cluster",
         accepts=frozenset({"mp", "uni"}),
-    ),
-    Equivalent(("--enable-prefix-caching",), _ALWAYS_CACHED, takes_value=False),
-    Equivalent(
-        ("--no-enable-prefix-caching", "--disable-radix-cache"),
-        "prefixes are always cached; give requests a cache_salt to share none",
-        takes_value=False,
-        accepts=_REFUSED,
     ),
     Equivalent(
         ("--enable-auto-tool-choice",),
@@ -205,6 +197,13 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
         ("--chunked-prefill-size",),
         "translated to --max-num-batched-tokens, or --no-enable-chunked-prefill for -1",
         translate=chunk,
+        system="SGLang",
+    ),
+    Equivalent(
+        ("--disable-radix-cache",),
+        "translated to --no-enable-prefix-caching",
+        takes_value=False,
+        translate=switches("--no-enable-prefix-caching"),
         system="SGLang",
     ),
     Equivalent(("--mem-fraction-static",), _BYTES, accepts=_REFUSED, system="SGLang"),

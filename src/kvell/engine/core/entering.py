@@ -95,7 +95,7 @@ class RequestFactory:
             spec.cache_salt,
             f"{number} {command.request_id}",
             is_scored=sampling.prompt_logprobs is not None,
-            is_cached=self._is_cached,
+            is_cached=self._is_cached and rules.limits.enable_prefix_caching,
         )
         short_tokens = rules.limits.short_rope_tokens
         return Request(

@@ -153,16 +153,20 @@ class IndexWatch:
 
 
 def indexed_groups(
-    groups: Sequence[GroupSpec], rules: Callable[[str], ModelRules] | None = None
+    groups: Sequence[GroupSpec],
+    rules: Callable[[str], ModelRules] | None = None,
+    *,
+    is_cached: bool = True,
 ) -> tuple[IndexedGroup, ...]:
     """Return the properties of each group of a layout that readers of notices need.
 
+    :param is_cached: False if no request shares pages, so no notice covers a group.
     :param rules: returns the rules of a model; None: no model has two rotation tables.
     """
     return tuple(
         IndexedGroup(
             spec.kind.value,
-            _block_tokens(groups, spec) if _is_told(spec) else 0,
+            _block_tokens(groups, spec) if is_cached and _is_told(spec) else 0,
             spec.window_tokens,
             spec.model,
             rules(spec.model).limits.short_rope_tokens if rules else 0,

@@ -23,6 +23,7 @@ import numpy as np
 
 from kvell.cost.swap_rule import SwapRule
 from kvell.elastic.page_buffer import PageBuffer
+from kvell.engine.requests.cache_roots import is_unique_root
 from kvell.engine.requests.plan import NewPages
 from kvell.engine.requests.request import Request
 from kvell.memory import IMAGE_KINDS, GroupKind, MemoryCore
@@ -93,6 +94,8 @@ class BufferedPrefixes:
         """Remember an ended request that is about to leave its pages in the cache."""
         if not request.settled or not self._serves(request):
             return
+        if is_unique_root(request.cache_root):
+            return  # no other request could fetch them
         tokens = request.tokens(0, min(request.num_tokens, request.settled + 1)).copy()
         self._ended.append(_Ended(tokens, request.cache_root, request.model))
 

@@ -339,7 +339,8 @@ class Scheduler:
 
     def looks_up(self, request: Request) -> bool:
         """Return whether prefixes of the request are looked up in the cache and kept there."""
-        return not (request.is_scored or request.runs_alone or self._chunks.drops(request))
+        is_own = request.is_scored or not self.limits.enable_prefix_caching
+        return not (is_own or request.runs_alone or self._chunks.drops(request))
 
     def cached_prompt_tokens(self, request: Request) -> int:
         """Return how many tokens of its prompt a repeated request would find in the cache."""

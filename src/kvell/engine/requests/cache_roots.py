@@ -6,6 +6,9 @@ RESERVED = "\0"
 DROPPING_ROOT = RESERVED + "dropping"
 """The root of requests that keep only a part of their prompt: nothing is ever cached under it."""
 
+_SCORED, _OWN = RESERVED + "scored ", RESERVED + "own "
+"""Prefixes of the roots of one request each."""
+
 _LONG = RESERVED + "long "
 """Prefix of the roots of texts under the long rotation table."""
 
@@ -20,10 +23,15 @@ def cache_root(salt: str, unique: str, *, is_scored: bool, is_cached: bool = Tru
     After a preemption it may hit its own pages, whose tokens were scored then.
     """
     if is_scored:
-        return f"{RESERVED}scored {unique}"
+        return _SCORED + unique
     if not is_cached:
-        return f"{RESERVED}own {unique}"
+        return _OWN + unique
     return RESERVED + salt if salt.startswith(RESERVED) else salt
+
+
+def is_unique_root(root: str) -> bool:
+    """Return whether only one request has the root, so that its pages are useless once it ends."""
+    return root.removeprefix(_LONG).startswith((_SCORED, _OWN))
 
 
 def long_root(root: str) -> str:

@@ -45,6 +45,8 @@ class Limits:
         than the model's.
     :param enable_chunked_prefill: prompts are cut into chunks, and decodes share their steps; else
         see :mod:`kvell.engine.planning.whole_prompts`.
+    :param enable_prefix_caching: requests share the pages of equal prefixes; else each computes its
+        whole prompt.
     """
 
     max_num_batched_tokens: int = 2048
@@ -70,6 +72,7 @@ class Limits:
     enough_prompt_tokens: int | None = None
     crowded_prompt_tokens: int | None = None
     enable_chunked_prefill: bool = True
+    enable_prefix_caching: bool = True
 
     @property
     def max_step_draft_tokens(self) -> int:

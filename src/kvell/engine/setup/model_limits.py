@@ -76,8 +76,12 @@ def make_limits(
     :param name: the model's name, if the pool has several.
     :param layers: all layers in the pool; None: those of the model and its draft model.
     :param flag: the flag to change if the pool is too small; None: ``--kv-memory``.
-    :raises ChangeSomething: if a given ``max_model_len`` is not possible.
+    :raises ChangeSomething: if a given ``max_model_len`` is not possible, or a common pool would be
+        empty.
     """
+    if options.common_pool and not options.enable_prefix_caching:
+        problem = "protects prefixes that requests share, and --no-enable-prefix-caching keeps none"
+        raise ChangeSomething("--common-pool", "on", problem, "leave out one of the two")
     model_len = check_length(model.description.max_model_len, options.max_model_len)
     wanted = options.max_model_len or model_len
     chunk_tokens, step_tokens = Limits().min_chunk_tokens, options.max_num_batched_tokens
@@ -98,6 +102,7 @@ def make_limits(
         prompt_lookup_min=options.prompt_lookup_min,
         min_chunk_tokens=chunk_tokens,
         enable_chunked_prefill=options.enable_chunked_prefill,
+        enable_prefix_caching=options.enable_prefix_caching,
         short_rope_tokens=model.description.short_rope_tokens,
         draft_tokens_end=draft_tokens_end(
             model_len, draft.description.max_model_len if draft else None

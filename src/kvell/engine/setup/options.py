@@ -81,6 +81,14 @@ class EngineOptions:
     """Cut prompts into chunks that share steps with decodes. Else a step computes whole prompts or
     decodes, prompts first; then ``max_num_batched_tokens`` must be at least ``max_model_len``, or
     limits it if that is None."""
+    enable_prefix_caching: bool = setting(
+        True,
+        "--enable-prefix-caching",
+        "Keep the pages of ended requests, for prompts that begin alike.",
+        "switch",
+    )
+    """Share the pages of equal prefixes between requests, also of ended ones. Else each request
+    computes its whole prompt, and only a preempted request reuses pages: its own."""
     num_speculative_tokens: int = setting(
         0,
         "--num-speculative-tokens",
