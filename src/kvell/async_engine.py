@@ -7,10 +7,11 @@ It is ``kvell serve`` without its HTTP server, with vLLM's call signatures::
             print(output.text)
 """
 
+import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -25,14 +26,17 @@ from kvell.cluster.instances import (
 )
 from kvell.cluster.routing.policies import DEFAULT_ROUTING
 from kvell.cluster.steering.relief import DEFAULT_RELIEF, Relief
+from kvell.engine.arg_utils import EngineArgs
 from kvell.engine.protocol.given import given_prompt
 from kvell.engine.protocol.logprobs import TokenLogprobs
-from kvell.engine.protocol.pooling import POOLED, EmbeddingOutput, Pooling
+from kvell.engine.protocol.pooling import POOLED, EmbeddingOutput, Pooling, PoolingParams
 from kvell.engine.protocol.request_spec import RequestSpec, to_token_bytes
-from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.protocol.sampling_params import RequestOutputKind, SamplingParams
 from kvell.engine.protocol.statistics import Stats
 from kvell.engine.sampling.model_defaults import GenerationConfig, limit_answer
 from kvell.engine.setup.arguments.settings_from import settings_from
+from kvell.equivalents.arguments import CALL_OTHERS, ENGINE_OTHERS
+from kvell.equivalents.other import check_others
 from kvell.errors import ChangeSomething
 from kvell.fleet.instance.command import instance_command
 from kvell.fleet.instance.price_settings import PriceSettings
@@ -40,7 +44,8 @@ from kvell.fleet.started.front_limits import FrontLimits
 from kvell.fleet.started.member import MemberStatus
 from kvell.fleet.started.pool_settings import PoolSettings
 from kvell.front.front import Front
-from kvell.llm_jobs import embedding_output
+from kvell.local.jobs import chosen_sampling, embedding_output, one_each
+from kvell.local.outputs import CompletionOutput, delta_of, logprobs_by_token
 from kvell.mempool.rendezvous import PageTransport, PdCaching
 from kvell.models.sources.progress import Progress, quiet
 from kvell.server.text.embeddings import embed
@@ -50,7 +55,7 @@ from kvell.server.text.session_key import conversation_key, prompt_key
 from kvell.server.text.text_bounds import chars_within
 from kvell.server.text.text_encoder import TextEncoder
 from kvell.server.text.text_model import TextModel
-from kvell.server.text.text_stream import text_deltas
+from kvell.server.text.text_stream import TextDelta, text_deltas
 from kvell.vocabulary import RequestId
 
 Prompt = str | Mapping[str, Any] | Sequence[int] | NDArray[np.integer[Any]]
@@ -60,7 +65,7 @@ have ``model``, the name of one of several models."""
 
 @dataclass(frozen=True)
 class StreamedOutput:
-    """The output of a request so far.
+    """The output of a request: so far, or what is new (:class:`kvell.RequestOutputKind`).
 
     :param request_id: id of the request.
     :param prompt_token_ids: token ids of the prompt, with added special tokens.
@@ -71,6 +76,7 @@ class StreamedOutput:
     :param logprobs: log probabilities of each output token; None if not requested.
     :param prompt_logprobs: those of each prompt token from the second on.
     :param stop_reason: stop string or stop token that ended the answer, in the last output.
+    :param outputs: the one answer, by vLLM's names.
     """
 
     request_id: str
@@ -83,10 +89,17 @@ class StreamedOutput:
     prompt_logprobs: list[TokenLogprobs] | None = None
     stop_reason: str | int | None = None
 
+    outputs: list[CompletionOutput] = field(default_factory=list)
+
     @property
     def finished(self) -> bool:
         """Whether this is the last output."""
         return self.finish_reason is not None
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """``cached_tokens``, by vLLM's name."""
+        return self.cached_tokens
 
 
 class AsyncEngine:
@@ -117,7 +130,7 @@ class AsyncEngine:
         :class:`~kvell.engine.setup.engine_settings.EngineSettings` (``dtype``, …); ``kv_memory``,
         ``memory`` and ``cpu_buffer`` are sizes of each instance, like ``"512MiB"``.
     :raises ChangeSomething: for instances, routing or a model that cannot be served.
-    :raises TypeError: for an argument that does not exist.
+    :raises UnknownArgument: for an argument that does not exist.
     """
 
     def __init__(
@@ -159,6 +172,20 @@ class AsyncEngine:
         self._models: dict[str, TextModel] = {}
         self._work = TextWork()
         self._encoders: dict[str, TextEncoder] = {}
+        self._starts_itself: asyncio.Lock | None = None
+        self._ending: asyncio.Task[None] | None = None
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs, **others: object) -> Self:
+        """Return an engine that starts with its first request.
+
+        :raises ChangeSomething: as the class itself.
+        """
+        check_others("AsyncEngine.from_engine_args", others, (), ENGINE_OTHERS)
+        arguments: dict[str, Any] = vars(engine_args)
+        engine = cls(**arguments)
+        engine._starts_itself = asyncio.Lock()
+        return engine
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -181,8 +208,16 @@ class AsyncEngine:
             for name, model in self._models.items()
         }
 
-    async def shutdown(self) -> None:
-        """Let running requests end within the drain time of the limits, then end the instances."""
+    def shutdown(self) -> Awaitable[None]:
+        """Let running requests end within the drain time of the limits, then end the instances.
+
+        This begins when it is called; the returned object can be awaited.
+        """
+        if self._ending is None:
+            self._ending = asyncio.get_running_loop().create_task(self._shut_down())
+        return self._ending
+
+    async def _shut_down(self) -> None:
         await self._front.close()
         self._work.close()
 
@@ -192,15 +227,23 @@ class AsyncEngine:
         sampling: SamplingParams | None = None,
         request_id: str | None = None,
         *,
+        sampling_params: SamplingParams | None = None,
         session: str = "",
         cache_salt: str = "",
+        priority: int = 0,
+        **others: object,
     ) -> AsyncGenerator[StreamedOutput, None]:
-        """Yield the output so far after each new piece; the last has the finish reason.
+        """Yield an output after each new piece; the last has the finish reason.
+
+        Outputs have the answer so far, unless ``sampling.output_kind`` says otherwise.
 
         Closing the generator early cancels the request.  Only the first of ``n`` answers is
         generated.
 
         :param sampling: the model's defaults if None.
+        :param sampling_params: vLLM's name of ``sampling``.
+        :param priority: requests with lower numbers run first.
+        :param others: further arguments of vLLM, whose values must ask for what Kvell does anyway.
         :param request_id: id for :meth:`abort`; random if None.
         :param cache_salt: only requests with the same salt share cached prefixes.
         :param session: key of requests that share prefixes; by default the beginning of the prompt.
@@ -208,33 +251,24 @@ class AsyncEngine:
         :raises TryLater: when there is no room or no instance now.
         :raises RequestFailed: when the instances that computed it died.
         """
+        known = ("prompt", "sampling_params", "request_id", "priority", "session", "cache_salt")
+        check_others("AsyncEngine.generate", others, known, CALL_OTHERS)
+        given = chosen_sampling(sampling, sampling_params)
         name, ids = await self._encoded(prompt)
         served = self._models[name]
-        [params] = (sampling or limit_answer(served.sampling_defaults)).choices()[:1]
-        params = await self._encoders[name].with_bad_words(params)
+        [params] = one_each(given, [limit_answer(served.sampling_defaults)])
+        params = await self._encoders[name].with_bad_words(params.choices()[0])
         known_id = request_id or uuid.uuid4().hex
-        spec = _spec(known_id, ids, params, cache_salt, name, session)
-        prompt_ids = ids.tolist()
-        token_ids = list[int]()
-        text = ""
-        likely, prompt_likely = list[TokenLogprobs](), list[TokenLogprobs]()
+        spec = _spec(known_id, ids, params, cache_salt, name, session, priority=priority)
+        output = StreamedOutput(known_id, ids.tolist(), [], "")
+        kind = params.output_kind
         async with aclosing(text_deltas(self._front, served, spec)) as deltas:
             async for delta in deltas:
-                token_ids += delta.token_ids
-                text += delta.text
-                likely += delta.logprobs
-                prompt_likely += delta.prompt_logprobs
-                yield StreamedOutput(
-                    known_id,
-                    prompt_ids,
-                    list(token_ids),
-                    text,
-                    delta.finish_reason,
-                    delta.usage.cached_tokens,
-                    None if params.logprobs is None else list(likely),
-                    None if params.prompt_logprobs is None else list(prompt_likely),
-                    delta.stop_reason,
-                )
+                earlier, output = output, _longer(output, delta, params, served)
+                if kind is RequestOutputKind.DELTA:
+                    yield _part(output, earlier)
+                elif kind is RequestOutputKind.CUMULATIVE or output.finished:
+                    yield output
 
     async def chat(
         self,
@@ -242,6 +276,7 @@ class AsyncEngine:
         sampling: SamplingParams | None = None,
         request_id: str | None = None,
         *,
+        sampling_params: SamplingParams | None = None,
         model: str = "",
         session: str = "",
     ) -> AsyncGenerator[StreamedOutput, None]:
@@ -251,13 +286,15 @@ class AsyncEngine:
         :param model: name of one of several models; "" is the first.
         :raises ChangeSomething: if the model has no chat template.
         """
+        given = chosen_sampling(sampling, sampling_params)
+        await self._started()
         served = self._models[self._known(model)]
         ids = await self._encoders[self._known(model)].encode_conversation(
             lambda: served.rendered_chat(messages), chars=chars_within(messages)
         )
         key = session or conversation_key(messages)
         prompt = {"prompt_token_ids": ids, "model": model}
-        async with aclosing(self.generate(prompt, sampling, request_id, session=key)) as outputs:
+        async with aclosing(self.generate(prompt, given, request_id, session=key)) as outputs:
             async for output in outputs:
                 yield output
 
@@ -282,7 +319,19 @@ class AsyncEngine:
         served.embeddings.require_served(served.name)
         known_id = request_id or uuid.uuid4().hex
         spec = _spec(known_id, ids, POOLED, cache_salt, name, session, "last")
-        return embedding_output(ids, await embed(self._front, spec))
+        return embedding_output(ids, await embed(self._front, spec), known_id)
+
+    async def encode(
+        self,
+        prompt: Prompt,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        **others: object,
+    ) -> AsyncGenerator[EmbeddingOutput, None]:
+        """Yield a prompt's vector; see :meth:`embed`."""
+        known = ("prompt", "pooling_params", "request_id")
+        check_others("AsyncEngine.encode", others, known, CALL_OTHERS)
+        yield await self.embed(prompt, request_id)
 
     def reset_prefix_cache(self) -> None:
         """Evict the cached prefixes of every instance; pages that requests use stay."""
@@ -320,11 +369,19 @@ class AsyncEngine:
 
     async def _encoded(self, prompt: Prompt) -> tuple[str, NDArray[np.int32]]:
         """Return the name of a prompt's model, "" for the first, and its token ids."""
+        await self._started()
         given = given_prompt(prompt)
         name = self._known(given.model)
         if given.token_ids is not None:
             return name, given.token_ids
         return name, await self._encoders[name].encode("prompt", given.text or "")
+
+    async def _started(self) -> None:
+        """Start the engine at its first request, if :meth:`from_engine_args` made it."""
+        if self._starts_itself is not None and not self._models:
+            async with self._starts_itself:
+                if not self._models:
+                    await self.start()
 
     def _known(self, model: str) -> str:
         """Return the name of a model on instances: "" for the first.
@@ -350,6 +407,7 @@ def _spec(
     model: str,
     session: str,
     pooling: Pooling = "",
+    priority: int = 0,
 ) -> RequestSpec:
     """Return a request; without a session, prompts that begin alike have one."""
     return RequestSpec(
@@ -360,6 +418,61 @@ def _spec(
         model=model,
         session=session or prompt_key(token_ids),
         pooling=pooling,
+        priority=priority,
+    )
+
+
+def _longer(
+    output: StreamedOutput, delta: TextDelta, params: SamplingParams, served: TextModel
+) -> StreamedOutput:
+    """Return an output with a further piece of its answer."""
+    token_ids = [*output.token_ids, *delta.token_ids]
+    text = output.text + delta.text
+    likely = None if params.logprobs is None else [*(output.logprobs or ()), *delta.logprobs]
+    scores = None
+    if params.prompt_logprobs is not None:
+        scores = [*(output.prompt_logprobs or ()), *delta.prompt_logprobs]
+    by_token = total = None
+    if likely is not None:
+        by_token = logprobs_by_token(delta.token_ids, delta.logprobs, served.token_text)
+        total = sum(entry.logprob for entry in delta.logprobs)
+        if output.outputs:
+            by_token = (output.outputs[0].logprobs or []) + by_token
+            total += output.outputs[0].cumulative_logprob or 0.0
+    answer = CompletionOutput(
+        0,
+        text,
+        token_ids,
+        total,
+        by_token,
+        delta.finish_reason,
+        delta.stop_reason,
+    )
+    return StreamedOutput(
+        output.request_id,
+        output.prompt_token_ids,
+        token_ids,
+        text,
+        delta.finish_reason,
+        delta.usage.cached_tokens,
+        likely,
+        scores,
+        delta.stop_reason,
+        [answer],
+    )
+
+
+def _part(output: StreamedOutput, earlier: StreamedOutput) -> StreamedOutput:
+    """Return what is new in an output since the earlier one."""
+    new = delta_of(output.outputs[0], earlier.outputs[0] if earlier.outputs else None)
+    start, scored = len(earlier.token_ids), len(earlier.prompt_logprobs or ())
+    return replace(
+        output,
+        token_ids=new.token_ids,
+        text=new.text,
+        logprobs=None if output.logprobs is None else output.logprobs[start:],
+        prompt_logprobs=None if output.prompt_logprobs is None else output.prompt_logprobs[scored:],
+        outputs=[new],
     )
 
 

@@ -56,6 +56,10 @@ class ChangeSomething(KvellError):  # noqa: N818 - the name says what to do
         super().__init__(f"{field}={value}: {problem}; {remedy}")
 
 
+class UnknownArgument(ChangeSomething, TypeError):  # noqa: N818
+    """An argument that a call does not have."""
+
+
 class TryLater(KvellError):  # noqa: N818
     """A valid request that finds no room or no peer at the moment.
 

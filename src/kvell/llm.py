@@ -5,11 +5,12 @@ engine runs in its own thread (:mod:`kvell.serving.readers`), so calls from seve
 interleaved streams, and Ctrl-C in the middle of a call are safe.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -19,35 +20,36 @@ from kvell.clock import Clock, MonotonicClock
 from kvell.engine.core.journal import Journal
 from kvell.engine.engine import Engine
 from kvell.engine.opened import Pricing, open_served
-from kvell.engine.protocol.given import GivenPrompt, given_prompt
 from kvell.engine.protocol.messages import ResetPrefixCache
-from kvell.engine.protocol.pooling import POOLED, EmbeddingOutput
+from kvell.engine.protocol.pooling import (
+    EmbeddingOutput,
+    PoolingParams,
+    ScoringOutput,
+    similarities,
+)
 from kvell.engine.protocol.sampling_params import SamplingParams, SeedSource
-from kvell.engine.requests.beam_search import BeamSearch, BeamSearchParams
-from kvell.engine.requests.pooling import pooling_problem, served_pooling
-from kvell.engine.sampling.model_defaults import GenerationConfig, limit_answer, sampling_defaults
+from kvell.engine.protocol.statistics import Stats
+from kvell.engine.requests.beam_search import BeamSearchParams
+from kvell.engine.sampling.model_defaults import GenerationConfig
 from kvell.engine.setup.arguments.settings_from import settings_from
 from kvell.engine.setup.contract import MemoryContract
 from kvell.engine.setup.engine_settings import EngineSettings
+from kvell.equivalents.arguments import CALL_OTHERS
+from kvell.equivalents.other import check_others
 from kvell.errors import ChangeSomething
-from kvell.llm_engine import LocalEngine
-from kvell.llm_jobs import (
-    AnswerJob,
-    BeamJob,
+from kvell.local.engine import LocalEngine
+from kvell.local.jobs import (
     BeamSearchOutput,
-    EmbeddingJob,
     Sampling,
     chosen_sampling,
     measure,
-    one_each,
     output_of,
     several,
-    with_bad_words,
 )
-from kvell.llm_outputs import RequestOutput
-from kvell.llm_runs import JobRunner, UseTqdm, progress_bar
-from kvell.models.images.image_content import ImagePrompt
-from kvell.models.loading.named_models import NamedModel
+from kvell.local.metrics import Metric, metrics_of
+from kvell.local.outputs import RequestOutput
+from kvell.local.requests import Priority, RequestFactory
+from kvell.local.runs import JobRunner, UseTqdm, progress_bar
 from kvell.models.sources.progress import Progress, quiet
 from kvell.models.text.chat_template import chosen_template
 from kvell.models.text.content_format import NO_FIELDS, ContentFormat, Message
@@ -85,7 +87,7 @@ class LLM:
         :class:`~kvell.engine.setup.engine_settings.EngineSettings` (``dtype``, ``max_model_len``,
         …); ``kv_memory``, ``memory`` and ``cpu_buffer`` are sizes like ``"512MiB"``.
     :raises ChangeSomething: with the argument that is invalid.
-    :raises TypeError: for an argument that does not exist.
+    :raises UnknownArgument: for an argument that does not exist.
     """
 
     def __init__(
@@ -104,19 +106,25 @@ class LLM:
         **settings: Any,
     ) -> None:
         chosen = settings_from(LLM, model, settings)
-        self._seeds = SeedSource(seed)
+        seeds = SeedSource(seed)
         opened = open_served(
             chosen, cache_dir or Path.home() / ".cache" / "kvell", progress, weights_fd
         )
-        self._generation_config = generation_config
         self._first = opened.main
-        self._opened = {entry.name: entry for entry in opened.named}
         engine = opened.engine(chosen, journal, incarnation, pricing)
         # OpenMP's number of threads is per thread: steps use the caller's number.
         threads = partial(torch.set_num_threads, torch.get_num_threads())
         self._local = LocalEngine(engine, threads)
         self._clock = clock or MonotonicClock()
-        self._runner = JobRunner(engine.failed_steps)
+        self._runner = JobRunner(engine.failed_steps, self._clock)
+        self.requests = RequestFactory(
+            self._local,
+            self._runner,
+            opened.main,
+            {entry.name: entry for entry in opened.named},
+            seeds,
+            generation_config,
+        )
         self._stats: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
@@ -155,6 +163,8 @@ class LLM:
         *,
         sampling_params: Sampling = None,
         use_tqdm: UseTqdm = False,
+        priority: Priority = None,
+        **others: object,
     ) -> list[RequestOutput]:
         """Complete every prompt; return outputs in the order of the prompts.
 
@@ -168,36 +178,17 @@ class LLM:
         :param sequential: whether to run one request after the other instead of all together.
         :param sampling_params: vLLM's name of ``sampling``.
         :param use_tqdm: whether to show a bar of ended requests; or a function like ``tqdm``.
+        :param priority: of all prompts, or of each; requests with lower numbers run first.
+        :param others: further arguments of vLLM (``lora_request``, …), whose values must ask for
+            what Kvell does anyway.
         :raises ChangeSomething: if a prompt can never be served; then no request is run.
+        :raises UnknownArgument: for an argument that does not exist.
         :raises Exception: the error of a step that computed a request; all requests end then.
         """
-        given = [given_prompt(prompt, "images") for prompt in several(prompts)]
-        models = [self._known(prompt.model) for prompt in given]
-        usual = [self._sampling_defaults(name) for name in models]
-        each = one_each(chosen_sampling(sampling, sampling_params), usual)
-        params = [
-            with_bad_words(prompt_params, self._tokenizer(name))
-            for prompt_params, name in zip(each, models, strict=True)
-        ]
-        ids = [self._token_ids(prompt) for prompt in given]
+        check_others("LLM.generate", others, _arguments(LLM.generate), CALL_OTHERS)
+        params = chosen_sampling(sampling, sampling_params)
         with self._local.shared.reader() as reader:
-            images = [
-                self._local.with_images(reader, *pair) for pair in zip(ids, given, strict=True)
-            ]
-            for prompt, prompt_params, name in zip(images, params, models, strict=True):
-                self._local.check(prompt, prompt_params, name, self._tokenizer(name))
-            jobs = [
-                [
-                    AnswerJob(
-                        *(i, self._runner.spec(images[i], own, models[i]), ids[i]),
-                        *(self._tokenizer(models[i]), choice, given[i].text),
-                    )
-                    for choice, own in enumerate(
-                        map(self._seeds.with_seed, prompt_params.choices())
-                    )
-                ]
-                for i, prompt_params in enumerate(params)
-            ]
+            jobs = self.requests.answer_jobs(reader, prompts, params, priority)
             all_jobs = [job for several in jobs for job in several]
             started_seconds = self._clock.now_seconds()
             self.engine.core.max_running = 0
@@ -219,9 +210,11 @@ class LLM:
         tools: Sequence[Message] | None = None,
         chat_template: str | None = None,
         chat_template_content_format: ContentFormat = "auto",
-        chat_template_kwargs: Mapping[str, object] = NO_FIELDS,
+        chat_template_kwargs: Mapping[str, object] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        priority: Priority = None,
+        **others: object,
     ) -> list[RequestOutput]:
         """Answer a conversation, or several; like :meth:`generate` otherwise.
 
@@ -238,16 +231,17 @@ class LLM:
         :raises ChangeSomething: if the model has no chat template, the given one is invalid, or a
             prompt can never be served.
         """
+        check_others("LLM.chat", others, _arguments(LLM.chat), CALL_OTHERS)
         if add_generation_prompt and continue_final_message:
             problem, remedy = "conflicts with add_generation_prompt", "set that to False"
             raise ChangeSomething("continue_final_message", True, problem, remedy)
         many: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        tokenizer = self._tokenizer(model)
+        tokenizer = self.requests.tokenizer(model)
         chosen = chosen_template(chat_template, chat_template_content_format)
         template = tokenizer.choose_template(chosen)
         texts = [
             tokenizer.rendered_chat(
-                *(conversation, tools, chat_template_kwargs),
+                *(conversation, tools, chat_template_kwargs or NO_FIELDS),
                 opens_answer=add_generation_prompt,
                 continues_last=continue_final_message,
                 template=template,
@@ -263,10 +257,17 @@ class LLM:
             for text in texts
         ]
         params = chosen_sampling(sampling, sampling_params)
-        return self.generate(prompts, params, use_tqdm=use_tqdm)
+        return self.generate(prompts, params, use_tqdm=use_tqdm, priority=priority)
 
     def embed(
-        self, prompts: Prompt | Sequence[Prompt], pooling: str = "last"
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling: str = "last",
+        *,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        use_tqdm: UseTqdm = False,
+        priority: Priority = None,
+        **others: object,
     ) -> list[EmbeddingOutput]:
         """Return the vector of every prompt, in the order of the prompts.
 
@@ -274,16 +275,85 @@ class LLM:
 
         :param prompts: as for :meth:`generate`, without images.
         :param pooling: ``last``; other values are refused.
+        :param pooling_params: parameters of vLLM, which were checked when they were made.
         :raises ChangeSomething: if a prompt or a model has no embeddings; then no request is run.
         :raises RequestFailed: once all have ended, if a vector is not numbers.
         """
-        jobs = [self._embedding_job(prompt, pooling) for prompt in several(prompts)]
-        with self._local.shared.reader() as reader:
-            self._runner.run(reader, jobs)
+        check_others("LLM.embed", others, _arguments(LLM.embed), CALL_OTHERS)
+        jobs = self.requests.embedding_jobs(prompts, pooling, priority)
+        with (
+            self._local.shared.reader() as reader,
+            progress_bar(use_tqdm, len(jobs)) as ended,
+        ):
+            self._runner.run(reader, jobs, ended)
         return [job.output() for job in jobs]
 
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        pooling_task: str | None = None,
+        use_tqdm: UseTqdm = False,
+        **others: object,
+    ) -> list[EmbeddingOutput]:
+        """Return the vector of every prompt, like :meth:`embed`; ``outputs.data`` is its array.
+
+        :param pooling_task: ``embed``, the only one; None means the same.
+        :raises ChangeSomething: for another task.
+        """
+        check_others("LLM.encode", others, _arguments(LLM.encode), CALL_OTHERS)
+        PoolingParams(task=pooling_task)
+        return self.embed(prompts, pooling_params=pooling_params, use_tqdm=use_tqdm)
+
+    def score(
+        self,
+        data_1: Prompt | Sequence[Prompt],
+        data_2: Prompt | Sequence[Prompt],
+        *,
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: UseTqdm = False,
+        **others: object,
+    ) -> list[ScoringOutput]:
+        """Return the similarity of each pair of texts: the cosine of their vectors.
+
+        :param data_1: one text for all of ``data_2``, or as many.
+        :raises ChangeSomething: if their numbers differ, or a text or the model has no embeddings.
+        """
+        check_others("LLM.score", others, _arguments(LLM.score), CALL_OTHERS)
+        ones, two = several(data_1), several(data_2)
+        if len(ones) not in (1, len(two)):
+            problem = f"does not match the {len(two)} texts of data_2"
+            remedy = "give one text, or one for each"
+            raise ChangeSomething("data_1", f"{len(ones)} texts", problem, remedy)
+        prompts: Any = [*ones, *two]
+        vectors = self.embed(prompts, pooling_params=pooling_params, use_tqdm=use_tqdm)
+        firsts = vectors[: len(ones)] * (len(two) if len(ones) == 1 else 1)
+        seconds = vectors[len(ones) :]
+        scores = similarities([each.data for each in firsts], [each.data for each in seconds])
+        return [
+            ScoringOutput(score, one.prompt_token_ids + other.prompt_token_ids, str(i))
+            for i, (score, one, other) in enumerate(zip(scores, firsts, seconds, strict=True))
+        ]
+
+    def classify(self, prompts: Prompt | Sequence[Prompt], **others: object) -> NoReturn:
+        """Refuse: no served model has a head that classifies.
+
+        :raises ChangeSomething: naming the model.
+        """
+        check_others("LLM.classify", others, ("use_tqdm", "pooling_params"), CALL_OTHERS)
+        several(prompts)
+        problem = "has no classification head that Kvell serves"
+        remedy = "use score with a text for each class, or generate with structured_outputs.choice"
+        raise ChangeSomething("model", self._local.name, problem, remedy)
+
     def beam_search(
-        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: UseTqdm = False,
+        **others: object,
     ) -> list[BeamSearchOutput]:
         """Return the likeliest answers to every prompt, in the order of the prompts.
 
@@ -293,10 +363,16 @@ class LLM:
         :raises ChangeSomething: if a prompt can never be served; then no request is run.
         :raises RequestFailed: if the model's logits are not numbers.
         """
-        jobs = [self._beam_job(prompt, params) for prompt in several(prompts)]
-        with self._local.shared.reader() as reader:
+        check_others("LLM.beam_search", others, _arguments(LLM.beam_search), CALL_OTHERS)
+        jobs = [self.requests.beam_job(prompt, params) for prompt in several(prompts)]
+        with (
+            self._local.shared.reader() as reader,
+            progress_bar(use_tqdm, len(jobs)) as ended,
+        ):
             while step := [request for job in jobs for request in job.requests()]:
                 self._runner.run(reader, step)
+            for _ in jobs:
+                ended()
         return [job.output() for job in jobs]
 
     def stream(
@@ -310,16 +386,8 @@ class LLM:
         :raises ChangeSomething: if the prompt can never be served.
         :raises RequestFailed: if the model's logits are not numbers.
         """
-        given = given_prompt(prompt, "images")
-        tokens = self._token_ids(given)
-        name = self._known(given.model)
-        [params] = one_each(sampling, [self._sampling_defaults(name)])
-        only = self._seeds.with_seed(with_bad_words(params.choices()[0], self._tokenizer(name)))
         with self._local.shared.reader() as reader:
-            image_prompt = self._local.with_images(reader, tokens, given)
-            self._local.check(image_prompt, only, name, self._tokenizer(name))
-            spec = self._runner.spec(image_prompt, only, name)
-            job = AnswerJob(0, spec, tokens, self._tokenizer(name))
+            [[job, *_]] = self.requests.answer_jobs(reader, [prompt], sampling)
             return (yield from self._runner.stream(reader, job))
 
     def get_tokenizer(self) -> Any:
@@ -348,57 +416,20 @@ class LLM:
 
         They are those of its ``generation_config.json``, unless ``generation_config="vllm"``.
         """
-        return self._sampling_defaults("")
+        return self.requests.sampling_defaults("")
 
     def stats(self) -> dict[str, Any]:
         """Return figures of the last :meth:`generate`, from submission to the last token."""
         return dict(self._stats)
 
-    # ----------------------------------------------------------------- internal
+    def get_metrics(self) -> list[Metric]:
+        """Return the engine's counters and gauges since the start, by the server's names."""
+        return metrics_of(self._local.shared.call(self._read_stats))
 
-    def _embedding_job(self, prompt: object, pooling: str) -> EmbeddingJob:
-        """Check a request for a prompt's vector and return it."""
-        given = given_prompt(prompt, "images")
-        kind = served_pooling(pooling)
-        name = self._known(given.model)
-        ids = self._token_ids(given)
-        self._one(name).embeddings.require_served(name or self.engine.contract.model)
-        limits = self.engine.core.rules(name).limits
-        has_images = bool(given.images)
-        if problem := pooling_problem(ids, limits, has_images=has_images):
-            raise problem
-        return EmbeddingJob(self._runner.spec(ImagePrompt(ids, ()), POOLED, name, kind))
+    def _read_stats(self) -> Stats:
+        return self.engine.core.stats()
 
-    def _beam_job(self, prompt: object, params: BeamSearchParams) -> BeamJob:
-        """Check a prompt's beam search and return it."""
-        given = given_prompt(prompt, "images")
-        name = self._known(given.model)
-        ids = self._token_ids(given)
-        if given.images:
-            problem = "cannot be combined with beam search"
-            raise ChangeSomething("images", "…", problem, "leave them out")
-        plain = SamplingParams(max_tokens=params.max_tokens)
-        tokenizer = self._tokenizer(name)
-        self._local.check(ImagePrompt(ids, ()), plain, name, tokenizer)
-        search = BeamSearch.of(params, self.engine.core.rules(name).eos_token_ids)
-        return BeamJob(ids, search, tokenizer, name, self._runner.spec)
 
-    def _known(self, model: str) -> str:
-        """Return the name of a model, "" for the first."""
-        return "" if model == self.engine.contract.model else model
-
-    def _tokenizer(self, model: str) -> Tokenizer:
-        """Return a model's tokenizer; "" is the first model."""
-        return self._one(model).tokenizer
-
-    def _one(self, model: str) -> NamedModel:
-        return self._opened[self.engine.core.rules(model).name] if model else self._first
-
-    def _sampling_defaults(self, model: str) -> SamplingParams:
-        """Return a model's default sampling, with vLLM's limit of tokens if it has none."""
-        return limit_answer(sampling_defaults(self._one(model).path, self._generation_config))
-
-    def _token_ids(self, prompt: GivenPrompt) -> npt.NDArray[np.int32]:
-        if prompt.token_ids is not None:
-            return prompt.token_ids
-        return self._tokenizer(self._known(prompt.model)).encode(prompt.text or "")
+def _arguments(method: Callable[..., object]) -> Collection[str]:
+    """Return the names of a method's arguments."""
+    return inspect.signature(method).parameters.keys() - {"self", "others"}

@@ -24,6 +24,8 @@ HONOURED = [
     ("serve --kv-cache-memory-bytes 1GiB", "--kv-memory 1GiB"),
     ("serve --dtype float", "--dtype float32"),
     ("serve --kv-cache-dtype fp8_e4m3", "--kv-cache-dtype fp8"),
+    ("serve --gpu-memory-utilization 0.9", "--gpu-memory-utilization 0.9"),
+    ("serve --mem-fraction-static 0.8", "--gpu-memory-utilization 0.8"),
     ("serve --enforce-eager", "--enforce-eager"),
     ("serve --enable-prefix-caching", "--enable-prefix-caching"),
     ("serve --no-enable-prefix-caching", "--no-enable-prefix-caching"),
@@ -55,8 +57,6 @@ WITHOUT_EFFECT = [
 ]
 """Command lines whose flag is what Kvell does anyway."""
 REFUSED = [
-    ("serve --gpu-memory-utilization 0.9", "--gpu-memory-utilization=0.9: Kvell takes bytes, not"),
-    ("serve --mem-fraction-static 0.9", "--mem-fraction-static=0.9: Kvell takes bytes, not a"),
     ("serve -tp 2", "-tp=2: Kvell has no tensor parallelism; use --instances mixed=2"),
     ("serve --dtype half", "--dtype=half: is not served; use bfloat16"),
     ("serve --load-format gguf", "--load-format=gguf: is not read; give a directory with"),

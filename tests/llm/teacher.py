@@ -122,7 +122,15 @@ def assert_prompt_likely(path: Path, output: RequestOutput, most: int) -> None:
     prompt = output.prompt_token_ids
     assert output.prompt_logprobs is not None
     logits = logits_of(path, prompt + output.token_ids)[: len(prompt) - 1]
-    assert_likely(output.prompt_logprobs, prompt[1:], logits, most)
+    first, *others = output.prompt_logprobs
+    assert first is None
+    told = []
+    for token, position in zip(prompt[1:], others, strict=True):
+        assert position is not None
+        top = sorted((one.rank, other, one.logprob) for other, one in position.items())
+        likeliest = tuple((other, logprob) for _, other, logprob in top[:most])
+        told.append(TokenLogprobs(position[token].logprob, position[token].rank, likeliest))
+    assert_likely(told, prompt[1:], logits, most)
 
 
 def greedy_choices(path: Path, output: RequestOutput, params: SamplingParams) -> list[int]:

@@ -91,7 +91,8 @@ def test_vectors_streams_and_scores_say_so_too(models: dict[str, Path]) -> None:
     scored = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=1, logprobs=1)
     bad, good = llm.generate(prompts([[1, POISON, 2], SHARED]), scored)
     assert bad.finish_reason == "error"
-    assert not any(np.isnan(one.logprob) for one in bad.prompt_logprobs or [])
+    positions = [position.values() for position in bad.prompt_logprobs or [] if position]
+    assert not any(np.isnan(one.logprob) for position in positions for one in position)
     assert good.logprobs is not None
     assert np.isfinite([one.logprob for one in good.logprobs]).all()
     [vector] = llm.embed(prompts([SHARED]))

@@ -70,7 +70,7 @@ def test_each_is_told_what_it_asked_for(shallow_path: Path, llm: LLM) -> None:
 
 def test_a_prompt_of_one_token_has_nothing_to_score(shallow_path: Path, llm: LLM) -> None:
     [output] = llm.generate([[7042]], ASKING)
-    assert output.prompt_logprobs == []
+    assert output.prompt_logprobs == [None]
     assert_output_likely(shallow_path, output, 4)
 
 

@@ -107,7 +107,7 @@ def test_names_in_annotations_become_full_ones(written: str, expected: str) -> N
 def test_types_are_those_of_the_source() -> None:
     generate = written_annotations(kvell.LLM.generate)
     assert generate["prompts"] == "kvell.llm.Prompt | ~collections.abc.Sequence[kvell.llm.Prompt]"
-    assert generate["return"] == "list[kvell.llm_outputs.RequestOutput]"
+    assert generate["return"] == "list[kvell.local.outputs.RequestOutput]"
     assert written_annotations(MemoryCore.open)["tokens"] == "kvell.memory.Tokens"
     assert written_annotations(create_core)["eviction"] == "kvell.memory.Eviction"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from kvell.equivalents.other import Other
 from kvell.server.api.schemas.chat import ChatMessage, ChatRequest
 from kvell.server.api.schemas.embeddings import EmbeddingsRequest
 from kvell.server.api.schemas.generation import CompletionRequest
@@ -19,7 +20,6 @@ from kvell.server.api.schemas.ollama.requests import (
     OllamaMessage,
     OllamaOptions,
 )
-from kvell.server.api.schemas.other_fields import Other
 from kvell.server.api.schemas.request_body import RequestBody
 from kvell.server.api.schemas.responses import ResponsesRequest
 from scripts.reference.http.fields import field_text

@@ -21,6 +21,9 @@ class Equivalent:
     :param translate: returns flags of Kvell for a value; None if no flag is needed for any value.
     :param accepts: values that are accepted; None for all. Others are refused.
     :param system: a system with this flag.
+    :param in_class: reason why a class without the flags of the translation accepts it; "" if it
+        refuses it.
+    :param is_json: whether the value is a JSON object, of which ``--flag.field`` is one field.
     """
 
     names: tuple[str, ...]
@@ -29,6 +32,8 @@ class Equivalent:
     translate: Callable[[str], Words] | None = None
     accepts: frozenset[str] | None = None
     system: System = "vLLM"
+    in_class: str = ""
+    is_json: bool = False
 
     @property
     def action(self) -> Literal["honoured", "accepted", "refused"]:

@@ -21,10 +21,6 @@ from kvell.equivalents.translations import (
 
 _REFUSED: frozenset[str] = frozenset()
 _ONE = frozenset({"1"})
-_BYTES = (
-    "Kvell takes bytes, not a share; use --kv-memory 4GiB for the KV cache, "
-    "or --memory 12GiB for weights, KV cache and activations together"
-)
 _NO_TENSOR_PARALLELISM = (
     "Kvell has no tensor parallelism; use --instances mixed=2 for two copies of the model"
 )
@@ -32,7 +28,6 @@ _NO_ADAPTERS = "Kvell serves no adapters; merge the adapter into the model, and 
 _OFFLOADING = "translated to --cpu-buffer, the host memory for pages that are not in the pool"
 
 EQUIVALENTS: tuple[Equivalent, ...] = (
-    Equivalent(("--gpu-memory-utilization",), _BYTES, accepts=_REFUSED),
     Equivalent(
         ("--kv-cache-memory-bytes", "--kv-cache-memory"),
         "translated to --kv-memory",
@@ -116,7 +111,7 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
     Equivalent(
         ("--runner", "--task"),
         "a model answers and embeds without a choice between them; leave it out",
-        accepts=frozenset({"auto", "generate"}),
+        accepts=frozenset({"auto", "generate", "pooling", "embed", "embedding", "score"}),
     ),
     Equivalent(
         ("--revision", "--tokenizer-revision", "--code-revision"),
@@ -153,6 +148,7 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
         "translated to --stats-seconds 0",
         takes_value=False,
         translate=lambda _: (("--stats-seconds", "0"),),
+        in_class="it logs no statistics",
     ),
     Equivalent(
         ("--enable-log-requests",),
@@ -206,7 +202,12 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
         translate=switches("--no-enable-prefix-caching"),
         system="SGLang",
     ),
-    Equivalent(("--mem-fraction-static",), _BYTES, accepts=_REFUSED, system="SGLang"),
+    Equivalent(
+        ("--mem-fraction-static",),
+        "translated to --gpu-memory-utilization",
+        translate=rename("--gpu-memory-utilization"),
+        system="SGLang",
+    ),
     Equivalent(
         ("--enable-hierarchical-cache",),
         "the CPU buffer has a size; use --cpu-buffer 8GiB",

@@ -24,7 +24,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
         "Memory": (
             *("--kv-memory", "--memory", "--cpu-buffer", "--kv-cache-dtype", "--kv-budget"),
-            *("--max-model-len", "--common-pool", "--embeddings", "--eviction"),
+            *("--gpu-memory-utilization", "--enable-prefix-caching", "--max-model-len"),
+            *("--common-pool", "--embeddings", "--eviction"),
         ),
         "Batching": (
             *("--max-num-seqs", "--max-num-batched-tokens", "--enable-chunked-prefill"),

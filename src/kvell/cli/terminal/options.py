@@ -269,8 +269,7 @@ def require_one_model(settings: EngineSettings) -> None:
 
 def with_kv_memory(settings: EngineSettings, session: Session) -> EngineSettings:
     """Return the settings, with the default size of the KV pool on a CPU if none is given."""
-    given = settings.kv_memory_bytes is not None or settings.memory_bytes is not None
-    if given or settings.device != "cpu":
+    if _has_memory(settings) or settings.device != "cpu":
         return settings
     share_bytes = session.available_bytes() // settings.memory_parts
     return replace(settings, kv_memory_bytes=default_kv_memory_bytes(share_bytes))
@@ -283,8 +282,13 @@ def with_shared_kv_memory(
 
     A single instance computes its default when it starts.
     """
-    given = settings.kv_memory_bytes is not None or settings.memory_bytes is not None
-    if given or instances < 2 or settings.device != "cpu":
+    if _has_memory(settings) or instances < 2 or settings.device != "cpu":
         return settings
     share_bytes = default_kv_memory_bytes(session.available_bytes() // instances)
     return replace(settings, kv_memory_bytes=share_bytes)
+
+
+def _has_memory(settings: EngineSettings) -> bool:
+    """Return whether the size of the KV pool follows from the settings."""
+    given = settings.kv_memory_bytes, settings.memory_bytes, settings.gpu_memory_utilization
+    return given != (None, None, None)

@@ -1,17 +1,23 @@
 """A request's sampling parameters; validated once, at the edge."""
 
+import copy
 import hashlib
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from enum import Enum
 from functools import cached_property
 from itertools import count
 from math import isfinite
-from typing import Any
+from typing import Any, Self
 
-from kvell.engine.protocol.given import biases, flag, number, texts, token_ids, whole
+from typing_extensions import override
+
+from kvell.engine.protocol.given import biases, flag, number, show, texts, token_ids, whole
 from kvell.engine.protocol.logprobs import MAX_LOGPROBS
 from kvell.engine.protocol.structured_outputs import ReasoningBudget, StructuredOutputs
+from kvell.equivalents.arguments import SAMPLING_OTHERS
+from kvell.equivalents.other import refuses_unknown
 from kvell.errors import ChangeSomething
 
 MAX_SEED = 2**63 - 1
@@ -40,9 +46,39 @@ def _how_many(name: str, value: Any) -> int | None:
     return whole(name, value)
 
 
-@dataclass(frozen=True)
+class RequestOutputKind(Enum):
+    """The content of each output of a streamed request: all of the answer so far, only what is
+    new, or the whole answer in a single output."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+def _constraint(name: str, value: Any) -> StructuredOutputs:
+    """Return a constraint, which may be given as a mapping of its arguments."""
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return StructuredOutputs(**value)
+    if not isinstance(value, StructuredOutputs):
+        remedy = 'give StructuredOutputs(…), or a mapping like {"choice": ["a", "b"]}'
+        raise ChangeSomething(name, show(value), "is not a constraint", remedy)
+    return value
+
+
+def _output_kind(name: str, value: Any) -> RequestOutputKind:
+    if not isinstance(value, RequestOutputKind):
+        remedy = "use RequestOutputKind.DELTA, CUMULATIVE or FINAL_ONLY"
+        raise ChangeSomething(name, show(value), "is not a kind of outputs", remedy)
+    return value
+
+
+@refuses_unknown(SAMPLING_OTHERS, {"guided_decoding": "structured_outputs"})
+@dataclass
 class SamplingParams:
     """Sampling parameters with vLLM's names and defaults.
+
+    A field may be assigned; all fields are then checked again.  Requests in progress keep the
+    parameters with which they began.
 
     :param temperature: 0 is greedy; otherwise logits are divided by it, up to 100.
     :param top_k: keep the k most likely tokens; 0 or -1 keeps all.
@@ -62,7 +98,7 @@ class SamplingParams:
     :param prompt_logprobs: return the logprob of each token of the prompt, from the second on, and
         of this number of likeliest tokens, at most 20.  Such a prompt is computed whole: it reuses
         no cached prefix.
-    :param structured_outputs: constraint on the answer's text.
+    :param structured_outputs: constraint on the answer's text, or a mapping of its arguments.
     :param seed: with it, output token i depends on (seed, i) and the logits alone; without, a
         seed is drawn.
     :param max_tokens: most output tokens; None: up to the model's limit.
@@ -83,6 +119,7 @@ class SamplingParams:
         this one (the conversation continues).  False ends a session; None is no hint.
         Prefixes that are expected to return are cached longer if eviction learns from returns.
     :param reasoning_budget: number of tokens of reasoning after which the engine ends it.
+    :param output_kind: content of each output of :meth:`kvell.AsyncEngine.generate`.
     :raises ChangeSomething: naming the field that is out of range.
     """
 
@@ -111,6 +148,21 @@ class SamplingParams:
     skip_special_tokens: bool = True
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     reasoning_budget: ReasoningBudget | None = None
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+
+    @override
+    def __setattr__(self, name: str, value: object) -> None:
+        """Assign a field and check all of them; nothing changes if one is out of range."""
+        if _LAST not in self.__dict__:  # the constructor assigns the fields in order
+            object.__setattr__(self, name, value)
+            return
+        checked = replace(self, **{name: value})
+        self.__dict__.clear()  # with what was derived from the fields
+        self.__dict__.update(checked.__dict__)
+
+    def clone(self) -> Self:
+        """Return a copy, which later assignments do not change."""
+        return copy.copy(self)
 
     def __post_init__(self) -> None:
         for name, read in READERS.items():
@@ -217,6 +269,9 @@ class SamplingParams:
         return tuple(replace(self, n=1, seed=seed) for seed in seeds)
 
 
+_LAST = fields(SamplingParams)[-1].name
+
+
 class SeedSource:
     """The seeds of requests that have none, in the order in which they begin.
 
@@ -258,6 +313,8 @@ READERS: Mapping[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(("stop_token_ids", "allowed_token_ids"), token_ids),
     **dict.fromkeys(("logprobs", "prompt_logprobs"), _how_many),
     "logit_bias": biases,
+    "structured_outputs": _constraint,
+    "output_kind": _output_kind,
 }
 """The type check of each field that users set."""
 DEFAULTS: Mapping[str, Any] = {

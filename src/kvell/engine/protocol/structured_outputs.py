@@ -7,6 +7,8 @@ import msgspec
 
 from kvell.engine.protocol.given import flag, show, text, texts
 from kvell.engine.protocol.schemas.strict import StrictPart
+from kvell.equivalents.arguments import STRUCTURED_OTHERS
+from kvell.equivalents.other import refuses_unknown
 from kvell.errors import ChangeSomething
 from kvell.wire.json_text import depth_of
 
@@ -126,6 +128,7 @@ def json_text(schema: object, field: str) -> str:
         raise ChangeSomething(field, "…", problem, "use JSON's types") from error
 
 
+@refuses_unknown(STRUCTURED_OTHERS)
 @dataclass(frozen=True)
 class StructuredOutputs:
     """A constraint on an answer, of exactly one kind, with vLLM's names.
@@ -138,7 +141,8 @@ class StructuredOutputs:
     :param regex: a pattern for the whole text (Rust syntax, without look-around; ``\\d``,
         ``\\w`` and ``\\s`` are ASCII, as in the pattern of a schema).
     :param choice: the text is one of these.
-    :param grammar: a context-free grammar in Lark's syntax.
+    :param grammar: a context-free grammar in Lark's syntax, or in EBNF as xgrammar's or llama.cpp's
+        GBNF, with ``root ::= …``.
     :param reasoning: unconstrained text before the constrained text.
     :param calls: calls that the answer may have instead; only with ``json`` and ``json_object``.
     :param strict: parts of ``json`` in which every keyword must be enforced.

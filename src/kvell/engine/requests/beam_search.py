@@ -20,6 +20,8 @@ import msgspec
 from kvell.engine.protocol.given import number, whole
 from kvell.engine.protocol.logprobs import MAX_LOGPROBS, KeptLogprobs, TokenLogprobs
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.equivalents.arguments import BEAM_OTHERS
+from kvell.equivalents.other import refuses_unknown
 from kvell.errors import ChangeSomething
 from kvell.wire.decoding import decode
 
@@ -31,6 +33,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(TokenLogprobs)
 
 
+@refuses_unknown(BEAM_OTHERS)
 @dataclass(frozen=True)
 class BeamSearchParams:
     """Parameters of a beam search, with vLLM's and transformers' names.

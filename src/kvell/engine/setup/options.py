@@ -34,6 +34,18 @@ class EngineOptions:
         "bytes",
     )
     """Size of the KV pool; with ``memory_bytes``, the KV's initial share."""
+    gpu_memory_utilization: float | None = setting(
+        None,
+        "--gpu-memory-utilization",
+        "Share of the free memory, 0 to 1, for weights, activations and KV pool, if no size is "
+        "given.",
+        "number",
+        least=0.0,
+        most=1.0,
+    )
+    """Share of the memory that was free before the weights were loaded, for weights, activations
+    and the KV pool, whose size follows from it. Without effect if ``memory_bytes`` or
+    ``kv_memory_bytes`` is given."""
     cpu_buffer_bytes: int | None = setting(
         None,
         "--cpu-buffer",

@@ -1,11 +1,12 @@
 """The size of an engine's pool, and the part of it that is promised to one request."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kvell.byte_sizes import typed_bytes
+from kvell.byte_sizes import format_bytes, typed_bytes
 from kvell.device.available import available_bytes, default_kv_memory_bytes
 from kvell.device.host import CHUNK_BYTES
 from kvell.elastic.arena import LargestNeed
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     import torch
 
     from kvell.models.paged_model import PagedModel
+
+logger = logging.getLogger(__name__)
 
 FEWEST_LARGE = 16
 """The fewest large pages of a shared pool whose large pages are enlarged to whole chunks."""
@@ -69,8 +72,14 @@ def sizes_of(
     device, memory_bytes = every[0].device, options.memory_bytes
     host_free_bytes = available_bytes() // options.memory_parts
     if memory_bytes is None:
-        kv_bytes = options.kv_memory_bytes or _default_kv_bytes(device, reserve_bytes)
         free_bytes = host_free_bytes if device.type == "cpu" else _free_bytes(device)
+        kv_bytes = (
+            options.kv_memory_bytes
+            or _share_bytes(
+                options.gpu_memory_utilization, free_bytes, weights_bytes, reserve_bytes
+            )
+            or _default_kv_bytes(device, reserve_bytes)
+        )
         host_bytes = host_free_bytes + (0 if device.type == "cpu" else kv_bytes + reserve_bytes)
         check_affordable(options, kv_bytes, reserve_bytes, free_bytes, host_bytes)
         layout = layout_of(layers, kv_bytes, options)
@@ -143,6 +152,35 @@ def shared_layout(layers: Sequence[LayerSpec], pool_bytes: int, options: EngineO
     if pool_bytes < FEWEST_LARGE * large_bytes:
         return small_pages
     return layout_of(layers, pool_bytes, options, large_bytes)
+
+
+def _share_bytes(
+    share: float | None, free_bytes: int, weights_bytes: int, reserve_bytes: int
+) -> int | None:
+    """Return the KV pool that a share of memory leaves to it; None without a share.
+
+    :param free_bytes: free memory after loading.
+    :raises ChangeSomething: if nothing is left.
+    """
+    if share is None:
+        return None
+    total_bytes = free_bytes + weights_bytes
+    others_bytes = weights_bytes + reserve_bytes
+    kv_bytes = int(total_bytes * share) - others_bytes
+    flag, total, others = (
+        "--gpu-memory-utilization",
+        format_bytes(total_bytes),
+        format_bytes(others_bytes),
+    )
+    if kv_bytes <= 0:
+        problem = f"of {total} leaves nothing beside {others} of weights and activations"
+        remedy = f"use more than {others_bytes / total_bytes:.3f}, or --kv-memory"
+        raise ChangeSomething(flag, share, problem, remedy)
+    logger.warning(
+        "%s %g of %s free memory: %s for the KV pool, beside %s of weights and activations",
+        *(flag, share, total, format_bytes(kv_bytes), others),
+    )
+    return kv_bytes
 
 
 def _default_kv_bytes(device: "torch.device", reserve_bytes: int) -> int:

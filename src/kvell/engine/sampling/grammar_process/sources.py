@@ -13,6 +13,7 @@ from kvell.engine.protocol.schemas.following import make_enforceable
 from kvell.engine.protocol.schemas.patterns import ascii_classes, ascii_lark
 from kvell.engine.protocol.schemas.strict import StrictPart, StrictViolation, find_violation
 from kvell.engine.protocol.structured_outputs import CallForm, Calls, StructuredOutputs
+from kvell.engine.sampling.grammar_process.ebnf import ebnf_lark, is_ebnf
 from kvell.wire.decoding import MalformedError, decode_json
 
 JSON_OPTIONS: Any = {
@@ -48,7 +49,7 @@ def source_of(constraint: StructuredOutputs, tokenizer: LLTokenizer) -> GrammarS
     """Return a constraint in llguidance's format.
 
     :param tokenizer: llguidance's tokenizer.
-    :raises ValueError: if a schema is not JSON, or is invalid.
+    :raises ValueError: if a schema is not JSON, or is invalid, or EBNF cannot be converted.
     """
     if constraint.calls is not None:
         return _or_calls(constraint, constraint.calls, tokenizer)
@@ -59,6 +60,8 @@ def source_of(constraint: StructuredOutputs, tokenizer: LLTokenizer) -> GrammarS
     if constraint.regex is not None:
         return GrammarSource(LLMatcher.grammar_from_regex(ascii_classes(constraint.regex)))
     if constraint.grammar is not None:
+        if is_ebnf(constraint.grammar):
+            return GrammarSource(LLMatcher.grammar_from_lark(ebnf_lark(constraint.grammar)))
         return GrammarSource(LLMatcher.grammar_from_lark(ascii_lark(constraint.grammar)))
     choices = " | ".join(json.dumps(text, ensure_ascii=False) for text in constraint.choice)
     return GrammarSource(LLMatcher.grammar_from_lark(f"start: {choices}"))

@@ -3,16 +3,18 @@
 import logging
 import re
 from collections.abc import Mapping
+from functools import partial
 
 from kvell.byte_sizes import parse_bytes
-from kvell.equivalents.table import argument_words, kvell_value
+from kvell.equivalents.table import argument_words, equivalent, kvell_value
 from kvell.errors import ChangeSomething
 from kvell.flags import Flag
 
 logger = logging.getLogger(__name__)
 
-SIZE_FLAG = re.compile(r"--(kv-memory|memory|cpu-buffer) (\w+)")
-"""A flag of a size in a remedy, which an argument has as a text."""
+FLAG = re.compile(r"--([a-z][a-z-]+) ([\w.]+(?:[=,][\w.=]+)*)")
+"""A flag and its value in a remedy."""
+SIZES = frozenset(("--kv-memory", "--memory", "--cpu-buffer"))
 
 
 def with_equivalents(
@@ -29,16 +31,19 @@ def with_equivalents(
         try:
             translation = argument_words(name, value)
         except ChangeSomething as error:
-            remedy = SIZE_FLAG.sub(_as_argument, error.remedy)
+            remedy = FLAG.sub(partial(_as_argument, owner, flags), error.remedy)
             raise ChangeSomething(name, value, error.problem, remedy) from error
         if translation is None:
             own[name] = value
             continue
         words, note = translation
+        entry = equivalent(f"--{name}")
         if note:
             logger.warning("%s: %s", owner, note)
         for flag, text in words:
             setting, switched_on = _setting(flag, flags)
+            if setting is None and entry is not None and entry.in_class:
+                continue
             if setting is None:
                 problem = f"needs {flag}, which {owner} does not have"
                 raise ChangeSomething(name, value, problem, "leave it out")
@@ -67,12 +72,21 @@ def _setting(name: str, flags: Mapping[str, tuple[str, Flag]]) -> tuple[str | No
     return None, False
 
 
-def _as_argument(match: re.Match[str]) -> str:
-    return f'{match[1].replace("-", "_")}="{match[2]}"'
+def _as_argument(owner: str, flags: Mapping[str, tuple[str, Flag]], match: re.Match[str]) -> str:
+    """Return a flag of a remedy as an argument; instances are those of ``AsyncEngine``."""
+    flag, value = f"--{match[1]}", match[2]
+    if flag == "--instances":
+        argument = f'instances="{value}"'
+        return argument if owner == "AsyncEngine" else f"AsyncEngine({argument})"
+    if flag in SIZES:
+        return f'{match[1].replace("-", "_")}="{value}"'
+    return f'{flags[flag][0]}="{value}"' if flag in flags else f"kvell serve {match[0]}"
 
 
 def _parse(name: str, text: str, flag: Flag) -> object:
     """Return the value of a flag's text; a text that does not suit is returned as it is."""
     if flag.kind == "bytes":
         return parse_bytes(text, name)
+    if flag.kind == "number":
+        return float(text)
     return int(text) if text.isdecimal() else text

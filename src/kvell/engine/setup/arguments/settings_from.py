@@ -13,8 +13,8 @@ from typing import SupportsIndex, TypeGuard
 from kvell.byte_sizes import parse_bytes
 from kvell.engine.setup.arguments.equivalent_arguments import own_value, with_equivalents
 from kvell.engine.setup.engine_settings import EngineSettings
-from kvell.equivalents.nearest import nearest
-from kvell.errors import ChangeSomething
+from kvell.equivalents.other import unknown_argument
+from kvell.errors import ChangeSomething, UnknownArgument
 from kvell.flags import Flag, settings_with_flag
 
 SIZES = MappingProxyType(
@@ -25,8 +25,6 @@ SIZES = MappingProxyType(
     }
 )
 """Settings in bytes by their other names, which also take a text like ``256MiB``."""
-NEAR = 0.75
-"""The similarity of two names, of 1, from which a name is proposed in place of another."""
 _SETTINGS = frozenset(field.name for field in fields(EngineSettings))
 _FLAGS = {flag.name: (field.name, flag) for field, flag in settings_with_flag(EngineSettings)}
 """Settings by their flags."""
@@ -41,14 +39,14 @@ def settings_from(
 
     :param model: a model, or an object with all settings; then no argument may be given.
     :param owner: the class, for errors; its constructor's parameters are known names, too.
-    :raises TypeError: naming an argument that does not exist, and the nearest one that does.
+    :raises UnknownArgument: naming an argument that does not exist, and the nearest one that does.
     :raises ChangeSomething: naming an argument whose value cannot be used.
     """
     given, names = dict[str, object](), dict[str, str]()
     for name, value in with_equivalents(owner.__name__, arguments, _FLAGS).items():
         setting = SIZES.get(name, name)
         if setting not in _SETTINGS:
-            raise _unknown(owner, name)
+            raise _unknown(owner, name, value)
         if name not in SIZES:
             given[setting], names[setting] = value, name
         elif value is not None:
@@ -70,13 +68,10 @@ def settings_from(
     return EngineSettings(_model(model), **given)  # type: ignore[arg-type] # checked above
 
 
-def _unknown(owner: type, name: str) -> TypeError:
+def _unknown(owner: type, name: str, value: object) -> UnknownArgument:
     parameters = inspect.signature(owner).parameters.values()
     own = {each.name for each in parameters if each.kind is not each.VAR_KEYWORD}
-    names = _SETTINGS | SIZES.keys() | own
-    near = nearest(name, names, NEAR)
-    remedy = f"; did you mean '{near[0]}'?" if near else ""
-    return TypeError(f"{owner.__name__}() got an unexpected keyword argument '{name}'{remedy}")
+    return unknown_argument(owner.__name__, name, value, _SETTINGS | SIZES.keys() | own)
 
 
 def _model(model: object) -> str:
@@ -117,6 +112,10 @@ def _check(name: str, value: object, flag: Flag) -> None:
         case "seconds":
             is_valid = _is_number(value) and math.isfinite(value) and value > 0
             problem, remedy = "is not a number of seconds above 0", "give one, or leave it out"
+        case "number":
+            least, most = flag.least or 0.0, math.inf if flag.most is None else flag.most
+            is_valid = _is_number(value) and least < value <= most
+            problem, remedy = f"is not a number above {least:g}", f"give one up to {most:g}"
         case "bytes":
             is_valid = _is_whole(value, 1)
             problem = "is not a number of bytes above 0"

@@ -2,25 +2,9 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from kvell.server.api.bodies.completions import Body
 from kvell.server.api.bodies.embeddings import embeddings_usage
 from kvell.server.text.text_stream import Usage
-
-
-def similarities(
-    ones: Sequence[NDArray[np.float32]], others: Sequence[NDArray[np.float32]]
-) -> list[float]:
-    """Return the cosine of each pair of vectors (float32, of length one), from -1 to 1.
-
-    :param ones: as many as ``others``, or one for all of them.
-    """
-    if len(ones) == 1:
-        ones = [ones[0]] * len(others)
-    dots = [float(np.dot(a.astype("f8"), b)) for a, b in zip(ones, others, strict=True)]
-    return [min(max(dot, -1.0), 1.0) for dot in dots]
 
 
 def scores_body(

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from fastapi import FastAPI, Request, Response
 
+from kvell.engine.protocol.pooling import similarities
 from kvell.server.access.visit import RequestContext
 from kvell.server.api.bodies.pieces import json_response
-from kvell.server.api.bodies.scores import rerank_body, scores_body, similarities
+from kvell.server.api.bodies.scores import rerank_body, scores_body
 from kvell.server.api.door.access_guard import visit_of
 from kvell.server.api.routes.embeddings import EmbeddingResult, EmbeddingsApi
 from kvell.server.api.schemas.scores import RerankRequest, ScoredRequest, ScoreRequest

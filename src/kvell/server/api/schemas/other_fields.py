@@ -5,28 +5,9 @@ these tables; ``docs/request-fields.md`` is generated from both.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
-
-@dataclass(frozen=True)
-class Other:
-    """A field that is not supported.
-
-    :param why: reason why the field has no effect; if given, every value is accepted.
-    :param remedy: alternative to a value that is refused.
-    :param values: accepted values besides null; they request the default behaviour.
-    """
-
-    why: str = ""
-    remedy: str = "leave it out"
-    values: tuple[object, ...] = ()
-
-    def is_taken(self, value: object) -> bool:
-        """Return whether a request with this value is accepted."""
-        if self.why or value is None:
-            return True
-        return any(value == taken and type(value) is type(taken) for taken in self.values)
+from kvell.equivalents.other import Other
 
 
 def _table(*tables: Mapping[str, Other], **fields: Other) -> Mapping[str, Other]:

@@ -11,8 +11,8 @@ from typing import ClassVar, get_args
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from kvell.equivalents.other import Other
 from kvell.errors import ChangeSomething
-from kvell.server.api.schemas.other_fields import Other
 
 LONGEST_VALUE = 64
 

@@ -16,7 +16,13 @@ from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.beam_search import BeamSearch
 from kvell.errors import ChangeSomething, RequestFailed
-from kvell.llm_outputs import CompletionOutput, RequestOutput, logprobs_by_token
+from kvell.local.outputs import (
+    CompletionOutput,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    logprobs_by_token,
+)
 from kvell.models.images.image_content import ImagePrompt
 from kvell.models.text.answer_text import AnswerText, EndTokens
 from kvell.models.text.bad_words import bad_word_tokens
@@ -33,7 +39,9 @@ class Job(Protocol):
         """The request to the engine."""
         ...
 
-    def take(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> bool:
+    def take(
+        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], now_seconds: float
+    ) -> bool:
         """Append new tokens; return whether to cancel the request."""
         ...
 
@@ -41,7 +49,11 @@ class Job(Protocol):
         """Append log probabilities of further tokens of the prompt."""
         ...
 
-    def end(self, event: Finished) -> None:
+    def begin(self, now_seconds: float) -> None:
+        """Note that the request has been submitted."""
+        ...
+
+    def end(self, event: Finished, now_seconds: float) -> None:
         """Store the engine's last event of the request."""
         ...
 
@@ -51,6 +63,7 @@ class AnswerJob:
     """A request for an answer in progress: its tokens so far and their text.
 
     :param prompt: token ids as the caller gave them; those of ``spec`` name the images.
+    :param name: id of the request in outputs; its index if "".
     """
 
     index: int
@@ -64,6 +77,11 @@ class AnswerJob:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     text: str = ""
     finished: Finished | None = None
+    name: str = ""
+    began_seconds: float = 0.0
+    first_token_seconds: float | None = None
+    last_token_seconds: float | None = None
+    ended_seconds: float | None = None
 
     def __post_init__(self) -> None:
         sampling, tokenizer = self.spec.sampling, self.tokenizer
@@ -78,10 +96,19 @@ class AnswerJob:
         """Append log probabilities of further tokens of the prompt."""
         self.prompt_logprobs.extend(logprobs)
 
-    def take(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> bool:
+    def begin(self, now_seconds: float) -> None:
+        """Note that the request has been submitted."""
+        self.began_seconds = now_seconds
+
+    def take(
+        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], now_seconds: float
+    ) -> bool:
         """Append new tokens; return whether a stop string has just ended the text."""
         if self.stopped:
             return False
+        if self.first_token_seconds is None:
+            self.first_token_seconds = now_seconds
+        self.last_token_seconds = now_seconds
         count_before = self._writer.token_count
         self.text += self._writer.push(token_ids)
         taken = self._writer.token_count - count_before
@@ -89,45 +116,69 @@ class AnswerJob:
         self.logprobs.extend(logprobs[:taken])
         return self.stopped
 
-    def end(self, event: Finished) -> None:
+    def end(self, event: Finished, now_seconds: float) -> None:
         """Store the engine's last event of the request, and complete the text."""
-        self.finished = event
+        self.finished, self.ended_seconds = event, now_seconds
         self.text += self._writer.finish()
 
     def output(self) -> RequestOutput:
-        """Return the output of the finished request."""
+        """Return the output so far."""
         done = self.finished
-        if done is None:
-            raise RuntimeError(f"request {self.index} is not finished")
         return RequestOutput(
             self.index,
             self.prompt.tolist(),
             list(self.token_ids),
             self.text,
-            done.cached_tokens,
-            done.preemptions,
-            "stop" if self.stopped else done.reason,
+            0 if done is None else done.cached_tokens,
+            0 if done is None else done.preemptions,
+            self.finish_reason,
             self.choice,
-            None if self.spec.sampling.logprobs is None else self.logprobs,
-            None if self.spec.sampling.prompt_logprobs is None else self.prompt_logprobs,
-            "" if self.stopped else done.message,
+            None if self.spec.sampling.logprobs is None else list(self.logprobs),
+            self._scores(),
+            "" if self.stopped or done is None else done.message,
             self.stop_reason,
             self.prompt_text,
-            [self.completion(done)],
+            [self.completion()],
+            done is not None,
+            RequestMetrics(
+                self.began_seconds,
+                self.first_token_seconds,
+                self.last_token_seconds,
+                self.ended_seconds,
+                len(self.token_ids),
+            ),
+            self.name or str(self.index),
         )
 
-    def completion(self, done: Finished) -> CompletionOutput:
-        """Return the answer of the ended request."""
+    def completion(self) -> CompletionOutput:
+        """Return the answer so far."""
         likely = None if self.spec.sampling.logprobs is None else self.logprobs
         return CompletionOutput(
             self.choice,
             self.text,
             list(self.token_ids),
             None if likely is None else sum(entry.logprob for entry in likely),
-            None if likely is None else logprobs_by_token(self.token_ids, likely, self.tokenizer),
-            "stop" if self.stopped else done.reason,
+            None if likely is None else logprobs_by_token(self.token_ids, likely, self._text_of),
+            self.finish_reason,
             self.stop_reason,
         )
+
+    def _text_of(self, token: int) -> str:
+        return self.tokenizer.decode([token], skip_special_tokens=False)
+
+    def _scores(self) -> list[dict[int, Logprob] | None] | None:
+        """Return the log probabilities of the prompt's tokens so far, if they are requested."""
+        if self.spec.sampling.prompt_logprobs is None:
+            return None
+        scored = self.prompt[1 : len(self.prompt_logprobs) + 1].tolist()
+        return [None, *logprobs_by_token(scored, self.prompt_logprobs, self._text_of)]
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """The reason of the end; None while the request runs."""
+        if self.finished is None:
+            return None
+        return "stop" if self.stopped else self.finished.reason
 
     @property
     def stopped(self) -> bool:
@@ -144,12 +195,21 @@ class AnswerJob:
 
 @dataclass(eq=False)
 class EmbeddingJob:
-    """A request for a prompt's vector, which is in its last event."""
+    """A request for a prompt's vector, which is in its last event.
+
+    :param name: id of the request in its output.
+    """
 
     spec: RequestSpec
+    name: str = "0"
     finished: Finished | None = None
 
-    def take(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> bool:
+    def begin(self, now_seconds: float) -> None:
+        """Do nothing: a vector has no times."""
+
+    def take(
+        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], now_seconds: float
+    ) -> bool:
         """Raise an error: no tokens were requested."""
         raise RuntimeError(f"the engine sent {len(token_ids)} tokens in place of a vector")
 
@@ -157,7 +217,7 @@ class EmbeddingJob:
         """Raise an error: no log probabilities were requested."""
         raise RuntimeError(f"the engine scored {len(logprobs)} tokens in place of a vector")
 
-    def end(self, event: Finished) -> None:
+    def end(self, event: Finished, now_seconds: float) -> None:
         """Store the engine's last event, which has the vector."""
         self.finished = event
 
@@ -167,7 +227,7 @@ class EmbeddingJob:
         if done is None:
             raise RuntimeError("the request is not finished")
         raise_if_failed(done)
-        return embedding_output(self.spec.token_ids, done)
+        return embedding_output(self.spec.token_ids, done, self.name)
 
 
 @dataclass(frozen=True)
@@ -188,6 +248,16 @@ class BeamSequence:
     score: float
     finish_reason: FinishReason
     logprobs: list[TokenLogprobs]
+
+    @property
+    def cum_logprob(self) -> float:
+        """``cumulative_logprob``, by vLLM's name."""
+        return self.cumulative_logprob
+
+    @property
+    def tokens(self) -> list[int]:
+        """``token_ids``, by vLLM's name."""
+        return self.token_ids
 
 
 @dataclass(frozen=True)
@@ -258,10 +328,13 @@ class BeamJob:
         self.search = self.search.after([job.logprobs[0] for job in jobs])
 
 
-def embedding_output(prompt: npt.NDArray[np.int32], done: Finished) -> EmbeddingOutput:
+def embedding_output(
+    prompt: npt.NDArray[np.int32], done: Finished, request_id: str
+) -> EmbeddingOutput:
     """Return the output of a request for a vector."""
     vector: list[float] = vector_of(done.embedding).tolist()
-    return EmbeddingOutput(prompt.tolist(), vector, done.cached_tokens, done.preemptions)
+    counts = done.cached_tokens, done.preemptions
+    return EmbeddingOutput(prompt.tolist(), vector, *counts, request_id)
 
 
 def with_bad_words(sampling: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
@@ -309,7 +382,7 @@ def one_each(sampling: Sampling, defaults: Sequence[SamplingParams]) -> Sequence
     if sampling is None:
         return defaults
     if isinstance(sampling, SamplingParams):
-        return [sampling] * len(defaults)
+        return [sampling.clone()] * len(defaults)  # callers may assign fields of theirs later
     if not isinstance(sampling, list | tuple):
         raise _no_params(sampling)
     if len(sampling) != len(defaults):
@@ -318,7 +391,7 @@ def one_each(sampling: Sampling, defaults: Sequence[SamplingParams]) -> Sequence
     for params in sampling:
         if not isinstance(params, SamplingParams):
             raise _no_params(params)
-    return sampling
+    return [params.clone() for params in sampling]
 
 
 def _no_params(value: object) -> ChangeSomething:
@@ -329,7 +402,11 @@ def _no_params(value: object) -> ChangeSomething:
 def output_of(jobs: Sequence[AnswerJob]) -> RequestOutput:
     """Return the answers to one prompt, in order."""
     first, *others = [job.output() for job in jobs]
-    return replace(first, outputs=[*first.outputs, *(other.outputs[0] for other in others)])
+    return replace(
+        first,
+        outputs=[*first.outputs, *(other.outputs[0] for other in others)],
+        finished=first.finished and all(other.finished for other in others),
+    )
 
 
 def several(prompts: object) -> list[object]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from kvell.clock import Clock
 from kvell.engine.failed_steps import FailedSteps
 from kvell.engine.protocol.logprobs import PromptLogprobs
 from kvell.engine.protocol.messages import Event, Finished, Submit, Tokens
@@ -14,7 +15,7 @@ from kvell.engine.protocol.pooling import Pooling
 from kvell.engine.protocol.request_spec import RequestSpec, to_token_bytes
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import TryLater
-from kvell.llm_jobs import AnswerJob, Job, raise_if_failed
+from kvell.local.jobs import AnswerJob, Job, raise_if_failed
 from kvell.models.images.image_content import ImagePrompt
 from kvell.serving.readers import EventReader
 from kvell.vocabulary import RequestId
@@ -38,10 +39,11 @@ class JobRunner:
     """A runner of requests over readers of one engine; it may be called from any thread.
 
     :param failed: the engine's failed steps; requests of a failed step raise the last of them.
+    :param clock: clock for the times of requests.
     """
 
-    def __init__(self, failed: FailedSteps) -> None:
-        self._failed = failed
+    def __init__(self, failed: FailedSteps, clock: Clock) -> None:
+        self._failed, self._clock = failed, clock
         self._numbers = count()  # atomic, so that any thread may call it
 
     def run(
@@ -53,10 +55,10 @@ class JobRunner:
         :raises TryLater: if the engine refused a request.
         :raises Exception: the error of a step that computed a request.
         """
-        running = {self._submit(reader, job): job for job in jobs}
+        running = {self.submit(reader, job): job for job in jobs}
         while running:
             for event in reader.take():
-                self._deliver(event, running, reader)
+                self.deliver(event, running, reader)
                 if isinstance(event, Finished):
                     running.pop(event.request_id, None)
                     ended()
@@ -66,23 +68,31 @@ class JobRunner:
 
         :raises RequestFailed: if the model's logits are not numbers.
         """
-        running: dict[RequestId, Job] = {self._submit(reader, job): job}
+        running: dict[RequestId, Job] = {self.submit(reader, job): job}
         shown = 0
         while job.finished is None:
             for event in reader.take():
-                self._deliver(event, running, reader)
+                self.deliver(event, running, reader)
             if len(job.text) > shown:
                 yield job.text[shown:]
                 shown = len(job.text)
         raise_if_failed(job.finished)
-        return job.output().finish_reason
+        reason = job.finish_reason
+        assert reason is not None, "the request has ended"
+        return reason
 
     def spec(
-        self, prompt: ImagePrompt, sampling: SamplingParams, model: str, pooling: Pooling = ""
+        self,
+        prompt: ImagePrompt,
+        sampling: SamplingParams,
+        model: str,
+        pooling: Pooling = "",
+        priority: int = 0,
     ) -> RequestSpec:
         """Return a request with an id that no other request has.
 
         :param model: "" is the first.
+        :param priority: requests with lower numbers are admitted first.
         """
         return RequestSpec(
             RequestId(f"r{next(self._numbers)}"),
@@ -91,15 +101,24 @@ class JobRunner:
             model=model,
             images=prompt.images,
             pooling=pooling,
+            priority=priority,
         )
 
-    def _submit(self, reader: EventReader, job: Job) -> RequestId:
+    def submit(self, reader: EventReader, job: Job) -> RequestId:
+        """Give a request to the engine; its events are for :meth:`deliver`."""
+        job.begin(self._clock.now_seconds())
         reader.send(Submit(job.spec))
         return job.spec.request_id
 
-    def _deliver(self, event: Event, jobs: Mapping[RequestId, Job], reader: EventReader) -> None:
+    def deliver(self, event: Event, jobs: Mapping[RequestId, Job], reader: EventReader) -> None:
+        """Let a request take its event; events of other requests are ignored.
+
+        :raises TryLater: if the engine refused the request.
+        :raises Exception: the error of a step that computed it.
+        """
+        now = self._clock.now_seconds()
         if isinstance(event, Tokens) and event.request_id in jobs:
-            if jobs[event.request_id].take(event.token_ids, event.logprobs):
+            if jobs[event.request_id].take(event.token_ids, event.logprobs, now):
                 reader.cancel(event.request_id)
         elif isinstance(event, PromptLogprobs) and event.request_id in jobs:
             jobs[event.request_id].score(event.logprobs)
@@ -108,4 +127,4 @@ class JobRunner:
                 raise TryLater(event.message)
             if event.step_failed and (cause := self._failed.last):
                 raise cause
-            jobs[event.request_id].end(event)
+            jobs[event.request_id].end(event, now)

@@ -1,0 +1,88 @@
+"""Arguments of engines as an object, and as flags of a script, as in vLLM."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any, Self
+
+from typing_extensions import override
+
+from kvell.byte_sizes import parse_bytes
+from kvell.engine.setup.engine_settings import EngineSettings
+from kvell.equivalents.table import EQUIVALENTS
+from kvell.flags import Flag, settings_with_flag
+
+DEFAULT_MODEL = "smollm2"
+_TYPES = {"integer": int, "seconds": float, "number": float}
+
+
+class EngineArgs:
+    """Arguments of :class:`kvell.LLM` or :class:`kvell.AsyncEngine`, which check them.
+
+    They are attributes of the object, so ``LLM(**vars(engine_args))`` is the same model.
+
+    :param model: as for :class:`kvell.LLM`.
+    :param arguments: further arguments of the class that the engine will have.
+    """
+
+    def __init__(self, model: str = DEFAULT_MODEL, **arguments: object) -> None:
+        self.__dict__.update({"model": model, **arguments})
+
+    @staticmethod
+    def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        """Add a flag for each argument of ``LLM``, and for those of vLLM and SGLang."""
+        group = parser.add_argument_group("engine")
+        group.add_argument("--model", default=DEFAULT_MODEL)
+        group.add_argument("--seed", type=int)
+        for field, flag in settings_with_flag(EngineSettings):
+            group.add_argument(*flag.names, dest=field.name, default=field.default, **_kind(flag))
+        own = frozenset(name for action in parser._actions for name in action.option_strings)
+        for entry in EQUIVALENTS:
+            names = [name for name in entry.names if name.startswith("--") and name not in own]
+            kind: dict[str, Any] = {} if entry.takes_value else {"action": "store_true"}
+            for name in names:
+                group.add_argument(name, default=argparse.SUPPRESS, help=entry.sentence, **kind)
+        return parser
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> Self:
+        """Return the arguments that the flags of :meth:`add_cli_args` gave."""
+        parser = cls.add_cli_args(argparse.ArgumentParser(add_help=False))
+        names = {action.dest for action in parser._actions} | {"runner"}
+        return cls(**{name: value for name, value in vars(args).items() if name in names})
+
+
+AsyncEngineArgs = EngineArgs
+
+
+class FlexibleArgumentParser(argparse.ArgumentParser):
+    """A parser that takes ``--max_num_seqs`` for ``--max-num-seqs``."""
+
+    @override
+    def parse_known_args(  # type: ignore[override] # typeshed has overloads
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parse words of a command line; see the class."""
+        words = sys.argv[1:] if args is None else args
+        return super().parse_known_args([_with_dashes(word) for word in words], namespace)
+
+
+def _with_dashes(word: str) -> str:
+    flag, mark, value = word.partition("=")
+    return flag.replace("_", "-") + mark + value if flag.startswith("--") else word
+
+
+def _kind(flag: Flag) -> dict[str, Any]:
+    """Return the arguments of ``add_argument`` for a flag."""
+    if flag.kind == "switch":
+        return {"action": argparse.BooleanOptionalAction, "help": flag.help}
+    kind: dict[str, Any] = {"help": flag.help.replace("%", "%%")}
+    if flag.choices:
+        kind["choices"] = flag.choices
+    if flag.kind == "bytes":
+        kind["type"] = lambda text: parse_bytes(text, flag.name)
+    elif flag.kind == "length":
+        kind["type"] = lambda text: None if text == "auto" else int(text)
+    elif flag.kind in _TYPES:
+        kind["type"] = _TYPES[flag.kind]
+    return kind

@@ -1,0 +1,104 @@
+"""Fields and arguments of other systems that Kvell does not have, and what it does with each."""
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields
+from functools import wraps
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from kvell.equivalents.nearest import nearest
+from kvell.errors import ChangeSomething, UnknownArgument
+
+logger = logging.getLogger(__name__)
+
+Record = TypeVar("Record")
+
+NEAR = 0.75
+"""The similarity of two names, of 1, from which a name is proposed in place of another."""
+SHOWN_CHARS = 80
+
+
+@dataclass(frozen=True)
+class Other:
+    """A field that is not supported.
+
+    :param why: reason why the field has no effect; if given, every value is accepted.
+    :param remedy: alternative to a value that is refused.
+    :param values: accepted values besides null; they request the default behaviour.
+    """
+
+    why: str = ""
+    remedy: str = "leave it out"
+    values: tuple[object, ...] = ()
+
+    def is_taken(self, value: object) -> bool:
+        """Return whether a request with this value is accepted."""
+        if self.why or value is None:
+            return True
+        return any(value == taken and type(value) is type(taken) for taken in self.values)
+
+
+def check_others(
+    owner: str, given: Mapping[str, object], known: Collection[str], others: Mapping[str, Other]
+) -> None:
+    """Check the arguments of a call that its owner does not have.
+
+    :param owner: name of the class or method, for errors.
+    :param known: names of the arguments that it has.
+    :param others: other systems' arguments, of which it accepts some values.
+    :raises ChangeSomething: naming an argument whose value cannot be honoured.
+    :raises UnknownArgument: naming an argument that neither has.
+    """
+    for name, value in given.items():
+        other = others.get(name)
+        if other is None:
+            raise unknown_argument(owner, name, value, {*known, *others})
+        if not other.is_taken(value):
+            problem = f"{owner} does not support it"
+            raise ChangeSomething(name, _shown(value), problem, other.remedy)
+        if other.why and value is not None:
+            logger.info("%s: %s has no effect: %s", owner, name, other.why)
+
+
+def refuses_unknown(
+    others: Mapping[str, Other], renamed: Mapping[str, str] = MappingProxyType({})
+) -> Callable[[type[Record]], type[Record]]:
+    """Return a decorator of a dataclass that refuses unknown arguments by name.
+
+    :param others: other systems' arguments, of which the class accepts some values.
+    :param renamed: other systems' names of fields.
+    """
+
+    def decorate(record: type[Record]) -> type[Record]:
+        make: Any = record.__init__
+        names = frozenset(field.name for field in fields(record))  # type: ignore[arg-type]
+
+        @wraps(make)
+        def __init__(self: Record, *args: object, **given: object) -> None:  # noqa: N807
+            if given.keys() <= names:
+                make(self, *args, **given)
+                return
+            own = {renamed.get(name, name): value for name, value in given.items()}
+            unknown = {name: own.pop(name) for name in own.keys() - names}
+            check_others(record.__name__, unknown, names, others)
+            make(self, *args, **own)
+
+        record.__init__ = __init__  # type: ignore[method-assign,assignment]
+        return record
+
+    return decorate
+
+
+def unknown_argument(
+    owner: str, name: str, value: object, known: Collection[str]
+) -> UnknownArgument:
+    """Return the error for an argument that does not exist."""
+    near = nearest(name, known, NEAR)
+    remedy = f"did you mean {near[0]}?" if near else "leave it out"
+    return UnknownArgument(name, _shown(value), f"is not an argument of {owner}", remedy)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…"

@@ -1,0 +1,1 @@
+"""Adapters, by the names of vLLM's modules: none is served."""

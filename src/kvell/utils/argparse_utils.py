@@ -1,0 +1,5 @@
+"""The parser of scripts' flags, by the names of vLLM's module."""
+
+from kvell.engine.arg_utils import FlexibleArgumentParser
+
+__all__ = ["FlexibleArgumentParser"]

@@ -1,0 +1,1 @@
+"""Modules at the places of vLLM's."""

@@ -1,0 +1,1 @@
+"""Engines, by the names of vLLM's modules."""

@@ -1,0 +1,1 @@
+"""Figures of engines, by the names of vLLM's modules."""
