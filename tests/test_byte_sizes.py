@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.byte_sizes import format_bytes, parse_bytes
+from kvell.byte_sizes import format_bytes, parse_bytes, parse_count
 from kvell.errors import ChangeSomething
 
 
@@ -60,3 +60,16 @@ def test_writes(size_bytes: int, text: str) -> None:
 def test_what_is_written_reads_back_within_one_percent(size_bytes: int) -> None:
     again_bytes = parse_bytes(format_bytes(size_bytes).replace(",", ""), "size")
     assert abs(again_bytes - size_bytes) <= size_bytes / 100
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        *[("8192", 8192), ("8k", 8000), ("8K", 8192), ("1.5k", 1500), ("2m", 2_000_000)],
+        *[("1M", 1 << 20), ("1g", 10**9), ("0", 0), ("0.5K", 512)],
+        *[("1.0001k", None), ("k", None), ("8 k", None), ("8kb", None), ("-1", None), ("", None)],
+        *[("1e3", None), ("٣", None), ("9" * 400, None)],
+    ],
+)
+def test_counts_have_the_units_of_vllm(text: str, count: int | None) -> None:
+    assert parse_count(text) == count

@@ -1,6 +1,7 @@
-"""Parser and formatters of sizes such as ``512MiB`` and ``1.5GiB``."""
+"""Parser and formatters of sizes such as ``512MiB`` and ``1.5GiB``, and of counts like ``8k``."""
 
 import re
+from fractions import Fraction
 
 from kvell.errors import ChangeSomething
 
@@ -10,6 +11,12 @@ _UNITS = {"B": 1} | {
     for suffix, base in (("B", 1000), ("iB", 1024))
 }
 _BY_NAME = {name.lower(): factor for name, factor in _UNITS.items()}
+_COUNTS = {"": 1} | {
+    unit: base**power
+    for power, (small, large) in enumerate(("kK", "mM", "gG"), start=1)
+    for unit, base in ((small, 1000), (large, 1024))
+}
+_COUNT = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)([kKmMgG]?)")
 _SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[a-zA-Z]*)")
 
 
@@ -26,6 +33,18 @@ def parse_bytes(text: str, field: str) -> int:
     if size_bytes <= 0:
         raise ChangeSomething(field, text, "must be more than zero", "write it like 512MiB")
     return size_bytes
+
+
+def parse_count(text: str) -> int | None:
+    """Return a count such as ``8192``, ``8k`` (8000), ``8K`` (8192) or ``1.5k``; None for others.
+
+    Units are those of vLLM: small letters are powers of 1000, capitals of 1024.
+    """
+    match = _COUNT.fullmatch(text.strip())
+    if match is None:
+        return None
+    count = Fraction(match[1]) * _COUNTS[match[2]]
+    return int(count) if count.denominator == 1 else None
 
 
 def format_bytes(size_bytes: int) -> str:

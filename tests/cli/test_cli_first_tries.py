@@ -24,6 +24,19 @@ HONOURED = [
     ("serve --kv-cache-memory-bytes 1GiB", "--kv-memory 1GiB"),
     ("serve --dtype float", "--dtype float32"),
     ("serve --kv-cache-dtype fp8_e4m3", "--kv-cache-dtype fp8"),
+    ("serve --max-model-len 8k", "--max-model-len 8000"),
+    ("serve --max-model-len 1K", "--max-model-len 1024"),
+    ("serve --max-num-batched-tokens 2.5k", "--max-num-batched-tokens 2500"),
+    ("serve --max-model-len=8K --enforce-eager", "--max-model-len 8192"),
+    (
+        "serve --speculative-config.method ngram --speculative-config.num_speculative_tokens=3",
+        "--num-speculative-tokens 3",
+    ),
+    (
+        "serve -sc.num_speculative_tokens 3 --port 1 --speculative-config.prompt_lookup_max 7",
+        "--prompt-lookup-max 7",
+    ),
+    ("serve --hf-overrides.rope.factor 4", '--hf-overrides {"rope":_{"factor":_4}}'),
     ("serve --gpu-memory-utilization 0.9", "--gpu-memory-utilization 0.9"),
     ("serve --mem-fraction-static 0.8", "--gpu-memory-utilization 0.8"),
     ("serve --enforce-eager", "--enforce-eager"),
@@ -54,11 +67,41 @@ WITHOUT_EFFECT = [
     "serve --disable-log-requests",
     "serve --enable-metrics",
     "serve --runner generate",
+    "serve --runner pooling",
+    "serve -O3",
+    "serve -O=2",
+    "serve -O 1",
+    "serve --compilation-config {}",
+    "serve --compilation-config.level 3 --compilation-config.sizes+ 1",
+    "serve --uvicorn-log-level info",
+    "serve --limit-mm-per-prompt.image 4",
+    """serve --limit-mm-per-prompt {"image":4}""",
+    "serve --mm-processor-kwargs {}",
+    "serve --response-role assistant",
+    "serve --enable-request-id-headers",
+    "serve --enable-prompt-tokens-details",
+    "serve --api-server-count 1",
+    "serve --attention-backend FLASH_ATTN",
+    "serve --model-impl auto",
 ]
 """Command lines whose flag is what Kvell does anyway."""
 REFUSED = [
     ("serve -tp 2", "-tp=2: Kvell has no tensor parallelism; use --instances mixed=2"),
     ("serve --dtype half", "--dtype=half: is not served; use bfloat16"),
+    ("serve --max-logprobs 50", "--max-logprobs=50: the limit is 20; use at most 20"),
+    ("serve --response-role user", "--response-role=user: answers are the assistant's; leave"),
+    ("serve --return-tokens-as-token-ids", "--return-tokens-as-token-ids=on: tokens are not"),
+    ("serve --api-server-count 4", "--api-server-count=4: one process serves HTTP; use --cluster"),
+    ("serve --override-generation-config.top_k 1", '--override-generation-config={"top_k": 1}: d'),
+    (
+        """serve --structured-outputs-config {"backend":"outlines"}""",
+        "--structured-outputs-config backend=outlines: is not served: one compiler of grammars",
+    ),
+    (
+        "serve --structured-outputs-config.enable_in_reasoning true",
+        "--structured-outputs-config enable_in_reasoning=True: is not served",
+    ),
+    ("serve --speculative-config.method", "--speculative-config.method=nothing: needs a value"),
     ("serve --load-format gguf", "--load-format=gguf: is not read; give a directory with"),
     ("serve llama3-8b", "--model=llama3-8b: names a config without weights; give a directory"),
     ("serve --enable-lora", "--enable-lora=on: Kvell serves no adapters; merge the adapter"),
@@ -85,7 +128,7 @@ def test_is_honoured(kvell: Kvell, served: Served, line: str, flags: str) -> Non
     sizes = {"2GiB": str(2 << 30), "1.5GiB": str(3 << 29), "1GiB": str(1 << 30)}
     for pair in flags.split(" --"):
         flag, *value = ("--" + pair.removeprefix("--")).split(" ")
-        expected = [flag, *(sizes.get(word, word) for word in value)]
+        expected = [flag, *(sizes.get(word, word.replace("_", " ")) for word in value)]
         places = [own[n : n + len(expected)] for n in range(len(own))]
         assert expected in places, own
 
@@ -120,6 +163,33 @@ def test_is_refused_with_a_remedy(kvell: Kvell, served: Served, line: str, answe
 def test_a_seed_is_the_servers(kvell: Kvell, served: Served) -> None:
     assert kvell("serve", "--seed", "7").code == 0
     assert served.calls[0][2].seed == 7
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("""{"backend":"xgrammar"}""",),
+        ("auto",),
+        ("""{"backend":"guidance","disable_fallback":true,"reasoning_parser":"qwen3"}""",),
+    ],
+)
+def test_backends_of_grammars_are_read(
+    kvell: Kvell, served: Served, given: tuple[str, ...]
+) -> None:
+    assert kvell("serve", "--structured-outputs-config", *given).code == 0
+    expected = "qwen3" if "qwen3" in given[0] else None
+    assert served.calls[0][2].reasoning_parser == expected
+
+
+def test_log_probabilities_up_to_the_limit_are_accepted(kvell: Kvell, served: Served) -> None:
+    assert kvell("serve", "--max-logprobs", "20").code == 0
+
+
+def test_a_length_that_is_no_count_is_refused(kvell: Kvell) -> None:
+    for length in ("8x", "1.0001k", "k", "0", "-2"):
+        ended = kvell("serve", f"--max-model-len={length}")
+        assert ended.code == 2
+        assert "is neither a whole number above 0 nor 'auto'" in ended.stderr
 
 
 def test_copies_are_instances(kvell: Kvell, served: Served) -> None:
@@ -218,6 +288,8 @@ class TestConfigFile:
             data-parallel-size: 2
             trust-remote-code: true
             speculative-config: {method: ngram, num_speculative_tokens: 4}
+            uvicorn-log-level: info
+            max-model-len: 4k
         """
         ended = kvell("serve", "--config", self.write(tmp_path, text))
         assert ended.code == 0
@@ -225,6 +297,8 @@ class TestConfigFile:
         command, _, options = served.calls[0]
         assert (options.port, options.instances) == (9000, {"mixed": 2})
         assert options.face.served_names == ("one", "two")
+        assert "--uvicorn-log-level has no effect" in ended.stderr
+        assert command[command.index("--max-model-len") + 1] == "4000"
         words = ["some/model", "--enforce-eager", "--no-enable-chunked-prefill"]
         assert set(words) <= set(command)
         assert command[command.index("--max-num-seqs") + 1] == "8"

@@ -7,13 +7,13 @@ from typing import Any, Self
 
 from typing_extensions import override
 
-from kvell.byte_sizes import parse_bytes
+from kvell.byte_sizes import parse_bytes, parse_count
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.equivalents.table import EQUIVALENTS
 from kvell.flags import Flag, settings_with_flag
 
 DEFAULT_MODEL = "smollm2"
-_TYPES = {"integer": int, "seconds": float, "number": float}
+_TYPES = {"seconds": float, "number": float}
 
 
 class EngineArgs:
@@ -72,6 +72,15 @@ def _with_dashes(word: str) -> str:
     return flag.replace("_", "-") + mark + value if flag.startswith("--") else word
 
 
+def _count(text: str) -> int | None:
+    if text in ("auto", "-1"):
+        return None
+    count = parse_count(text)
+    if count is None:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number; write it like 8192 or 8k")
+    return count
+
+
 def _kind(flag: Flag) -> dict[str, Any]:
     """Return the arguments of ``add_argument`` for a flag."""
     if flag.kind == "switch":
@@ -81,8 +90,8 @@ def _kind(flag: Flag) -> dict[str, Any]:
         kind["choices"] = flag.choices
     if flag.kind == "bytes":
         kind["type"] = lambda text: parse_bytes(text, flag.name)
-    elif flag.kind == "length":
-        kind["type"] = lambda text: None if text == "auto" else int(text)
+    elif flag.kind in ("length", "integer"):
+        kind["type"] = _count
     elif flag.kind in _TYPES:
         kind["type"] = _TYPES[flag.kind]
     return kind

@@ -40,23 +40,28 @@ class Other:
 
 
 def check_others(
-    owner: str, given: Mapping[str, object], known: Collection[str], others: Mapping[str, Other]
+    owner: str,
+    given: Mapping[str, object],
+    known: Collection[str],
+    others: Mapping[str, Other],
+    place: str = "",
 ) -> None:
     """Check the arguments of a call that its owner does not have.
 
     :param owner: name of the class or method, for errors.
     :param known: names of the arguments that it has.
     :param others: other systems' arguments, of which it accepts some values.
+    :param place: prefix of the arguments' names in errors.
     :raises ChangeSomething: naming an argument whose value cannot be honoured.
     :raises UnknownArgument: naming an argument that neither has.
     """
     for name, value in given.items():
         other = others.get(name)
         if other is None:
-            raise unknown_argument(owner, name, value, {*known, *others})
+            raise unknown_argument(owner, place + name, value, {place + each for each in known})
         if not other.is_taken(value):
             problem = f"{owner} does not support it"
-            raise ChangeSomething(name, _shown(value), problem, other.remedy)
+            raise ChangeSomething(place + name, _shown(value), problem, other.remedy)
         if other.why and value is not None:
             logger.info("%s: %s has no effect: %s", owner, name, other.why)
 

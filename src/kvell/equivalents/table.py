@@ -5,20 +5,26 @@ these entries.  An entry is honoured (translated to flags of Kvell), accepted (K
 anyway), or refused; the latter two say why.
 """
 
+import json
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from kvell.equivalents.entry import Equivalent, Words, refusal
 from kvell.equivalents.translations import (
     DRAFT_METHODS,
+    GRAMMAR_BACKENDS,
+    at_most,
     chunk,
     draft_words,
     gibibytes,
     instances,
     rename,
+    structured_words,
     switches,
 )
 
+MOST_LOGPROBS = 20
+"""The most log probabilities at a token that a request may ask for."""
 _REFUSED: frozenset[str] = frozenset()
 _ONE = frozenset({"1"})
 _NO_TENSOR_PARALLELISM = (
@@ -26,6 +32,231 @@ _NO_TENSOR_PARALLELISM = (
 )
 _NO_ADAPTERS = "Kvell serves no adapters; merge the adapter into the model, and serve that"
 _OFFLOADING = "translated to --cpu-buffer, the host memory for pages that are not in the pool"
+
+_FRONT = (
+    Equivalent(("--uvicorn-log-level",), "there is no uvicorn; --log-requests logs each request"),
+    Equivalent(
+        ("--disable-fastapi-docs",),
+        "translated to --disable-docs",
+        takes_value=False,
+        translate=switches("--disable-docs"),
+    ),
+    Equivalent(
+        ("--disable-frontend-multiprocessing",),
+        "instances are processes of their own in any case",
+        takes_value=False,
+    ),
+    Equivalent(
+        ("--enable-request-id-headers",),
+        "each answer has its id in its body, and in the header x-request-id",
+        takes_value=False,
+    ),
+    Equivalent(
+        ("--enable-prompt-tokens-details",),
+        "usage always has prompt_tokens_details",
+        takes_value=False,
+    ),
+    Equivalent(
+        ("--enable-server-load-tracking",),
+        "the load is always served at /metrics",
+        takes_value=False,
+    ),
+    Equivalent(
+        ("--enable-force-include-usage",),
+        "a stream has usage where its request asks for it; send "
+        'stream_options {"include_usage": true}',
+        takes_value=False,
+        accepts=_REFUSED,
+    ),
+    Equivalent(
+        ("--return-tokens-as-token-ids",),
+        "tokens are not written as token_id:N; send return_token_ids in a request",
+        takes_value=False,
+        accepts=_REFUSED,
+    ),
+    Equivalent(
+        ("--response-role",),
+        "answers are the assistant's; leave it out",
+        accepts=frozenset({"assistant"}),
+    ),
+    Equivalent(
+        ("--max-logprobs",),
+        f"requests may have {MOST_LOGPROBS} log probabilities at a token",
+        translate=at_most("--max-logprobs", MOST_LOGPROBS),
+    ),
+    Equivalent(
+        ("--logprobs-mode",),
+        "log probabilities are the model's own, before penalties; leave it out",
+        accepts=frozenset({"raw_logprobs"}),
+    ),
+    Equivalent(
+        ("--api-server-count", "-asc"),
+        "one process serves HTTP; use --cluster for several machines, each with a front",
+        accepts=_ONE,
+    ),
+    Equivalent(
+        ("--override-generation-config",),
+        "default sampling is the model's generation_config.json; send the fields in requests, or "
+        "change that file",
+        accepts=frozenset({"{}"}),
+        is_json=True,
+    ),
+    Equivalent(
+        (
+            "--middleware",
+            "--tool-parser-plugin",
+            "--reasoning-parser-plugin",
+            "--logits-processors",
+        ),
+        "a server runs no code of others; put a proxy before it",
+        accepts=_REFUSED,
+    ),
+    Equivalent(
+        ("--trust-request-chat-template",),
+        "a request has no chat template; use --chat-template",
+        takes_value=False,
+        accepts=_REFUSED,
+    ),
+    Equivalent(("--max-log-len",), "--log-requests logs no texts"),
+    Equivalent(
+        ("--log-config-file", "--uds"),
+        "a server logs to stderr and listens at --host and --port; use --log-format",
+        accepts=_REFUSED,
+    ),
+    Equivalent(
+        ("--stream-interval",),
+        "pieces are sent as soon as they are ready; leave it out",
+        accepts=_ONE,
+    ),
+)
+"""Flags of vLLM's HTTP server."""
+_MODEL = (
+    Equivalent(
+        ("--attention-backend", "--attention-config", "-ac"),
+        "the kernels follow from the device and the model",
+        is_json=True,
+    ),
+    Equivalent(
+        ("--limit-mm-per-prompt",),
+        "pictures of a request are bounded by their pixels, not by their number",
+        is_json=True,
+    ),
+    Equivalent(
+        ("--mm-processor-kwargs", "--media-io-kwargs"),
+        "images are read one way; leave it out",
+        accepts=frozenset({"{}"}),
+        is_json=True,
+    ),
+    Equivalent(
+        ("--mm-processor-cache-gb", "--mm-encoder-tp-mode", "--mm-processor-cache-type"),
+        "tensors of pictures are kept while a request needs them",
+    ),
+    Equivalent(
+        ("--skip-mm-profiling", "--disable-mm-preprocessor-cache"),
+        "memory of pictures is in the contract, and nothing is profiled",
+        takes_value=False,
+    ),
+    Equivalent(
+        ("--model-impl",),
+        "the implementation follows from the model; use --enforce-eager for transformers' layers",
+        accepts=frozenset({"auto", "transformers"}),
+    ),
+    Equivalent(
+        ("--convert",),
+        "a model answers and embeds as it is; leave it out",
+        accepts=frozenset({"auto", "none", "embed"}),
+    ),
+    Equivalent(
+        ("--pooler-config", "--override-pooler-config"),
+        "a vector is that of the last token, of length one; leave it out",
+        accepts=frozenset({"{}"}),
+        is_json=True,
+    ),
+    Equivalent(
+        ("--config-format",),
+        "config.json of transformers is read; leave it out",
+        accepts=frozenset({"auto", "hf"}),
+    ),
+    Equivalent(
+        ("--hf-config-path", "--hf-token"),
+        "files are those of the model's directory or the hub's cache; use --hf-overrides, and set "
+        "HF_TOKEN for the hub",
+        accepts=_REFUSED,
+    ),
+    Equivalent(
+        ("--model-loader-extra-config",),
+        "safetensors files are read one way; leave it out",
+        accepts=frozenset({"{}"}),
+        is_json=True,
+    ),
+    Equivalent(
+        (
+            *("--max-seq-len-to-capture", "--cuda-graph-sizes", "--cudagraph-capture-sizes"),
+            *("--max-cudagraph-capture-size", "--kernel-config", "--performance-mode"),
+        ),
+        "decode steps of all sizes are recorded",
+    ),
+    Equivalent(
+        (
+            *("--safetensors-load-strategy", "--max-parallel-loading-workers"),
+            *("--ignore-patterns", "--tokenizer-pool-size", "--prefix-caching-hash-algo"),
+            *("--gdn-prefill-backend", "--renderer-num-workers"),
+        ),
+        "Kvell has one way for it",
+    ),
+    Equivalent(
+        (
+            *("--use-tqdm-on-load", "--disable-cascade-attn", "--disable-custom-all-reduce"),
+            *("--use-v2-block-manager", "--calculate-kv-scales", "--multi-step-stream-outputs"),
+        ),
+        "Kvell has one way for it",
+        takes_value=False,
+    ),
+    Equivalent(
+        ("--max-num-partial-prefills", "--max-long-partial-prefills", "--num-scheduler-steps"),
+        "chunks of prompts are shared by load; use --max-num-batched-tokens",
+        accepts=_ONE,
+    ),
+    Equivalent(
+        ("--long-prefill-token-threshold", "--num-lookahead-slots"),
+        "chunks of prompts are shared by load; use --max-num-batched-tokens",
+        accepts=frozenset({"0"}),
+    ),
+    Equivalent(
+        ("--disable-hybrid-kv-cache-manager",),
+        "each kind of layer has its own pages; use --manager paged to compare",
+        takes_value=False,
+        accepts=_REFUSED,
+    ),
+    Equivalent(
+        ("--enable-sleep-mode",),
+        "memory is kept while a server runs; use kvell cluster drain to end instances",
+        takes_value=False,
+        accepts=_REFUSED,
+    ),
+    Equivalent(
+        ("--disable-sliding-window", "--enable-prompt-embeds", "--enable-return-routed-experts"),
+        "Kvell has nothing like it; leave it out",
+        takes_value=False,
+        accepts=_REFUSED,
+    ),
+    Equivalent(
+        ("--nnodes", "-n"),
+        "machines are joined by Ray; use --cluster ADDRESS",
+        accepts=_ONE,
+    ),
+    Equivalent(
+        ("--node-rank", "--master-addr", "--master-port", "--data-parallel-address"),
+        "machines are joined by Ray; use --cluster ADDRESS",
+        accepts=_REFUSED,
+    ),
+    Equivalent(
+        ("--decode-context-parallel-size", "-dcp", "--prefill-context-parallel-size", "-pcp"),
+        "instances lend each other memory for long requests; use --instances mixed=2",
+        accepts=_ONE,
+    ),
+)
+"""Flags of vLLM's engine."""
 
 EQUIVALENTS: tuple[Equivalent, ...] = (
     Equivalent(
@@ -70,6 +301,7 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
         "translated to --num-speculative-tokens and --speculative-model; methods: "
         + ", ".join(DRAFT_METHODS),
         translate=draft_words,
+        is_json=True,
     ),
     Equivalent(("--kv-offloading-size",), _OFFLOADING, translate=gibibytes("--kv-offloading-size")),
     Equivalent(
@@ -124,7 +356,11 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
         accepts=_REFUSED,
     ),
     Equivalent(("--enable-lora",), _NO_ADAPTERS, takes_value=False, accepts=_REFUSED),
-    Equivalent(("--lora-modules",), _NO_ADAPTERS, accepts=_REFUSED),
+    Equivalent(
+        ("--lora-modules", "--max-loras", "--max-lora-rank", "--max-cpu-loras", "--lora-dtype"),
+        _NO_ADAPTERS,
+        accepts=_REFUSED,
+    ),
     Equivalent(
         ("--kv-transfer-config",),
         "instances of one server transfer pages themselves; use --instances prefill=1,decode=1",
@@ -137,11 +373,16 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
     ),
     Equivalent(
         ("--guided-decoding-backend", "--structured-outputs-config"),
-        "one compiler of grammars serves all schemas; leave it out",
-        accepts=frozenset({"auto", "xgrammar"}),
+        "one compiler of grammars serves all; backends: "
+        + ", ".join(GRAMMAR_BACKENDS)
+        + "; reasoning_parser is translated to --reasoning-parser",
+        translate=structured_words,
+        is_json=True,
     ),
     Equivalent(
-        ("--compilation-config", "-O"), "a step is compiled ahead, and no option selects how"
+        ("--compilation-config", "--optimization-level", "-O", "-cc"),
+        "a step is compiled ahead, and no option selects how",
+        is_json=True,
     ),
     Equivalent(
         ("--disable-log-stats",),
@@ -166,6 +407,8 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
         "there is no access log; --log-requests logs each request when it ends",
         takes_value=False,
     ),
+    *_FRONT,
+    *_MODEL,
     Equivalent(
         ("--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs"),
         "Kvell serves HTTP without TLS; put a proxy with TLS before it",
@@ -282,8 +525,8 @@ def argument_words(name: str, value: object) -> tuple[Words, str] | None:
         return None
     if value is False and not entry.takes_value:
         return (), ""
-    if entry.translate is draft_words and isinstance(value, Mapping):
-        return draft_words(value), ""
+    if entry.is_json and entry.translate and isinstance(value, Mapping):
+        return entry.translate(json.dumps(dict(value))), ""
     return entry.words(str(value) if entry.takes_value else ""), entry.note
 
 

@@ -68,13 +68,8 @@ def draft_words(value: str | Mapping[str, object]) -> Words:
     :raises ChangeSomething: naming the field that Kvell cannot honour.
     """
     flag = "--speculative-config"
-    try:
-        fields = decode_json(value) if isinstance(value, str) else dict(value)
-    except MalformedError:
-        fields = None
-    if not isinstance(fields, dict):
-        remedy = """write it like '{"method": "ngram", "num_speculative_tokens": 4}'"""
-        raise ChangeSomething(flag, value, "is not a JSON object", remedy)
+    example = '{"method": "ngram", "num_speculative_tokens": 4}'
+    fields = _json_fields(flag, value, example)
     method = fields.pop("method", "draft_model" if "model" in fields else "ngram")
     if method not in DRAFT_METHODS:
         remedy = f"use one of {', '.join(DRAFT_METHODS)}"
@@ -85,3 +80,64 @@ def draft_words(value: str | Mapping[str, object]) -> Words:
     if method == "ngram" and "model" in fields:
         del fields["model"]  # vLLM writes "[ngram]" there
     return tuple((DRAFT_FIELDS[name], str(text)) for name, text in fields.items())
+
+
+GRAMMAR_BACKENDS = ("auto", "xgrammar", "guidance")
+
+
+def structured_words(value: str | Mapping[str, object]) -> Words:
+    """Translate vLLM's ``structured_outputs_config``, or the name of a backend, into flags.
+
+    :raises ChangeSomething: naming the field that Kvell cannot honour.
+    """
+    flag = "--structured-outputs-config"
+    given = {"backend": value} if isinstance(value, str) and value.isidentifier() else value
+    fields = _json_fields(flag, given, '{"backend": "auto"}')
+    words = list[tuple[str, str | None]]()
+    for name, choice in fields.items():
+        if name == "reasoning_parser":
+            words += [("--reasoning-parser", str(choice))] if choice else []
+        elif name == "backend":
+            if choice not in GRAMMAR_BACKENDS:
+                problem = "is not served: one compiler of grammars serves all"
+                remedy = f"use one of {', '.join(GRAMMAR_BACKENDS)}"
+                raise ChangeSomething(f"{flag} backend", choice, problem, remedy)
+        elif name == "enable_in_reasoning":
+            if choice is not False:
+                problem = "is not served: reasoning is free"
+                raise ChangeSomething(f"{flag} {name}", choice, problem, "leave it out")
+        elif name not in WITHOUT_EFFECT:
+            remedy = "use backend, reasoning_parser"
+            raise ChangeSomething(f"{flag} {name}", choice, "is not served", remedy)
+    return tuple(words)
+
+
+WITHOUT_EFFECT = frozenset(
+    ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
+)
+"""Fields of ``structured_outputs_config`` that ask for what Kvell does anyway."""
+
+
+def at_most(flag: str, bound: int) -> Callable[[str], Words]:
+    """Return a translation of a limit that Kvell has anyway, if it is not above ``bound``."""
+
+    def translate(value: str) -> Words:
+        if not value.isdecimal() or int(value) > bound:
+            raise refusal(flag, value, f"the limit is {bound}; use at most {bound}")
+        return ()
+
+    return translate
+
+
+def _json_fields(flag: str, value: object, example: str) -> dict[str, object]:
+    """Return the fields of a mapping or a JSON object.
+
+    :raises ChangeSomething: if the value is neither.
+    """
+    try:
+        fields = decode_json(value) if isinstance(value, str) else value
+    except MalformedError:
+        fields = None
+    if not isinstance(fields, Mapping):
+        raise ChangeSomething(flag, value, "is not a JSON object", f"write it like '{example}'")
+    return dict(fields)

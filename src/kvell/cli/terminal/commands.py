@@ -1,5 +1,6 @@
 """Commands that accept other systems' flags, a configuration file and ``KVELL_…`` variables."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from kvell.cli.terminal.help_groups import EXAMPLES, FIRST, group_of, in_order, 
 from kvell.cli.terminal.progress import notice
 from kvell.cli.terminal.session import Session
 from kvell.cli.terminal.settings_files import variable_of, with_file, with_variables
+from kvell.equivalents.dotted_flags import with_fields_as_json
 from kvell.equivalents.entry import Equivalent, refusal
 from kvell.equivalents.nearest import nearest
 from kvell.equivalents.table import equivalent, kvell_value, words_of
@@ -18,6 +20,8 @@ from kvell.errors import ChangeSomething
 
 ALL_OPTIONS = "all_options"
 """The key in a context's ``meta`` that makes help list all options."""
+LEVEL = re.compile(r"-O\d")
+"""vLLM's level of compilation in one word, like ``-O3``."""
 MOST_LISTED = 20
 """The most options that ``--help`` lists without a choice."""
 
@@ -38,7 +42,7 @@ class EngineCommand(click.Command):
         """Parse words of a command line, with other systems' flags translated."""
         session = ctx.ensure_object(Session)
         options = _options(self)
-        words = list(_own_words(args, options, session.notes))
+        words = list(_own_words(_whole_flags(args, options), options, session.notes))
         values, origins = with_file(_config_file(words), options, session.notes)
         values, origins = with_variables(session.environ, options, values, origins)
         session.notes.extend(_unknown_variables(session.environ, options))
@@ -124,6 +128,24 @@ def _options(command: click.Command) -> dict[str, click.Option]:
     }
 
 
+def _whole_flags(args: Sequence[str], options: Mapping[str, click.Option]) -> list[str]:
+    """Return the words with ``--flag.field VALUE`` as a JSON object."""
+
+    def takes_json(flag: str) -> bool:
+        if (option := options.get(flag)) is not None:
+            return option.metavar == "JSON"
+        entry = equivalent(flag) if flag.startswith("-") else None
+        return entry is not None and entry.is_json
+
+    def takes_value(flag: str) -> bool:
+        if (option := options.get(flag)) is not None:
+            return not (option.is_flag or option.count)
+        entry = equivalent(flag) if flag.startswith("-") else None
+        return entry is not None and entry.takes_value
+
+    return with_fields_as_json(args, takes_json, takes_value)
+
+
 def _own_words(
     args: Sequence[str], options: Mapping[str, click.Option], notes: list[str]
 ) -> Iterator[str]:
@@ -149,6 +171,8 @@ def _own_words(
             if given is not None:
                 yield kvell_value(flag, given)
             continue
+        if LEVEL.fullmatch(flag):
+            flag, mark, value = "-O", "=", flag[2:]
         entry = equivalent(flag) if flag.startswith("-") else None
         if entry is None:
             yield word

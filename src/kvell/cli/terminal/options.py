@@ -9,6 +9,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from kvell.byte_sizes import parse_count
 from kvell.cli.terminal.commands import EngineCommand
 from kvell.cli.terminal.files import named_config
 from kvell.cli.terminal.session import Session, debug_option
@@ -32,12 +33,24 @@ class LengthType(click.ParamType[int | None]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int | None:
-        """Return a whole number of at least 1, or None for ``auto``."""
-        if value is None or value == "auto":
+        """Return a whole number of at least 1, or None for ``auto`` and vLLM's -1."""
+        if value is None or str(value) in ("auto", "-1"):
             return None
-        if str(value).isdecimal() and int(str(value)) > 0:
-            return int(str(value))
+        if count := parse_count(str(value)):
+            return count
         return self.fail(f"{value!r} is neither a whole number above 0 nor 'auto'.", param, ctx)
+
+
+class CountRange(click.IntRange):
+    """A range of whole numbers, which may be written like ``8k``."""
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """Return the number."""
+        count = parse_count(value) if isinstance(value, str) else None
+        number: int = super().convert(value if count is None else count, param, ctx)
+        return number
 
 
 def models_option(command: Command) -> Command:
@@ -134,7 +147,7 @@ def _type_of(flag: Flag) -> click.ParamType[Any] | None:
     match flag.kind:
         case "integer":
             bounds = (1 if least is None else int(least), None if most is None else int(most))
-            return click.IntRange(*bounds)
+            return CountRange(*bounds)
         case "number":
             return FiniteRange(least, most)
         case "seconds":

@@ -13,6 +13,7 @@ from starlette.types import Scope
 
 from kvell.device.process_size import process_bytes
 from kvell.front.front import Front
+from kvell.release import RELEASE
 from kvell.server.access.bodies import BodyBounds
 from kvell.server.answers.named import NONE, default_parsers, parser_named
 from kvell.server.api import http_errors
@@ -145,6 +146,7 @@ def _empty_app(face: FaceOptions) -> FastAPI:
     """Return an app without routes of the API, but for its description unless that is hidden."""
     app = FastAPI(
         title="Kvell",
+        version=RELEASE,
         openapi_url=None,  # FastAPI's route writes the document again for each request
         docs_url=None,  # its page loads its scripts from another server
         redoc_url=None,

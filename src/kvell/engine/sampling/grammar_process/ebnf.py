@@ -12,7 +12,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 RULE = re.compile(r"(?:[^\S\n]*(?:(?:#|//)[^\n]*)?\n)*[^\S\n]*[\w-]+\s*::=")
 """The beginning of a grammar in EBNF, after comments: the name of a rule."""
 QUOTED = r'"(?:\\.|[^"\\])*(?:"|\\?\Z)|\[(?:\\.|[^\]\\])*(?:\]|\\?\Z)'
-COMMENTS = re.compile(rf"({QUOTED})|\#[^\n]*", re.DOTALL)
+COMMENTS = re.compile(rf"({QUOTED})|(?:\#|//)[^\n]*", re.DOTALL)
 PIECES = re.compile(rf"({QUOTED})|(\s+)(\|)?|(?<![\w-])(root)(?![\w-])", re.DOTALL)
 CHARACTER = re.compile(
     r"\\x([0-9a-fA-F]{2})|\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})|\\(.)|(.)", re.DOTALL

@@ -20,8 +20,12 @@ CHUNK = "chat.completion.chunk"
 def chat_body(
     heading: Heading, choices: Sequence[Body], total: Usage, reasoning_tokens: int
 ) -> Body:
-    """Return a whole chat completion."""
-    return heading.body("chat.completion", choices, usage=usage_body(total, reasoning_tokens))
+    """Return a whole chat completion; the log probabilities of its prompt are also where vLLM's
+    answers have them."""
+    scores = choices[0].get("prompt_logprobs") if choices else None
+    more = {} if scores is None else {"prompt_logprobs": scores}
+    usage = usage_body(total, reasoning_tokens)
+    return heading.body("chat.completion", choices, usage=usage, **more)
 
 
 def message_body(answer: ParsedAnswer, call_ids: Sequence[str]) -> Body:

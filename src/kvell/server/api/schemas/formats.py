@@ -2,12 +2,17 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from kvell.engine.protocol.schemas.references import Schema
 from kvell.engine.protocol.schemas.strict import StrictPart
 from kvell.engine.protocol.structured_outputs import StructuredOutputs, json_text
+from kvell.equivalents.arguments import STRUCTURED_OTHERS
+from kvell.equivalents.other import check_others
 from kvell.errors import ChangeSomething
+
+TAGS = "structural_tag"
+"""The type of vLLM's ``response_format`` that Kvell does not serve."""
 
 
 class JsonSchemaFormat(BaseModel):
@@ -35,6 +40,18 @@ class ResponseFormat(BaseModel):
     """With the type ``json_schema``: the schema."""
     plain_schema: Schema | None = Field(default=None, alias="schema")
     """The schema as in llama.cpp and Together: next to ``json_object`` or ``json_schema``."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_tags(cls, data: object) -> object:
+        """Refuse vLLM's structural tags by name.
+
+        :raises ChangeSomething: with the remedy.
+        """
+        if isinstance(data, dict) and data.get("type") == TAGS:
+            remedy = STRUCTURED_OTHERS[TAGS].remedy
+            raise ChangeSomething("response_format.type", TAGS, "is not served", remedy)
+        return data
 
     def constraint(self) -> StructuredOutputs | None:
         """Return the constraint of the answer's text; None for plain text.
@@ -69,7 +86,22 @@ class StructuredField(BaseModel):
     choice: Annotated[list[str], Field(fail_fast=True)] | None = None
     """The text is one of these."""
     grammar: str | None = None
-    """A context-free grammar in Lark's syntax."""
+    """A context-free grammar in Lark's syntax, or in EBNF (GBNF) with ``root ::= …``."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_others(cls, data: object) -> object:
+        """Drop vLLM's fields that ask for what Kvell does anyway.
+
+        :raises ChangeSomething: naming another field.
+        """
+        if not isinstance(data, dict):
+            return data
+        names = {field.alias or name for name, field in cls.model_fields.items()}
+        others = {str(name): data[name] for name in data.keys() - names}
+        owner = "structured_outputs"
+        check_others(owner, others, names, STRUCTURED_OTHERS, f"{owner}.")
+        return {name: value for name, value in data.items() if name in names}
 
     def constraint(self) -> StructuredOutputs:
         """Return the constraint of the answer's text.
