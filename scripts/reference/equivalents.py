@@ -7,25 +7,104 @@ from kvell.equivalents.entry import Equivalent
 from kvell.equivalents.table import EQUIVALENTS, REFUSED_VALUES, VALUES
 
 PAGE = Path(__file__).parents[2] / "docs" / "equivalents.md"
-HEAD = """# Flags of vLLM and SGLang
+HEAD = """# Flags and scripts of vLLM and SGLang
 
 Made from the code by `python -m scripts.reference.equivalents`. Flags that Kvell has under the
 same name are not listed: see `kvell serve --help-all`. The same names work as keys of
 `--config FILE`, and as arguments of `LLM(…)` and `AsyncEngine(…)` where these have the setting.
+
+Counts such as `--max-model-len` may be written `8k` (8000) or `8K` (8192). Fields of a JSON object
+may be flags of their own: `--speculative-config.method ngram`. [Scripts](#scripts) have a table.
 
 - **honoured**: translated to the flags of Kvell that the table names;
 - **accepted**: without effect, with one line on stderr, because Kvell does it anyway;
 - **refused**: an error with the same sentence, before anything is loaded.
 """
 
+SCRIPTS = """## Scripts
+
+vLLM's offline scripts run with `kvell` in place of `vllm`: `kvell`, `kvell.sampling_params`,
+`kvell.inputs`, `kvell.outputs`, `kvell.engine.arg_utils`, `kvell.v1.engine.async_llm`,
+`kvell.v1.engine.llm_engine`, `kvell.v1.metrics.reader`, `kvell.utils` and `kvell.lora.request`
+have vLLM's names. An argument that Kvell does not have is refused by name, with a remedy, unless
+its value asks for what Kvell does anyway.
+
+| script | what differs |
+|---|---|
+"""
+DIFFERENCES: tuple[tuple[str, str], ...] = (
+    (
+        "`LLM.generate`, `LLM.chat`",
+        "no progress bar unless `use_tqdm=True`; all arguments of `EngineArgs` are flags of "
+        "`kvell serve`, or in the table above",
+    ),
+    (
+        "parameters of a script's command line (`EngineArgs.add_cli_args`, "
+        "`FlexibleArgumentParser`)",
+        "the model is `smollm2` unless the script sets another",
+    ),
+    (
+        "`LLM.embed`, `LLM.encode`",
+        "the vector of the last token, of length one; no vectors of tokens, no other `dimensions`",
+    ),
+    (
+        "`LLM.score`",
+        "the cosine of two vectors: no cross-encoders",
+    ),
+    (
+        "`LLM.classify`",
+        "refused: no model with a classification head is served",
+    ),
+    (
+        "structured outputs",
+        "grammars in Lark's syntax, or in EBNF with `root ::= …`; no structural tags",
+    ),
+    (
+        "streaming with `AsyncLLM`, `AsyncLLMEngine`",
+        "the class is `AsyncEngine`; `from_engine_args` makes an engine that starts with its "
+        "first request; one answer a request (`n=1`)",
+    ),
+    (
+        "prefix caching",
+        "`enable_prefix_caching=False` computes each prompt whole",
+    ),
+    (
+        "speculative decoding",
+        "methods `ngram` and `draft_model`; figures from `get_metrics()` are named `kvell:…`",
+    ),
+    (
+        "`LLM.beam_search`",
+        "`text` and `tokens` of a beam are those of the answer, without the prompt",
+    ),
+    (
+        "`LLMEngine`",
+        "steps run on a thread of their own; `step()` waits for the next outputs",
+    ),
+    (
+        "log probabilities",
+        "at most 20 likely tokens at a position; `output.logprobs` (not "
+        "`output.outputs[0].logprobs`) is Kvell's own form",
+    ),
+    (
+        "prompts as `TokensPrompt`, `TextPrompt`",
+        "images are tensors of the model's processor, in `images`",
+    ),
+    (
+        "LoRA",
+        "refused: merge the adapter into the model",
+    ),
+)
+"""Scripts, and how Kvell's outputs or arguments differ."""
+
 
 def page() -> str:
     """Return the text of the page."""
     flags = "\n".join(f"| {' | '.join(_cells(entry))} |" for entry in EQUIVALENTS)
+    scripts = "\n".join(f"| {script} | {text} |" for script, text in DIFFERENCES)
     values = "\n".join(f"| `{flag}` | {given} | {words} |" for flag, given, words in _value_rows())
     return (
         f"{HEAD}\n| flag | of | | in Kvell |\n|---|---|---|---|\n{flags}\n\n"
-        f"## Values\n\n| flag | value | in Kvell |\n|---|---|---|\n{values}\n"
+        f"## Values\n\n| flag | value | in Kvell |\n|---|---|---|\n{values}\n\n{SCRIPTS}{scripts}\n"
     )
 
 

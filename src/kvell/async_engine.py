@@ -182,8 +182,7 @@ class AsyncEngine:
         :raises ChangeSomething: as the class itself.
         """
         check_others("AsyncEngine.from_engine_args", others, (), ENGINE_OTHERS)
-        arguments: dict[str, Any] = vars(engine_args)
-        engine = cls(**arguments)
+        engine = cls(**vars(engine_args))
         engine._starts_itself = asyncio.Lock()
         return engine
 
@@ -251,8 +250,8 @@ class AsyncEngine:
         :raises TryLater: when there is no room or no instance now.
         :raises RequestFailed: when the instances that computed it died.
         """
-        known = ("prompt", "sampling_params", "request_id", "priority", "session", "cache_salt")
-        check_others("AsyncEngine.generate", others, known, CALL_OTHERS)
+        names = ("prompt", "sampling_params", "request_id", "priority", "session", "cache_salt")
+        check_others("AsyncEngine.generate", others, names, CALL_OTHERS)
         given = chosen_sampling(sampling, sampling_params)
         name, ids = await self._encoded(prompt)
         served = self._models[name]
@@ -329,8 +328,8 @@ class AsyncEngine:
         **others: object,
     ) -> AsyncGenerator[EmbeddingOutput, None]:
         """Yield a prompt's vector; see :meth:`embed`."""
-        known = ("prompt", "pooling_params", "request_id")
-        check_others("AsyncEngine.encode", others, known, CALL_OTHERS)
+        names = ("prompt", "pooling_params", "request_id")
+        check_others("AsyncEngine.encode", others, names, CALL_OTHERS)
         yield await self.embed(prompt, request_id)
 
     def reset_prefix_cache(self) -> None:

@@ -1,14 +1,14 @@
 """Prompts as mappings, by the names of vLLM's module."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Required, TypedDict
+from typing import Required, TypedDict
 
 
 class TextPrompt(TypedDict, total=False):
     """A prompt as a text; the further fields are those of :data:`kvell.llm.Prompt`."""
 
     prompt: Required[str]
-    images: Mapping[str, Any]
+    images: Mapping[str, object]
     model: str
 
 
@@ -17,5 +17,5 @@ class TokensPrompt(TypedDict, total=False):
 
     prompt_token_ids: Required[Sequence[int]]
     prompt: str
-    images: Mapping[str, Any]
+    images: Mapping[str, object]
     model: str

@@ -48,7 +48,7 @@ from kvell.local.jobs import (
 )
 from kvell.local.metrics import Metric, metrics_of
 from kvell.local.outputs import RequestOutput
-from kvell.local.requests import Priority, RequestFactory
+from kvell.local.requests import LocalRequests, Priority
 from kvell.local.runs import JobRunner, UseTqdm, progress_bar
 from kvell.models.sources.progress import Progress, quiet
 from kvell.models.text.chat_template import chosen_template
@@ -117,7 +117,7 @@ class LLM:
         self._local = LocalEngine(engine, threads)
         self._clock = clock or MonotonicClock()
         self._runner = JobRunner(engine.failed_steps, self._clock)
-        self.requests = RequestFactory(
+        self.requests = LocalRequests(
             self._local,
             self._runner,
             opened.main,
@@ -280,13 +280,7 @@ class LLM:
         :raises RequestFailed: once all have ended, if a vector is not numbers.
         """
         check_others("LLM.embed", others, _arguments(LLM.embed), CALL_OTHERS)
-        jobs = self.requests.embedding_jobs(prompts, pooling, priority)
-        with (
-            self._local.shared.reader() as reader,
-            progress_bar(use_tqdm, len(jobs)) as ended,
-        ):
-            self._runner.run(reader, jobs, ended)
-        return [job.output() for job in jobs]
+        return self._embedded(prompts, use_tqdm, pooling, priority)
 
     def encode(
         self,
@@ -326,14 +320,13 @@ class LLM:
             problem = f"does not match the {len(two)} texts of data_2"
             remedy = "give one text, or one for each"
             raise ChangeSomething("data_1", f"{len(ones)} texts", problem, remedy)
-        prompts: Any = [*ones, *two]
-        vectors = self.embed(prompts, pooling_params=pooling_params, use_tqdm=use_tqdm)
+        vectors = self._embedded([*ones, *two], use_tqdm)
         firsts = vectors[: len(ones)] * (len(two) if len(ones) == 1 else 1)
         seconds = vectors[len(ones) :]
         scores = similarities([each.data for each in firsts], [each.data for each in seconds])
         return [
-            ScoringOutput(score, one.prompt_token_ids + other.prompt_token_ids, str(i))
-            for i, (score, one, other) in enumerate(zip(scores, firsts, seconds, strict=True))
+            ScoringOutput(score, left.prompt_token_ids + right.prompt_token_ids, str(i))
+            for i, (score, left, right) in enumerate(zip(scores, firsts, seconds, strict=True))
         ]
 
     def classify(self, prompts: Prompt | Sequence[Prompt], **others: object) -> NoReturn:
@@ -425,6 +418,21 @@ class LLM:
     def get_metrics(self) -> list[Metric]:
         """Return the engine's counters and gauges since the start, by the server's names."""
         return metrics_of(self._local.shared.call(self._read_stats))
+
+    def _embedded(
+        self,
+        prompts: object,
+        use_tqdm: UseTqdm,
+        pooling: str = "last",
+        priority: Priority = None,
+    ) -> list[EmbeddingOutput]:
+        jobs = self.requests.embedding_jobs(prompts, pooling, priority)
+        with (
+            self._local.shared.reader() as reader,
+            progress_bar(use_tqdm, len(jobs)) as ended,
+        ):
+            self._runner.run(reader, jobs, ended)
+        return [job.output() for job in jobs]
 
     def _read_stats(self) -> Stats:
         return self.engine.core.stats()

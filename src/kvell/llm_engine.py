@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, Self
+from typing import Self
 
 from kvell.engine.arg_utils import EngineArgs
 from kvell.engine.protocol.messages import Event, Finished
@@ -44,8 +44,7 @@ class LLMEngine:
         :raises ChangeSomething: as :class:`kvell.LLM`.
         """
         check_others("LLMEngine.from_engine_args", others, (), ENGINE_OTHERS)
-        arguments: dict[str, Any] = vars(engine_args)
-        return cls(LLM(**arguments))
+        return cls(LLM(**vars(engine_args)))
 
     def add_request(
         self,

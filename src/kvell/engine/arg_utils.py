@@ -2,8 +2,8 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
-from typing import Any, Self
+from collections.abc import Callable, Sequence
+from typing import Self
 
 from typing_extensions import override
 
@@ -13,7 +13,6 @@ from kvell.equivalents.table import EQUIVALENTS
 from kvell.flags import Flag, settings_with_flag
 
 DEFAULT_MODEL = "smollm2"
-_TYPES = {"seconds": float, "number": float}
 
 
 class EngineArgs:
@@ -35,13 +34,31 @@ class EngineArgs:
         group.add_argument("--model", default=DEFAULT_MODEL)
         group.add_argument("--seed", type=int)
         for field, flag in settings_with_flag(EngineSettings):
-            group.add_argument(*flag.names, dest=field.name, default=field.default, **_kind(flag))
+            if flag.kind == "switch":
+                group.add_argument(
+                    *flag.names,
+                    dest=field.name,
+                    default=field.default,
+                    action=argparse.BooleanOptionalAction,
+                    help=flag.help,
+                )
+                continue
+            group.add_argument(
+                *flag.names,
+                dest=field.name,
+                default=field.default,
+                choices=flag.choices or None,
+                type=_parser_of(flag),
+                help=flag.help.replace("%", "%%"),
+            )
         own = frozenset(name for action in parser._actions for name in action.option_strings)
         for entry in EQUIVALENTS:
             names = [name for name in entry.names if name.startswith("--") and name not in own]
-            kind: dict[str, Any] = {} if entry.takes_value else {"action": "store_true"}
+            action = "store" if entry.takes_value else "store_true"
             for name in names:
-                group.add_argument(name, default=argparse.SUPPRESS, help=entry.sentence, **kind)
+                group.add_argument(
+                    name, default=argparse.SUPPRESS, help=entry.sentence, action=action
+                )
         return parser
 
     @classmethod
@@ -81,17 +98,10 @@ def _count(text: str) -> int | None:
     return count
 
 
-def _kind(flag: Flag) -> dict[str, Any]:
-    """Return the arguments of ``add_argument`` for a flag."""
-    if flag.kind == "switch":
-        return {"action": argparse.BooleanOptionalAction, "help": flag.help}
-    kind: dict[str, Any] = {"help": flag.help.replace("%", "%%")}
-    if flag.choices:
-        kind["choices"] = flag.choices
+def _parser_of(flag: Flag) -> Callable[[str], object]:
+    """Return the function that reads the value of a flag."""
     if flag.kind == "bytes":
-        kind["type"] = lambda text: parse_bytes(text, flag.name)
-    elif flag.kind in ("length", "integer"):
-        kind["type"] = _count
-    elif flag.kind in _TYPES:
-        kind["type"] = _TYPES[flag.kind]
-    return kind
+        return lambda text: parse_bytes(text, flag.name)
+    if flag.kind in ("length", "integer"):
+        return _count
+    return float if flag.kind in ("seconds", "number") else str

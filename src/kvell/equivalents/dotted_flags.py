@@ -39,7 +39,8 @@ def with_fields_as_json(
         if text is None:
             raise ChangeSomething(name, "nothing", "needs a value", "give one, or leave it out")
         if flag not in objects:
-            objects[flag], places[flag] = {}, len(words)
+            objects[flag] = {}
+            places[flag] = len(words)
             words += [flag, ""]
         _put(objects[flag], path.split("."), _value(text), name)
     return _placed(words, objects, places)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from functools import wraps
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from kvell.equivalents.nearest import nearest
 from kvell.errors import ChangeSomething, UnknownArgument
@@ -42,14 +42,14 @@ class Other:
 def check_others(
     owner: str,
     given: Mapping[str, object],
-    known: Collection[str],
+    names: Collection[str],
     others: Mapping[str, Other],
     place: str = "",
 ) -> None:
     """Check the arguments of a call that its owner does not have.
 
     :param owner: name of the class or method, for errors.
-    :param known: names of the arguments that it has.
+    :param names: names of the arguments that it has.
     :param others: other systems' arguments, of which it accepts some values.
     :param place: prefix of the arguments' names in errors.
     :raises ChangeSomething: naming an argument whose value cannot be honoured.
@@ -58,7 +58,7 @@ def check_others(
     for name, value in given.items():
         other = others.get(name)
         if other is None:
-            raise unknown_argument(owner, place + name, value, {place + each for each in known})
+            raise unknown_argument(owner, place + name, value, {place + each for each in names})
         if not other.is_taken(value):
             problem = f"{owner} does not support it"
             raise ChangeSomething(place + name, _shown(value), problem, other.remedy)
@@ -76,7 +76,7 @@ def refuses_unknown(
     """
 
     def decorate(record: type[Record]) -> type[Record]:
-        make: Any = record.__init__
+        make: Callable[..., None] = record.__init__  # type: ignore[misc] # of this class alone
         names = frozenset(field.name for field in fields(record))  # type: ignore[arg-type]
 
         @wraps(make)
@@ -96,10 +96,10 @@ def refuses_unknown(
 
 
 def unknown_argument(
-    owner: str, name: str, value: object, known: Collection[str]
+    owner: str, name: str, value: object, names: Collection[str]
 ) -> UnknownArgument:
     """Return the error for an argument that does not exist."""
-    near = nearest(name, known, NEAR)
+    near = nearest(name, names, NEAR)
     remedy = f"did you mean {near[0]}?" if near else "leave it out"
     return UnknownArgument(name, _shown(value), f"is not an argument of {owner}", remedy)
 

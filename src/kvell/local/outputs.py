@@ -46,10 +46,6 @@ class CompletionOutput:
     finish_reason: FinishReason | None
     stop_reason: str | int | None = None
 
-    def finished(self) -> bool:
-        """Return whether the answer has ended."""
-        return self.finish_reason is not None
-
 
 @dataclass(frozen=True)
 class RequestMetrics:

@@ -32,8 +32,8 @@ Priority = Sequence[int] | int | None
 """The priority of all prompts, or a list with those of each; lower numbers run first."""
 
 
-class RequestFactory:
-    """The factory of the requests of one ``LLM``.
+class LocalRequests:
+    """The requests of one ``LLM``, which it makes and numbers.
 
     :param first: the first model.
     :param opened: all models by name.

@@ -172,7 +172,9 @@ def _own_words(
                 yield kvell_value(flag, given)
             continue
         if LEVEL.fullmatch(flag):
-            flag, mark, value = "-O", "=", flag[2:]
+            value = flag.removeprefix("-O")
+            mark = "="
+            flag = "-O"
         entry = equivalent(flag) if flag.startswith("-") else None
         if entry is None:
             yield word

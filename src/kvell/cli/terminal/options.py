@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
+from typing_extensions import override
 
 from kvell.byte_sizes import parse_count
 from kvell.cli.terminal.commands import EngineCommand
@@ -44,6 +45,7 @@ class LengthType(click.ParamType[int | None]):
 class CountRange(click.IntRange):
     """A range of whole numbers, which may be written like ``8k``."""
 
+    @override
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:

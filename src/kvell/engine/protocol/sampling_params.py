@@ -55,7 +55,7 @@ class RequestOutputKind(Enum):
     FINAL_ONLY = 2
 
 
-def _constraint(name: str, value: Any) -> StructuredOutputs:
+def _constraint(name: str, value: object) -> StructuredOutputs:
     """Return a constraint, which may be given as a mapping of its arguments."""
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return StructuredOutputs(**value)
@@ -65,7 +65,7 @@ def _constraint(name: str, value: Any) -> StructuredOutputs:
     return value
 
 
-def _output_kind(name: str, value: Any) -> RequestOutputKind:
+def _output_kind(name: str, value: object) -> RequestOutputKind:
     if not isinstance(value, RequestOutputKind):
         remedy = "use RequestOutputKind.DELTA, CUMULATIVE or FINAL_ONLY"
         raise ChangeSomething(name, show(value), "is not a kind of outputs", remedy)

@@ -167,11 +167,9 @@ def _share_bytes(
     total_bytes = free_bytes + weights_bytes
     others_bytes = weights_bytes + reserve_bytes
     kv_bytes = int(total_bytes * share) - others_bytes
-    flag, total, others = (
-        "--gpu-memory-utilization",
-        format_bytes(total_bytes),
-        format_bytes(others_bytes),
-    )
+    flag = "--gpu-memory-utilization"
+    total = format_bytes(total_bytes)
+    others = format_bytes(others_bytes)
     if kv_bytes <= 0:
         problem = f"of {total} leaves nothing beside {others} of weights and activations"
         remedy = f"use more than {others_bytes / total_bytes:.3f}, or --kv-memory"

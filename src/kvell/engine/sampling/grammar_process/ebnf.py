@@ -77,7 +77,8 @@ def _characters(inner: str) -> str:
     """Return the inside of a class of characters."""
     characters = list(_unescaped(inner))
     start = 1 if characters[:1] == [("^", False)] else 0
-    text, place = "^" * start, start
+    text = "^" * start
+    place = start
     while place < len(characters):
         text += _escaped(characters[place][0])
         if characters[place + 1 : place + 2] == [("-", False)] and place + 2 < len(characters):

@@ -74,7 +74,8 @@ def _setting(name: str, flags: Mapping[str, tuple[str, Flag]]) -> tuple[str | No
 
 def _as_argument(owner: str, flags: Mapping[str, tuple[str, Flag]], match: re.Match[str]) -> str:
     """Return a flag of a remedy as an argument; instances are those of ``AsyncEngine``."""
-    flag, value = f"--{match[1]}", match[2]
+    flag = f"--{match[1]}"
+    value = match[2]
     if flag == "--instances":
         argument = f'instances="{value}"'
         return argument if owner == "AsyncEngine" else f"AsyncEngine({argument})"

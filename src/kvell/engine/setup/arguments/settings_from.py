@@ -113,7 +113,8 @@ def _check(name: str, value: object, flag: Flag) -> None:
             is_valid = _is_number(value) and math.isfinite(value) and value > 0
             problem, remedy = "is not a number of seconds above 0", "give one, or leave it out"
         case "number":
-            least, most = flag.least or 0.0, math.inf if flag.most is None else flag.most
+            least = flag.least or 0.0
+            most = math.inf if flag.most is None else flag.most
             is_valid = _is_number(value) and least < value <= most
             problem, remedy = f"is not a number above {least:g}", f"give one up to {most:g}"
         case "bytes":
