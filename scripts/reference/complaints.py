@@ -42,7 +42,7 @@ def exported() -> list[str]:
     """Return all names that the packages export, and all errors of ``kvell.errors``."""
     own_errors = [name for name, one in vars(errors).items() if inspect.isclass(one)]
     return [
-        *(f"kvell.{name}" for name in kvell.__all__ if not name.startswith("_")),
+        *(f"kvell.{name}" for name in kvell.__all__ if name not in {*kvell.SAME, "__version__"}),
         *(f"kvell.memory.{name}" for name in memory.__all__),
         *(f"kvell.errors.{name}" for name in own_errors),
     ]

@@ -46,7 +46,6 @@ __all__ = [
     "AsyncLLM",
     "AsyncLLMEngine",
     "BeamSearchParams",
-    "ChangeSomething",
     "CompletionOutput",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
@@ -55,7 +54,6 @@ __all__ = [
     "PoolingParams",
     "PoolingRequestOutput",
     "Reasoning",
-    "RequestFailed",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
@@ -65,8 +63,6 @@ __all__ = [
     "StructuredOutputs",
     "TextPrompt",
     "TokensPrompt",
-    "TryLater",
-    "UnknownArgument",
     "__version__",
 ]
 MODULES = {
@@ -112,4 +108,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted({*__all__, *MODULES})

@@ -36,7 +36,7 @@ HONOURED = [
         "serve -sc.num_speculative_tokens 3 --port 1 --speculative-config.prompt_lookup_max 7",
         "--prompt-lookup-max 7",
     ),
-    ("serve --hf-overrides.rope.factor 4", '--hf-overrides {"rope":_{"factor":_4}}'),
+    ("serve --hf-overrides.rope.factor 4", '--hf-overrides {"rope":~{"factor":~4}}'),
     ("serve --gpu-memory-utilization 0.9", "--gpu-memory-utilization 0.9"),
     ("serve --mem-fraction-static 0.8", "--gpu-memory-utilization 0.8"),
     ("serve --enforce-eager", "--enforce-eager"),
@@ -128,7 +128,7 @@ def test_is_honoured(kvell: Kvell, served: Served, line: str, flags: str) -> Non
     sizes = {"2GiB": str(2 << 30), "1.5GiB": str(3 << 29), "1GiB": str(1 << 30)}
     for pair in flags.split(" --"):
         flag, *value = ("--" + pair.removeprefix("--")).split(" ")
-        expected = [flag, *(sizes.get(word, word.replace("_", " ")) for word in value)]
+        expected = [flag, *(sizes.get(word, word.replace("~", " ")) for word in value)]
         places = [own[n : n + len(expected)] for n in range(len(own))]
         assert expected in places, own
 

@@ -7,7 +7,7 @@ import pytest
 
 from kvell import LLM, SamplingParams
 from kvell.errors import ChangeSomething
-from kvell.vocabulary import MIB
+from kvell.vocabulary import GIB, MIB
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 TEXT = "The capital of France is Paris. The capital of Italy is Rome. The capital of Spain is"
@@ -179,3 +179,38 @@ class TestWithoutPrefixCaching:
                 common_pool=True,
                 enable_prefix_caching=False,
             )
+
+
+class TestShareOfMemory:
+    def test_is_a_pool_of_bytes_that_the_log_names(
+        self,
+        shallow_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        monkeypatch.setattr("kvell.engine.setup.sizes.available_bytes", lambda: 2 * GIB)
+        with LLM(
+            "smollm2",
+            cache_dir=shallow_path.parent,
+            dtype="float32",
+            gpu_memory_utilization=0.5,
+        ) as model:
+            contract = model.contract
+            total_bytes = 2 * GIB + contract.weights_bytes
+            taken_bytes = contract.weights_bytes + contract.activation_reserve_bytes
+            left_bytes = total_bytes // 2 - taken_bytes
+            assert left_bytes - 8 * MIB <= contract.kv_pool_bytes <= left_bytes
+        [line] = [r.getMessage() for r in caplog.records if "utilization" in r.getMessage()]
+        assert "0.5 of 2." in line and "for the KV pool" in line
+
+    def test_that_leaves_nothing_is_refused_with_one_that_does(
+        self, shallow_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("kvell.engine.setup.sizes.available_bytes", lambda: 2 * GIB)
+        with pytest.raises(ChangeSomething, match=r"leaves nothing .* use more than 0\.\d+"):
+            LLM("smollm2", cache_dir=shallow_path.parent, gpu_memory_utilization=0.001)
+
+    def test_a_size_wins(self, shallow_path: Path) -> None:
+        path = shallow_path.parent
+        with LLM("smollm2", cache_dir=path, kv_memory="16MiB", gpu_memory_utilization=0.9) as model:
+            assert model.contract.kv_pool_bytes <= 16 * MIB

@@ -94,13 +94,13 @@ def test_prompts_scored_in_a_small_pool_are_told_once(shallow_path: Path) -> Non
 def test_scores_come_before_the_first_token(shallow_path: Path) -> None:
     llm = smollm2(shallow_path, max_num_batched_tokens=16)
     events: list[object] = []
-    deliver = llm._runner._deliver
+    deliver = llm._runner.deliver
 
     def noted(event: Any, jobs: Any, reader: Any) -> None:
         events.append(event)
         deliver(event, jobs, reader)
 
-    llm._runner._deliver = noted  # type: ignore[method-assign]
+    llm._runner.deliver = noted  # type: ignore[method-assign]
     llm.generate([PROMPTS[-1]], ASKING)
     told = [event for event in events if isinstance(event, PromptLogprobs | Tokens)]
     scored = [event for event in told if isinstance(event, PromptLogprobs)]

@@ -171,12 +171,15 @@ class TestStreaming:
 
 
 def test_prefix_caching(llm: LLM, arguments: dict[str, Any]) -> None:
+    from kvell.distributed import cleanup_dist_env_and_memory
+
     with LLM(
         model="smollm2", enable_prefix_caching=False, gpu_memory_utilization=0.4, **arguments
     ) as regular:
         params = SamplingParams(temperature=0.0, max_tokens=4)
         prompts = [TEXT + prompt for prompt in PROMPTS]
         plain = regular.generate(prompts, params)
+        cleanup_dist_env_and_memory()
         llm.generate(prompts[0], params)
         cached = llm.generate(prompts, params)
         assert [output.outputs[0].text for output in cached] == [

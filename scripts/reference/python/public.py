@@ -59,10 +59,21 @@ PAGES = (
                     "kvell.RequestOutput",
                     "kvell.CompletionOutput",
                     "kvell.local.outputs.Logprob",
-                    "kvell.EmbeddingOutput",
+                    "kvell.local.outputs.RequestMetrics",
+                    "kvell.local.requests.Priority",
+                    *_of("kvell.local.metrics", "Metric Counter Gauge Vector"),
+                    *_of("kvell", "EmbeddingOutput ScoringOutput PoolingParams"),
+                    *_of("kvell", "TextPrompt TokensPrompt"),
                     "kvell.BeamSearchParams",
                     "kvell.engine.requests.beam_search.EarlyStopping",
                     *_of("kvell.local.jobs", "BeamSearchOutput BeamSequence"),
+                ),
+            ),
+            Section(
+                "As in vLLM: arguments as an object, and steps that the caller runs",
+                (
+                    *_of("kvell", "EngineArgs LLMEngine"),
+                    "kvell.engine.arg_utils.FlexibleArgumentParser",
                 ),
             ),
             Section(
@@ -135,6 +146,7 @@ PAGES = (
             Section(
                 "What its fields hold",
                 (
+                    "kvell.RequestOutputKind",
                     "kvell.StructuredOutputs",
                     "kvell.Reasoning",
                     "kvell.engine.protocol.structured_outputs.Calls",
@@ -208,7 +220,7 @@ PAGES = (
         (
             Section(
                 "The two families",
-                _of("kvell.errors", "KvellError ChangeSomething TryLater"),
+                _of("kvell.errors", "KvellError ChangeSomething UnknownArgument TryLater"),
             ),
             Section(
                 "Errors of served requests",

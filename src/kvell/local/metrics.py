@@ -14,6 +14,7 @@ class Metric:
     """A figure.
 
     :param name: as at the server's ``/metrics``, without ``_total``.
+    :param labels: what distinguishes figures of one name.
     """
 
     name: str
@@ -22,21 +23,36 @@ class Metric:
 
 @dataclass(frozen=True)
 class Gauge(Metric):
-    """A value that may fall."""
+    """A value that may fall.
+
+    :param name: as in :class:`Metric`.
+    :param value: the value now.
+    :param labels: as in :class:`Metric`.
+    """
 
     value: float
 
 
 @dataclass(frozen=True)
 class Counter(Metric):
-    """A number that only grows."""
+    """A number that only grows.
+
+    :param name: as in :class:`Metric`.
+    :param value: the number so far.
+    :param labels: as in :class:`Metric`.
+    """
 
     value: int
 
 
 @dataclass(frozen=True)
 class Vector(Metric):
-    """Counters of one name, by position."""
+    """Counters of one name, by position.
+
+    :param name: as in :class:`Metric`.
+    :param values: the numbers so far.
+    :param labels: as in :class:`Metric`.
+    """
 
     values: list[int]
 

@@ -50,6 +50,7 @@ class EmbeddingOutput:
     :param cached_tokens: prompt tokens that were cached.
     :param preemptions: number of times that the request was preempted.
     :param request_id: index of the prompt as text, or the request's id.
+    :param finished: True: a vector is returned whole.
     """
 
     prompt_token_ids: list[int]
@@ -86,6 +87,8 @@ class ScoringOutput:
 
     :param score: cosine of their vectors, from -1 to 1.
     :param prompt_token_ids: token ids of both texts, one after the other.
+    :param request_id: index of the pair as text.
+    :param finished: True: a score is returned whole.
     """
 
     score: float
