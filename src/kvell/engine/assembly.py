@@ -306,7 +306,7 @@ def _make_core(parts: _Parts, agent: Agent | None, incarnation: int) -> EngineCo
         parts.limits,
         parts.served[0].eos_token_ids,
         incarnation,
-        parts.rules if len(parts.served) > 1 else (),
+        parts.rules if len(parts.served) > 1 or not parts.rules[0].has_head else (),
         parts.memory.steps,
         None if buffer is None else buffer.swapping,
         None if buffer is None else buffer.parking,

@@ -18,6 +18,7 @@ from kvell.models.config.description import ModelDescription, describe
 from kvell.models.config.kv_dtypes import ELEMENT_BYTES, KV_DTYPES, kv_dtype_named
 from kvell.models.config.quantization import require_quantization
 from kvell.models.families.plain_config import known_config
+from kvell.models.loading.weight_files import weight_files_bytes
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,8 @@ class UnloadedModel:
 
     @property
     def weight_file_bytes(self) -> int:
-        """The size of its weights' files; 0 if it has none."""
-        return sum(file.stat().st_size for file in self.path.glob("*.safetensors"))
+        """The size of its weights in their files; 0 if it has none."""
+        return weight_files_bytes(self.path)
 
 
 def read_unloaded(

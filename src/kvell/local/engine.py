@@ -98,7 +98,8 @@ class LocalEngine:
             why = "needs the model's tokenizer, and it has none"
             raise ChangeSomething("stop", sampling.stop[0], why, "leave it out")
         if problem := (
-            sampling_problem(sampling, rules.limits, bool(images))
+            rules.head_problem(model or self.engine.contract.model)
+            or sampling_problem(sampling, rules.limits, bool(images))
             or request_problem(ids, images, max_tokens, rules.limits, rules.layout)
         ):
             raise problem

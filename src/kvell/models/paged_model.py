@@ -45,6 +45,8 @@ class PagedModel:
         kernels: AttentionKernels,
         kv_dtype: torch.dtype | None = None,
         fused: FusedDecoder | None = None,
+        *,
+        has_head: bool = True,
     ) -> None:
         """Take over a transformers causal LM (its attention implementation is set here).
 
@@ -52,12 +54,14 @@ class PagedModel:
         :param kv_dtype: dtype of stored keys and values; the module's own if not given.
         :param fused: a compiled pass that has taken over the module's weights and computes
             every step instead of it.
+        :param has_head: whether the model has a head of its own to write text with.
         """
         self.module = module.eval()
         self.description = description
         self.kernels = kernels
         self.kv_dtype = kv_dtype or self.dtype
         self.fused = fused
+        self.has_head = has_head
         self.captured: StepRecords | None = None
         self._modules = None if fused else _module_pass(self.module, description, kernels)
         self._memory: ModelMemory | None = None

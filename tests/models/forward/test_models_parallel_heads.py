@@ -17,6 +17,7 @@ from kvell.models.families.families import check_architecture
 from kvell.models.families.weight_sizes import weights_bytes
 from kvell.models.loading.loading import check_model
 from kvell.models.loading.random_weights import write_random_model
+from kvell.models.loading.weight_files import read_weight_map
 from kvell.models.loading.weights import load_module
 from kvell.vocabulary import GIB
 from tests.models import parallel_heads_oracle
@@ -129,7 +130,7 @@ def test_a_directory_of_it_loads(tmp_path: Path) -> None:
     path = write_random_model(tmp_path / "tiny", tiny_config(NAME), 3, scale=8.0)
     check_model(path)
     config = tiny_config(NAME)
-    module = load_module(path, config, torch.float32, torch.device("cpu"))
+    module = load_module(read_weight_map(path), config, torch.float32, torch.device("cpu"))
     ids = prompt_ids(12)
     written = parallel_heads_oracle.logits(module.state_dict(), config, ids).float()
     assert_exact(oracle_logits(module, ids), written)

@@ -22,7 +22,7 @@ from kvell.models.families.refusals import class_run
 from kvell.models.fused.recipe import recipe_of
 from kvell.models.fused.skeleton import DecoderSkeleton, skeleton_of
 from kvell.models.loading.loading import describe_as, load_paged_model
-from kvell.models.loading.weight_files import SINGLE_FILE, mapped_tensors
+from kvell.models.loading.weight_files import SINGLE_FILE, read_weight_map
 from kvell.models.loading.weights import load_module
 from tests.models.cases import MECHANISMS, covering, families, long_unless
 from tests.models.fused_models import fused_model, native
@@ -90,9 +90,7 @@ def written(directory: Path, architecture: str, **fields: Any) -> Path:
 
 def skeleton(path: Path, dtype: torch.dtype) -> DecoderSkeleton | None:
     config = load_module_config(path)
-    return skeleton_of(
-        config, str(fused_class(config)), mapped_tensors([path / SINGLE_FILE]), dtype
-    )
+    return skeleton_of(config, str(fused_class(config)), read_weight_map(path).mapped(), dtype)
 
 
 def load_module_config(path: Path) -> Any:
@@ -134,7 +132,7 @@ def test_plain_configs_say_what_transformers_says(
     assert plain is not None
     assert describe(plain, 2) == describe(whole, 2)
     assert fused_class(plain) == fused_class(whole) == architecture
-    tensors = mapped_tensors([path / SINGLE_FILE])
+    tensors = read_weight_map(path).mapped()
     made = [skeleton_of(one, architecture, tensors, torch.float32) for one in (plain, whole)]
     left, right = (recipe_of(one, describe(whole, 4)) for one in made)
     assert left is not None
@@ -173,7 +171,9 @@ def test_recipes_are_those_of_transformers_modules(
     architecture: str, fields: dict[str, Any], dtype: torch.dtype, tmp_path: Path
 ) -> None:
     path = written(tmp_path, architecture, **fields)
-    theirs = load_module(path, load_module_config(path), dtype, torch.device("cpu"))
+    theirs = load_module(
+        read_weight_map(path), load_module_config(path), dtype, torch.device("cpu")
+    )
     mine = skeleton(path, dtype)
     assert mine is not None
     description = describe_as(theirs.config, dtype, dtype)
@@ -285,7 +285,9 @@ def logits_of(
     kernels: AttentionKernels = native.NativeKernels(1)
     mine = load_paged_model(path, kernels, dtype, quantization=quantization)
     assert isinstance(mine.module, DecoderSkeleton)
-    theirs = load_module(path, load_module_config(path), dtype, torch.device("cpu"))
+    theirs = load_module(
+        read_weight_map(path), load_module_config(path), dtype, torch.device("cpu")
+    )
     other = fused_model(theirs, quantization=quantization)
     assert mine.weight_bytes == other.weight_bytes
     ids = prompt_ids(30)

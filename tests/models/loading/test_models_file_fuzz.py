@@ -23,8 +23,7 @@ from kvell.models.loading.random_weights import write_random_model
 from kvell.models.loading.weight_files import (
     INDEX_FILE,
     SINGLE_FILE,
-    checked_weight_files,
-    mapped_tensors,
+    read_weight_map,
 )
 from kvell.models.text.chat_template import chosen_template, read_template
 from kvell.models.text.end_tokens import eos_token_ids
@@ -84,7 +83,7 @@ def test_weight_files(tmp_path: Path, seed: int) -> None:
         (tmp_path / INDEX_FILE).write_bytes(index)
         what = (data[:300], index[:300])
         size = len(data) + len(index)
-        refused_or_done(lambda: mapped_tensors(checked_weight_files(tmp_path)), what, size)
+        refused_or_done(lambda: read_weight_map(tmp_path).mapped(), what, size)
 
 
 def plan(file: Path) -> None:

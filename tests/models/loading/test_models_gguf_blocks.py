@@ -1,5 +1,6 @@
 """Blocks of a GGUF file: read as they are, found again by their numbers."""
 
+import os
 from pathlib import Path
 
 import gguf
@@ -14,7 +15,7 @@ from kvell.attention.choice import choose_kernels
 from kvell.models.fused.grouped import Form
 from kvell.models.loading.gguf_blocks import BLOCKS_FILE, TYPES, blocks_of, read_rows, write_blocks
 from kvell.models.loading.loading import load_paged_model
-from kvell.models.loading.weight_files import SINGLE_FILE
+from kvell.models.loading.weight_files import SINGLE_FILE, read_weight_map
 from kvell.models.text.tokenizer import Tokenizer
 from tests.models.harness import oracle_logits, runner_over
 
@@ -64,12 +65,22 @@ def test_weights_find_their_blocks_whatever_the_order_of_their_rows(tmp_path: Pa
     mixed = torch.cat([said["a"][:4], said["c"][:4]])
     weights = {"q": turned, "head": said["b"], "new": other, "mixed": mixed, "norm": other[0]}
     save_file({name: w.numpy().copy() for name, w in weights.items()}, tmp_path / SINGLE_FILE)
-    assert blocks_of(tmp_path) == {}, "a model with no source brings none"
-    write_blocks(tmp_path / "model.gguf", tmp_path)
-    blocks = blocks_of(tmp_path)
+    assert blocks_of(read_weight_map(tmp_path)) == {}, "a model with no source brings none"
+    write_blocks(tmp_path / "model.gguf", read_weight_map(tmp_path))
+    blocks = blocks_of(read_weight_map(tmp_path))
     assert set(blocks) == {"q", "head"}
     assert torch.equal(blocks["q"].unpack(), turned)
     assert torch.equal(blocks["head"].unpack(), said["b"])
+
+
+def test_blocks_of_weights_that_were_replaced_are_not_read(tmp_path: Path) -> None:
+    said = write_source(tmp_path / "model.gguf", {"a": "Q4_1"})
+    save_file({"w": said["a"].numpy()}, tmp_path / SINGLE_FILE)
+    write_blocks(tmp_path / "model.gguf", read_weight_map(tmp_path))
+    assert set(blocks_of(read_weight_map(tmp_path))) == {"w"}
+    save_file({"w": drawn(8, 64, 3)}, tmp_path / SINGLE_FILE)
+    os.utime(tmp_path / SINGLE_FILE, ns=(1, 1))
+    assert blocks_of(read_weight_map(tmp_path)) == {}
 
 
 def test_bytes_that_have_no_size_are_not_served(tmp_path: Path) -> None:
@@ -83,15 +94,15 @@ def test_bytes_that_have_no_size_are_not_served(tmp_path: Path) -> None:
     writer.write_tensors_to_file()
     writer.close()
     save_file({"w": made}, tmp_path / SINGLE_FILE)
-    write_blocks(tmp_path / "model.gguf", tmp_path)
-    assert blocks_of(tmp_path) == {}
+    write_blocks(tmp_path / "model.gguf", read_weight_map(tmp_path))
+    assert blocks_of(read_weight_map(tmp_path)) == {}
 
 
 def test_the_packaged_model_is_served_as_it_is(
     smollm2_path: Path, smollm2_tokenizer: Tokenizer
 ) -> None:
     """Every matrix has its blocks' own numbers; int4 errs less than transformers in bfloat16."""
-    blocks = blocks_of(smollm2_path)
+    blocks = blocks_of(read_weight_map(smollm2_path))
     assert (smollm2_path / BLOCKS_FILE).is_file()
     with safe_open(smollm2_path / SINGLE_FILE, "pt") as weights:
         matrices = [name for name in weights.keys() if "norm" not in name]  # noqa: SIM118

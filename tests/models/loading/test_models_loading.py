@@ -9,6 +9,7 @@ import httpx2
 import huggingface_hub.errors as hub
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from kvell.attention.choice import choose_kernels
@@ -20,7 +21,7 @@ from kvell.models.config.json_files import overridden
 from kvell.models.loading.loading import load_paged_model
 from kvell.models.loading.random_model import random_paged_model
 from kvell.models.loading.random_weights import write_random_model
-from kvell.models.loading.weight_files import check_weight_file, weight_files
+from kvell.models.loading.weight_files import check_weight_file, read_weight_map
 from kvell.models.sources import hub as hub_client
 from kvell.models.sources.source import resolve_model
 from kvell.pages.layout import GroupKind
@@ -151,8 +152,6 @@ def test_intact_weight_file_passes(saved: Path) -> None:
 
 
 def test_missing_tensor_is_not_filled_with_random_numbers(copied: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
     file = copied / "model.safetensors"
     tensors = load_file(file)
     del tensors["model.layers.1.mlp.up_proj.weight"]
@@ -179,11 +178,13 @@ def test_missing_shard_is_named(copied: Path) -> None:
 
 def test_shards_are_those_of_the_index(copied: Path) -> None:
     names = ["model-1.safetensors", "model-2.safetensors"]
-    for name in names:
-        (copied / name).touch()
+    save_file({"b": torch.zeros(2), "other": torch.zeros(3)}, copied / names[0])
+    save_file({"a": torch.zeros(2), "c": torch.zeros(2)}, copied / names[1])
     index = {"weight_map": {"a": names[1], "b": names[0], "c": names[1]}}
     (copied / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert [file.name for file in weight_files(copied)] == names
+    weights = read_weight_map(copied)
+    assert [file.name for file in weights.files] == names
+    assert weights.mapped().keys() == {"a", "b", "c"}
 
 
 def test_missing_config(copied: Path) -> None:

@@ -138,6 +138,8 @@ class RequestFactory:
             )
         if spec.pooling:
             return pooling_problem(prompt, limits, has_images=bool(spec.images))
+        if headless := rules.head_problem(spec.model or "this model"):
+            return headless
         max_tokens = spec.sampling.max_tokens or 1
         return (
             sampling_problem(spec.sampling, limits, bool(spec.images))

@@ -58,7 +58,8 @@ def rules_of(
         drafter = None if index else draft
         limits = make_limits(layout, model, wished, drafter, name, layers, flag)
         own = layout.held_by(name) if name else layout
-        rules.append(ModelRules(name, limits, eos, own, takes_images=model.images is not None))
+        takes_images = model.images is not None
+        rules.append(ModelRules(name, limits, eos, own, takes_images, model.has_head))
     return rules
 
 

@@ -10,8 +10,8 @@ from kvell.models.paged_model import PagedModel
 def check_speculation(model: PagedModel, draft: PagedModel | None, options: EngineOptions) -> None:
     """Refuse options with which speculation cannot work.
 
-    :raises ChangeSomething: for a draft model with another vocabulary, one that takes images, or
-        one without a number of draft tokens; or for contradictory look-up lengths.
+    :raises ChangeSomething: for a draft model with another vocabulary, one that takes images or has
+        no head, or one without a number of draft tokens; or for contradictory look-up lengths.
     """
     _check_counts(options)
     if draft is None:
@@ -20,6 +20,9 @@ def check_speculation(model: PagedModel, draft: PagedModel | None, options: Engi
         problem = "proposes nothing without a number of draft tokens"
         raise ChangeSomething(FLAG, _name(draft), problem, "use --num-speculative-tokens 4")
     check_vocabularies(model.description.vocab_size, draft.description.vocab_size, _name(draft))
+    if not draft.has_head:
+        problem = "has no lm_head.weight to draft tokens with, and tie_word_embeddings is false"
+        raise ChangeSomething(FLAG, _name(draft), problem, "use a model that writes text")
     if {layer.kind for layer in draft.description.layers} & IMAGE_KINDS:
         problem = "takes images, which no draft model is given"
         raise ChangeSomething(FLAG, _name(draft), problem, "use a text model of its vocabulary")

@@ -79,6 +79,7 @@ class FusedFamily:
     ``fused/skeleton`` makes stand-ins, so that transformers' modelling code is not needed.
 
     :param model_type: its type in configs.
+    :param body: transformers' class without a head; that of the family's name if empty.
     :param norm_offset: added to the weights of its norms.
     :param caps_scores: whether its attention applies ``attn_logit_softcapping``.
     :param mlp: a layer's name for its MLP; ``before_mlp`` for the norm before it.
@@ -118,6 +119,7 @@ class FusedFamily:
     rope_layers: str = ""
     fields: tuple[str, ...] = ()
     size_defaults: tuple[tuple[str, Any], ...] = ()
+    body: str = ""
 
 
 _UNTIED = (("tie_word_embeddings", False), ("attention_bias", False))
@@ -163,6 +165,7 @@ FUSED: Mapping[str, FusedFamily] = MappingProxyType(
             ropes_by_type=True,
             fields=(*_WINDOWS, *_CAPS, "use_bidirectional_attention"),
             size_defaults=_TIED,
+            body="Gemma3TextModel",
         ),
         "GemmaForCausalLM": FusedFamily(
             "gemma",
@@ -300,13 +303,22 @@ def require_exact(architecture: str, need: str = UNKNOWN) -> None:
     )
 
 
+def classes_of(name: str) -> set[str]:
+    """Return the classes that configs name for a fused family: with a head, and the body alone."""
+    return {name, FUSED[name].body or name.replace("ForCausalLM", "Model")}
+
+
 def fused_class(config: Any) -> str | None:
     """Return a config's class with a fused pass; None without one, or if checks remain."""
     named = getattr(config, "architectures", None) or ()
     model_type = getattr(config, "model_type", None)
     classes = (name for name, family in FUSED.items() if family.model_type == model_type)
     fused = next(classes, None)
-    if not set(named) <= {fused} or getattr(config, "quantization_config", None):
+    if (
+        fused is None
+        or not set(named) <= classes_of(fused)
+        or getattr(config, "quantization_config", None)
+    ):
         return None
     return fused
 

@@ -16,7 +16,7 @@ from kvell.models.config.json_files import (
     parsed_overrides,
     read_optional_json,
 )
-from kvell.models.families.families import FUSED, FusedFamily
+from kvell.models.families.families import FUSED, FusedFamily, classes_of
 
 SIZES = (
     "head_dim",
@@ -115,7 +115,13 @@ def _rope_changes_lengths(raw: Mapping[str, Any]) -> bool:
 
 def _family(raw: Mapping[str, Any]) -> FusedFamily | None:
     model_type, named = raw.get("model_type"), raw.get("architectures")
-    matches = (f for name, f in FUSED.items() if f.model_type == model_type and named == [name])
+    if not isinstance(named, list) or len(named) != 1 or not isinstance(named[0], str):
+        return None
+    matches = (
+        family
+        for name, family in FUSED.items()
+        if family.model_type == model_type and named[0] in classes_of(name)
+    )
     family = next(matches, None)
     return None if family is None or family.mixer else family
 

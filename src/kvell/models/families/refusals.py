@@ -108,12 +108,19 @@ def require_served(config: Any) -> None:
         quantised.
     """
     need = find_needed(config)
-    if getattr(config, "architectures", None):
+    if getattr(config, "architectures", None) and not is_body(config):
         require_exact(architecture(config), need)
     require_exact(class_run(config), need)
     if WITH_IMAGES.get(class_run(config), "cross") not in OWN_TEXT:
         require_exact(class_run(text_config(config)))
     require_plain_weights(config)
+
+
+def is_body(config: Any) -> bool:
+    """Return whether a config names the body of a text model, without a head (``Qwen3Model``)."""
+    model_type = str(getattr(config, "model_type", None))
+    body = modeling_auto.MODEL_MAPPING_NAMES.get(model_type)
+    return architecture(config) == body and class_run(config) not in WITH_IMAGES
 
 
 def _is_audio_only(config: Any) -> bool:

@@ -19,6 +19,7 @@ from kvell.models.fused.recipe import STATIC_ROPES
 Tensors = Mapping[str, torch.Tensor]
 Made = TypeVar("Made", bound=nn.Module)
 
+BODY = "model."
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _AS_THEY_ARE = (torch.float32, torch.bfloat16)
 """Matrices of these dtypes are rounded while they are packed; others before."""
@@ -61,12 +62,13 @@ def skeleton_of(
     """Make modules over a model's tensors; return None if they do not match the family.
 
     :param name: the class that transformers would run.
-    :param tensors: by name, as the files have them.
+    :param tensors: by name, as the files have them; names of a body alone may lack ``model.``.
     :param dtype: the model is served in it.
     """
     family = FUSED[name]
     if family.mixer:
         return None
+    tensors = _with_prefix(tensors)
     sizes = _Sizes(config, family)
     activation = _ACTIVATIONS.get(getattr(config, family.activation))
     shapes = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
@@ -91,6 +93,13 @@ def skeleton_of(
     return DecoderSkeleton(
         {"model": body, "lm_head": head}, config=config, stands_for=name, dtype=dtype
     )
+
+
+def _with_prefix(tensors: Tensors) -> Tensors:
+    """Return tensors by their names in the whole model; files of a body alone leave out its own."""
+    if any(name.startswith(BODY) for name in tensors):
+        return tensors
+    return {name if name == HEAD else BODY + name: tensor for name, tensor in tensors.items()}
 
 
 class _Sizes:

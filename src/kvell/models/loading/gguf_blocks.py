@@ -29,7 +29,7 @@ from safetensors.torch import save_file
 
 from kvell.models.config.json_files import read_by_library
 from kvell.models.fused.grouped import GROUP, MOST_EIGHT, GroupedWeight
-from kvell.models.loading.weight_files import check_weight_file, weight_files
+from kvell.models.loading.weight_files import WeightMap, check_weight_file
 from kvell.models.sources.packaged import MARKER, gguf_file
 from kvell.wire.decoding import decode
 
@@ -53,42 +53,59 @@ class _Tensor:
     places: Mapping[bytes, int]
 
 
-def blocks_of(path: Path) -> dict[str, GroupedWeight]:
+def blocks_of(weights: WeightMap) -> dict[str, GroupedWeight]:
     """Return the blocks of a model directory, by the names of its weights; may be empty.
 
-    A converted model's blocks are taken from its source the first time.
+    A converted model's blocks are taken from its source the first time, and again once its weights
+    have changed: blocks of other weights are not read.
     """
-    file = path / BLOCKS_FILE
-    if not file.is_file() and (path / MARKER).is_file():
-        write_blocks(gguf_file(), path)
+    file = weights.path / BLOCKS_FILE
+    blocks = _read_blocks(file, weights)
+    if blocks is None and (weights.path / MARKER).is_file():
+        write_blocks(gguf_file(), weights)
+        blocks = _read_blocks(file, weights)
+    return blocks or {}
+
+
+def _read_blocks(file: Path, weights: WeightMap) -> dict[str, GroupedWeight] | None:
+    """Return the blocks in a file; None if there is none, or if it has those of other weights."""
     if not file.is_file():
-        return {}
+        return None
     check_weight_file(file)
     with read_by_library(file, "is not a file of blocks", "remove it"):
         with safe_open(file, "pt") as stored:
-            types = decode(_BLOCK_TYPES, stored.metadata()["types"].encode())
+            metadata = stored.metadata()
+            if metadata.get("weights") != _fingerprint(weights):
+                return None
+            types = decode(_BLOCK_TYPES, metadata["types"].encode())
             rows = {name: stored.get_tensor(name) for name in types}
-        weights = {name: read_rows(rows[name], kind) for name, kind in types.items()}
-    return {name: weight for name, weight in weights.items() if _is_served(weight)}
+        made = {name: read_rows(rows[name], kind) for name, kind in types.items()}
+    return {name: weight for name, weight in made.items() if _is_served(weight)}
 
 
-def write_blocks(source: Path, path: Path) -> None:
+def write_blocks(source: Path, weights: WeightMap) -> None:
     """Store the blocks of a GGUF file in the model directory that was converted from it."""
     tensors = _tensors_of(source)
     blocks: dict[str, torch.Tensor] = {}
     types: dict[str, str] = {}
-    for file in weight_files(path):
-        with safe_open(file, "np") as weights:
-            for name in weights.keys():  # noqa: SIM118 - no mapping
-                digests = _digests(weights.get_tensor(name))
-                tensor = _source_of(digests, tensors)
-                if tensor is not None:
-                    rows = tensor.rows[[tensor.places[digest] for digest in digests]]
-                    blocks[name] = torch.from_numpy(rows)
-                    types[name] = tensor.kind
-    partial = path / f"{BLOCKS_FILE}.partial-{os.getpid()}"
-    save_file(blocks, partial, {"types": json.dumps(types)})
-    partial.rename(path / BLOCKS_FILE)
+    for name, numbers in weights.mapped().items():
+        digests = _digests(numbers)
+        tensor = _source_of(digests, tensors)
+        if tensor is not None:
+            rows = tensor.rows[[tensor.places[digest] for digest in digests]]
+            blocks[name] = torch.from_numpy(rows)
+            types[name] = tensor.kind
+    partial = weights.path / f"{BLOCKS_FILE}.partial-{os.getpid()}"
+    metadata = {"types": json.dumps(types), "weights": _fingerprint(weights)}
+    save_file(blocks, partial, metadata)
+    partial.rename(weights.path / BLOCKS_FILE)
+
+
+def _fingerprint(weights: WeightMap) -> str:
+    """Return a digest of the sizes and times of the files that determine the weights."""
+    stats = {file.name: file.stat() for file in weights.sources}
+    facts = sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items())
+    return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
 
 
 def read_rows(rows: torch.Tensor, kind: str) -> GroupedWeight:
@@ -124,7 +141,8 @@ def _tensors_of(source: Path) -> list[_Tensor]:
     made = []
     for tensor in GGUFReader(source).tensors:
         if tensor.tensor_type.name in TYPES and tensor.data.ndim == 2:
-            digests = _digests(dequantize(tensor.data, tensor.tensor_type))
+            numbers = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type))
+            digests = _digests(numbers)
             places = {digest: row for row, digest in enumerate(digests)}
             made.append(_Tensor(tensor.tensor_type.name, np.asarray(tensor.data), places))
     return made
@@ -139,8 +157,8 @@ def _source_of(digests: Sequence[bytes], tensors: Sequence[_Tensor]) -> _Tensor 
     return None
 
 
-def _digests(numbers: npt.NDArray[np.float32]) -> list[bytes]:
-    """Return a digest of each row of a float32 matrix; none for other arrays."""
-    if numbers.ndim != 2 or numbers.dtype != np.float32:
+def _digests(numbers: torch.Tensor) -> list[bytes]:
+    """Return a digest of each row of a float32 matrix; none for other tensors."""
+    if numbers.ndim != 2 or numbers.dtype != torch.float32:
         return []
-    return [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in numbers]
+    return [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in numbers.numpy()]

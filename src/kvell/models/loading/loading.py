@@ -33,8 +33,9 @@ from kvell.models.forward.kv_memory import NO_KV
 from kvell.models.fused.decoder import fused_decoder, takes
 from kvell.models.fused.skeleton import DecoderSkeleton, skeleton_of
 from kvell.models.loading.gguf_blocks import blocks_of
+from kvell.models.loading.missing_head import lacks_head, tensors_with_head
 from kvell.models.loading.shared_loading import memory_for
-from kvell.models.loading.weight_files import checked_weight_files, mapped_tensors, weight_files
+from kvell.models.loading.weight_files import WeightMap, read_weight_map
 from kvell.models.paged_model import PagedModel
 
 CPU = torch.device("cpu")
@@ -77,27 +78,31 @@ def load_paged_model(
     kernels = kernels_for(kernels, vector_sizes(config, description), kv_dtype or dtype)
     place = device or CPU
     how = (description, kernels, kv_dtype, fused, quantization)
-    files = (path / CONFIG_FILE,) if is_dummy else checked_weight_files(path)
+    weights = None if is_dummy else read_weight_map(path)
+    files = (path / CONFIG_FILE,) if weights is None else weights.sources
     with memory_for(shared, files, kernels, dtype, place, fused, quantization) as memory:
-        if is_dummy:
+        if weights is None:
             from kvell.models.loading.module_loading import paged_module
 
             dummy = _dummy_module(config, dtype, place)
             return paged_module(dummy, *how, memory=memory)
-        blocks = blocks_of(path) if quantization == "int4" else {}
+        has_head = not lacks_head(weights, config)
+        blocks = blocks_of(weights) if quantization == "int4" else {}
         fits = fused and takes(kernels, place, dtype)
-        skeleton = _skeleton(path, config, dtype) if fits else None
+        skeleton = _skeleton(weights, config, dtype) if fits else None
         if skeleton is not None:
             with unkept(quantization):
                 decoder = fused_decoder(
                     skeleton, description, kernels, quantization, blocks, memory
                 )
             if decoder is not None:
-                return PagedModel(skeleton, description, kernels, kv_dtype, decoder)
+                return PagedModel(
+                    skeleton, description, kernels, kv_dtype, decoder, has_head=has_head
+                )
         from kvell.models.loading.module_loading import load_module, paged_module
 
-        module = load_module(path, config, dtype, place)
-        return paged_module(module, *how, blocks, memory)
+        module = load_module(weights, config, dtype, place)
+        return paged_module(module, *how, blocks, memory, has_head=has_head)
 
 
 def _dummy_module(config: Any, dtype: torch.dtype, place: torch.device) -> Any:
@@ -108,13 +113,13 @@ def _dummy_module(config: Any, dtype: torch.dtype, place: torch.device) -> Any:
     return random_module(whole_config(config), 0, dtype, DUMMY_SCALE).to(place)
 
 
-def _skeleton(path: Path, config: Any, dtype: torch.dtype) -> DecoderSkeleton | None:
+def _skeleton(weights: WeightMap, config: Any, dtype: torch.dtype) -> DecoderSkeleton | None:
     """Return the skeleton of a model with a fused pass; None if its files are unusual."""
     name = fused_class(config)
     if name is None:
         return None
-    tensors = mapped_tensors(weight_files(path))
-    with read_by_library(path, DO_NOT_LOAD, FETCH_MODEL_AGAIN):
+    tensors = tensors_with_head(weights, config)
+    with read_by_library(weights.path, DO_NOT_LOAD, FETCH_MODEL_AGAIN):
         return skeleton_of(config, name, tensors, dtype)
 
 

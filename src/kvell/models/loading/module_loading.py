@@ -29,12 +29,14 @@ def paged_module(
     quantization: str = "none",
     blocks: Mapping[str, GroupedWeight] = MappingProxyType({}),
     memory: WeightMemory | None = None,
+    has_head: bool = True,
 ) -> PagedModel:
     """Take over a module.
 
     :param fused: use the compiled pass, if the model has one; else transformers' own code.
     :param blocks: weights by the names of the module's parameters, used unchanged.
     :param memory: for the weights; this process's own if not given.
+    :param has_head: whether the head is the model's own.
     :raises ChangeSomething: if weights cannot be stored in the ``quantization``.
     """
     memory = memory or PrivateWeights()
@@ -50,4 +52,4 @@ def paged_module(
     if decoder is None:
         share_parameters(module, memory)
         use_small_linears(module)
-    return PagedModel(module, description, kernels, kv_dtype, decoder)
+    return PagedModel(module, description, kernels, kv_dtype, decoder, has_head=has_head)

@@ -10,6 +10,7 @@ the file. A damaged header thus costs little more memory than its bytes.
 """
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -50,8 +51,29 @@ _ENTRY = msgspec.json.Decoder(_Entry)
 _METADATA = msgspec.json.Decoder(dict[str, str] | None)
 
 
-def check_header(file: Path) -> None:
-    """Check that a file's tensors fill its data, one after the other, each by its shape and dtype.
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor's place in the data of its file.
+
+    :param stop: the byte after its last.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Its bytes in the file."""
+        return self.stop - self.start
+
+
+def read_header(file: Path) -> list[StoredTensor]:
+    """Return a file's tensors in the order of their data.
+
+    They fill the data, one after the other, each by its shape and dtype.
 
     :raises MalformedError: with the problem.
     """
@@ -67,21 +89,23 @@ def check_header(file: Path) -> None:
     if header.count(b":") > COLONS_OF_A_TENSOR * MOST_TENSORS:
         raise MalformedError(f"its header names more than {MOST_TENSORS} tensors")
     try:
-        places = _places(decode(_ENTRIES, header, "header"))
+        tensors = _tensors(decode(_ENTRIES, header, "header"))
     except MalformedError as error:
         raise MalformedError(f"its header is damaged: {error}") from error
     end = 0
-    for start, stop, name in sorted(places):
-        if start != end:
-            problem = f"tensor {_shown(name)} begins at byte {start} of the data instead of {end}"
-            raise MalformedError(f"its header is damaged: {problem}")
-        end = stop
+    tensors.sort(key=lambda tensor: (tensor.start, tensor.stop))
+    for tensor in tensors:
+        if tensor.start != end:
+            begins = f"begins at byte {tensor.start} of the data instead of {end}"
+            raise MalformedError(f"its header is damaged: tensor {_shown(tensor.name)} {begins}")
+        end = tensor.stop
     if (expected := LENGTH_BYTES + header_bytes + end) != size_bytes:
         raise MalformedError(f"it has {size_bytes} bytes instead of {expected}")
+    return tensors
 
 
-def _places(entries: dict[str, msgspec.Raw]) -> list[tuple[int, int, str]]:
-    """Return the first byte, the byte after the last, and the name of each tensor.
+def _tensors(entries: dict[str, msgspec.Raw]) -> list[StoredTensor]:
+    """Return the tensors that a header names.
 
     :raises MalformedError: if an entry is malformed, or its length is not that of its shape.
     """
@@ -89,7 +113,7 @@ def _places(entries: dict[str, msgspec.Raw]) -> list[tuple[int, int, str]]:
     if len(metadata) > MAX_METADATA_BYTES:
         raise MalformedError(f"its metadata has more than {MAX_METADATA_BYTES} bytes")
     decode(_METADATA, metadata, METADATA)
-    places = []
+    tensors = []
     for name, raw in entries.items():
         entry = decode(_ENTRY, bytes(raw), f"tensor {_shown(name)}")
         bits = BITS.get(entry.dtype)
@@ -100,8 +124,8 @@ def _places(entries: dict[str, msgspec.Raw]) -> list[tuple[int, int, str]]:
         if 8 * (stop - start) != bits * math.prod(entry.shape):
             problem = f"has {stop - start} bytes, which is not {entry.dtype} {entry.shape}"
             raise MalformedError(f"tensor {_shown(name)} {problem[: 2 * SHOWN_CHARS]}")
-        places.append((start, stop, name))
-    return places
+        tensors.append(StoredTensor(name, entry.dtype, tuple(entry.shape), start, stop))
+    return tensors
 
 
 def _shown(name: str) -> str:

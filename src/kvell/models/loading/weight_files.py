@@ -1,37 +1,50 @@
-"""Discovery, checks and mapping of the safetensors files of a model directory.
+"""The tensors of a model directory, and the one file that each is read from.
 
-Files are checked by their headers alone, so that an interrupted download is reported in one line
-instead of failing somewhere inside a library.
+Every reader of weights takes its tensors from here, so that all passes read the same::
+
+    model.safetensors.index.json assigns tensors to files ─┐
+    model.safetensors, if there is no index ───────────────┼─► checked headers ─► WeightMap
+    model-00001-of-00002.safetensors …, without either ────┘
+
+Other files of the directory, and tensors under names that the index gives to another file, are not
+the model's. Files are checked by their headers alone, so that an interrupted download is reported
+in one line instead of failing somewhere inside a library.
 """
 
+import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
-import torch
 from safetensors import SafetensorError, safe_open
 
 from kvell.errors import ChangeSomething
 from kvell.models.config.json_files import (
     FETCH_AGAIN,
+    FETCH_MODEL_AGAIN,
     file_bytes,
     not_the_file,
     one_line,
 )
-from kvell.models.loading.tensor_headers import check_header
+from kvell.models.loading.tensor_headers import StoredTensor, read_header
 from kvell.wire.decoding import MalformedError, decode
+
+if TYPE_CHECKING:
+    import torch
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 MAX_INDEX_BYTES = 32 << 20
 LONGEST_NAME = 255
 """The longest name of a file in bytes, on all common file systems."""
+SHOWN_NAME = 120
+"""The most characters of a tensor's name in an error."""
+SHARD = re.compile(r"(model(?:\.safetensors)?)-(\d{1,6})-of-(\d{1,6})\.safetensors")
+"""Names of transformers' shards: a set's name, the number in the set, and the set's size."""
 INSTEAD = (
-    (
-        "model-*-of-*.safetensors",
-        f"is one of several files, and {INDEX_FILE} is missing",
-        "fetch it",
-    ),
     ("*.bin", "is a pickle, which is not read", "fetch or make its safetensors"),
     ("*.pth", "is a pickle, which is not read", "fetch or make its safetensors"),
     ("*.gguf", "is a GGUF file, which is not read", "fetch the model's safetensors"),
@@ -51,36 +64,109 @@ class _Index(msgspec.Struct):
 _INDEX = msgspec.json.Decoder(_Index)
 
 
-def weight_files(path: Path) -> tuple[Path, ...]:
-    """Return the safetensors files of a model directory: those of its index, or the single one.
+@dataclass(frozen=True)
+class WeightMap:
+    """A model directory's tensors by name, each with its file.
 
-    :raises ChangeSomething: if there are none, or if the index names one that is missing.
+    :ivar index: the index that assigns them; None without one.
+    :ivar unassigned: files of tensors that are stored, but under a name that the index lacks.
     """
-    names = sorted(set(_placed(path / INDEX_FILE).values())) or [SINGLE_FILE]
+
+    path: Path
+    index: Path | None
+    files: tuple[Path, ...]
+    file_of: Mapping[str, Path]
+    stored: Mapping[str, StoredTensor]
+    unassigned: Mapping[str, Path]
+
+    @property
+    def sources(self) -> tuple[Path, ...]:
+        """The files that determine the weights: the index too."""
+        return self.files if self.index is None else (self.index, *self.files)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the tensors as they are stored."""
+        return sum(tensor.size_bytes for tensor in self.stored.values())
+
+    def mapped(self) -> "dict[str, torch.Tensor]":
+        """Map all tensors, in their files' dtypes, without reading them.
+
+        :raises ChangeSomething: naming a file whose tensors torch cannot map.
+        """
+        names_of: dict[Path, list[str]] = defaultdict(list)
+        for name, file in self.file_of.items():
+            names_of[file].append(name)
+        tensors: dict[str, torch.Tensor] = {}
+        for file, names in names_of.items():
+            try:
+                with safe_open(file, "pt") as opened:
+                    tensors |= {name: opened.get_tensor(name) for name in names}
+            except (SafetensorError, OSError, RuntimeError, TypeError, ValueError) as error:
+                raise _corrupt(file, one_line(error)) from error
+        return tensors
+
+    def refuse_missing(self, names: Sequence[str]) -> None:
+        """Refuse a model whose weights lack tensors; nothing happens if there are none.
+
+        :raises ChangeSomething: naming the first.
+        """
+        if not names:
+            return
+        problem = f"its weights lack {len(names)} tensors, such as {names[0][:SHOWN_NAME]}"
+        if file := self.unassigned.get(names[0]):
+            problem = f"{problem}: {file.name} has it, but {INDEX_FILE} does not name it"
+        raise ChangeSomething("model", self.path, problem, FETCH_MODEL_AGAIN)
+
+
+def read_weight_map(path: Path) -> WeightMap:
+    """Read the index and the headers of a model directory's weight files.
+
+    :raises ChangeSomething: naming a file that is missing or damaged, or a tensor that is not in
+        the file that the index gives, or in two files without an index.
+    """
+    index = path / INDEX_FILE
+    assigned = _assigned(index)
+    if not assigned:
+        return _unindexed(path)
+    names = sorted(set(assigned.values()))
     for name in names:
         if not _is_file_name(name):
             problem = f"its weight_map names {name[:LONGEST_NAME]!r}, which is no file beside it"
-            raise ChangeSomething("model", path / INDEX_FILE, problem, FETCH_AGAIN)
+            raise _index_fault(index, problem)
     files = tuple(path / name for name in names)
     for file in files:
         if not file.is_file():
             raise _missing(path, file)
-    return files
+    headers = {file.name: {t.name: t for t in check_weight_file(file)} for file in files}
+    for name, file_name in assigned.items():
+        if name not in headers[file_name]:
+            lacks = f"its weight_map names {name[:SHOWN_NAME]!r} in {file_name}, which lacks it"
+            raise _index_fault(index, lacks)
+    return WeightMap(
+        path,
+        index,
+        files,
+        {name: path / file_name for name, file_name in assigned.items()},
+        {name: headers[file_name][name] for name, file_name in assigned.items()},
+        {
+            name: path / file_name
+            for file_name, tensors in headers.items()
+            for name in tensors.keys() - assigned.keys()
+        },
+    )
 
 
-def checked_weight_files(path: Path) -> tuple[Path, ...]:
-    """Return :func:`weight_files` after checking each by its header.
-
-    :raises ChangeSomething: naming a file that is missing or damaged.
-    """
-    files = weight_files(path)
-    for file in files:
-        check_weight_file(file)
-    return files
+def weight_files_bytes(path: Path) -> int:
+    """Return the size of a model directory's weights; 0 if they cannot be read."""
+    try:
+        return read_weight_map(path).size_bytes
+    except ChangeSomething:
+        return 0
 
 
-def check_weight_file(file: Path) -> None:
-    """Raise unless a safetensors file is as long as its header requires.
+def check_weight_file(file: Path) -> list[StoredTensor]:
+    """Return the tensors of a safetensors file that is as long as its header requires.
 
     :raises ChangeSomething: naming the file.
     """
@@ -88,27 +174,61 @@ def check_weight_file(file: Path) -> None:
         if fault := not_the_file(stream.read(64)):
             raise ChangeSomething("model", file, fault, FETCH_AGAIN)
     try:
-        check_header(file)
+        return read_header(file)
     except MalformedError as error:
         raise _corrupt(file, one_line(error)) from error
 
 
-def mapped_tensors(files: Sequence[Path]) -> dict[str, torch.Tensor]:
-    """Map all tensors of some files, in their files' dtypes, without reading them.
+def _unindexed(path: Path) -> WeightMap:
+    """Return the tensors of a directory without an index: of the single file, else of all shards.
 
-    :raises ChangeSomething: naming a file whose tensors torch cannot map.
+    :raises ChangeSomething: if a file is missing or damaged, or if two have the same tensor.
     """
-    tensors: dict[str, torch.Tensor] = {}
+    single = path / SINGLE_FILE
+    files = (single,) if single.is_file() else _shards(path)
+    file_of: dict[str, Path] = {}
+    stored: dict[str, StoredTensor] = {}
     for file in files:
-        try:
-            with safe_open(file, "pt") as opened:
-                tensors |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError, RuntimeError, TypeError, ValueError) as error:
-            raise _corrupt(file, one_line(error)) from error
-    return tensors
+        for tensor in check_weight_file(file):
+            if other := file_of.get(tensor.name):
+                places = f"{other.name} and {file.name}"
+                problem = f"its tensor {tensor.name[:SHOWN_NAME]!r} is in {places}"
+                remedy = f"fetch {INDEX_FILE}, which says which one counts"
+                raise ChangeSomething("model", path, problem, remedy)
+            file_of[tensor.name] = file
+            stored[tensor.name] = tensor
+    return WeightMap(path, None, files, file_of, stored, {})
 
 
-def _placed(index: Path) -> Mapping[str, str]:
+def _shards(path: Path) -> tuple[Path, ...]:
+    """Return all files of the one set of shards in a directory, in order.
+
+    :raises ChangeSomething: if there is no set, or several, or if one lacks a file.
+    """
+    sets: dict[tuple[str, str], dict[int, Path]] = defaultdict(dict)
+    for file in sorted(path.glob("*.safetensors")):
+        if (match := SHARD.fullmatch(file.name)) and int(match[3]):
+            name, number, count = match.groups()
+            sets[name, count][int(number)] = file
+    if not sets:
+        raise _missing(path, path / SINGLE_FILE)
+    (name, count), *others = sets
+    if others:
+        both = " and ".join(f"{name}-…-of-{count}" for name, count in sorted(sets)[:2])
+        problem = f"it has several sets of weight files ({both}), and {INDEX_FILE} is missing"
+        raise ChangeSomething("model", path, problem, "fetch the index")
+    shards = sets[name, count]
+    first = 0 if 0 in shards else 1
+    files = []
+    for number in range(first, int(count) + first):
+        name_of = f"{name}-{number:0{len(count)}}-of-{count}.safetensors"
+        files.append(shards.get(number, path / name_of))
+        if not files[-1].is_file():
+            raise _missing(path, files[-1])
+    return tuple(files)
+
+
+def _assigned(index: Path) -> Mapping[str, str]:
     """Return the name of the file of each tensor, by an index; nothing if there is none."""
     if not index.is_file():
         return {}
@@ -120,7 +240,11 @@ def _placed(index: Path) -> Mapping[str, str]:
         problem = "its weight_map does not say which file has which tensor"
         if not is_json:
             problem = f"is not valid JSON ({one_line(error)})"
-        raise ChangeSomething("model", index, problem, FETCH_AGAIN) from error
+        raise _index_fault(index, problem) from error
+
+
+def _index_fault(index: Path, problem: str) -> ChangeSomething:
+    return ChangeSomething("model", index, problem, FETCH_AGAIN)
 
 
 def _is_file_name(name: str) -> bool:
@@ -133,14 +257,13 @@ def _missing(path: Path, file: Path) -> ChangeSomething:
     """Return the error for a missing weight file, with the file that is there instead."""
     if file.is_symlink():
         problem = f"its weight file {file.name} is a link to {file.readlink()}, which is missing"
-        return ChangeSomething("model", path, problem, "fetch the model again")
+        return ChangeSomething("model", path, problem, FETCH_MODEL_AGAIN)
     problem = f"its weight file {file.name} is missing"
-    remedy = "fetch the model again"
     if file.name == SINGLE_FILE:
         for pattern, what, instead in INSTEAD:
             if files := sorted(path.glob(pattern)):
                 return ChangeSomething("model", path, f"{problem}; {files[0].name} {what}", instead)
-    return ChangeSomething("model", path, problem, remedy)
+    return ChangeSomething("model", path, problem, FETCH_MODEL_AGAIN)
 
 
 def _corrupt(file: Path, problem: str) -> ChangeSomething:
