@@ -39,8 +39,14 @@ def make_submit(
     salt: str = "",
     ignore_eos: bool = True,
     pooling: Pooling = "",
+    presence_penalty: float = 0.0,
 ) -> Submit:
-    sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=ignore_eos)
+    sampling = SamplingParams(
+        temperature=0,
+        max_tokens=max_tokens,
+        ignore_eos=ignore_eos,
+        presence_penalty=presence_penalty,
+    )
     ids = np.asarray(prompt, "<i4").tobytes()
     return Submit(RequestSpec(RequestId(name), ids, sampling, cache_salt=salt, pooling=pooling))
 

@@ -11,6 +11,7 @@ import torch
 from kvell.attention.choice import choose_kernels
 from kvell.engine.assembly import EngineOptions, build_engine
 from kvell.engine.engine import Engine
+from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.messages import Finished, Submit, Tokens
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
@@ -58,6 +59,7 @@ class Served:
 
     engine: Engine
     outputs: dict[str, list[int]] = field(default_factory=dict)
+    logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     ended: dict[str, Finished] = field(default_factory=dict)
     plans: list[StepPlan] = field(default_factory=list)
 
@@ -84,7 +86,11 @@ class Served:
 
     def ask(self, prompts: dict[str, list[int]], sampling: SamplingParams) -> None:
         """Run all requests at once to their ends."""
-        for name, prompt in prompts.items():
+        self.ask_each({name: (prompt, sampling) for name, prompt in prompts.items()})
+
+    def ask_each(self, wishes: dict[str, tuple[list[int], SamplingParams]]) -> None:
+        """Run requests of different sampling at once to their ends."""
+        for name, (prompt, sampling) in wishes.items():
             self.outputs[name] = []
             ids = np.asarray(prompt, "<i4").tobytes()
             assert self.engine.handle(Submit(RequestSpec(RequestId(name), ids, sampling))) == []
@@ -92,6 +98,7 @@ class Served:
             for event in self.engine.step():
                 if isinstance(event, Tokens):
                     self.outputs[event.request_id] += event.token_ids
+                    self.logprobs.setdefault(event.request_id, []).extend(event.logprobs)
                 elif isinstance(event, Finished):
                     self.ended[event.request_id] = event
             assert audit(self.layout, self.engine.core.memory.snapshot()) == []

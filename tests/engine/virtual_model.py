@@ -14,6 +14,7 @@ from msgspec import structs
 
 from kvell.engine.planning.proposals import verify
 from kvell.engine.requests.plan import (
+    NOT_DRAWN,
     PENDING,
     TO_DRAFT,
     BorrowedPages,
@@ -74,6 +75,15 @@ def expected_vector(prompt: list[int]) -> bytes:
     return digest.to_bytes(8, "little")
 
 
+def check_past(work: TokenWork, digests: list[int]) -> None:
+    """Check that the past of a work is the text before its draft tokens."""
+    assert work.past is not None and len(work.past) == work.start + work.known
+    digest = FIRST_DIGEST[work.uses_long_rope]
+    for token in work.past.tolist():
+        digest = extend_digest(digest, token)
+    assert digest == digests[len(work.past)]
+
+
 class Beyond(Protocol):
     """Pages behind the own pool's, which are other models'."""
 
@@ -95,6 +105,8 @@ class VirtualModel:
 
     :ivar beyond: pages of others, which plans may borrow.
     :param buffer: numbers of the CPU buffer's large pages, if passes write there.
+    :param is_late: whether now and then a token after a right draft token is not drawn, as if the
+        mask of its grammar were late.
     """
 
     def __init__(
@@ -103,10 +115,11 @@ class VirtualModel:
         slots: SlotTable | None = None,
         words: int = VOCAB,
         buffer: range = range(0),
+        is_late: bool = False,
     ) -> None:
         self.layout = layout
         self._buffer_larges = buffer
-        self._words = words
+        self._words, self._is_late = words, is_late
         self._tables = PageTables(layout.groups, slots or SlotTable(layout.num_large_pages))
         self.memory = [
             np.zeros((layout.num_large_pages * g.pages_per_large, g.page_tokens), np.int64)
@@ -186,8 +199,14 @@ class VirtualModel:
                 page, place = int(array.write_page_ids[row]), int(array.write_offsets[row])
                 self.own_page(group, page)[place] = digests[-1]
         self._drafted.append(structs.replace(work, token_ids=np.asarray(tokens, np.int32)))
+        if work.past is not None and work.past[-1] != PENDING:
+            check_past(work, digests)
+        drawing = digests[len(digests) - work.num_logits :]
         return [
-            next_token(digest, self._words) for digest in digests[len(digests) - work.num_logits :]
+            NOT_DRAWN
+            if place and self._is_late and digest % 5 == 0
+            else next_token(digest, self._words)
+            for place, digest in enumerate(drawing)
         ]
 
     def _resumed(self, index: int, work: TokenWork, arrays: list[GroupArrays]) -> list[int]:

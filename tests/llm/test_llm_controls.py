@@ -12,7 +12,7 @@ from jsonschema import validate
 
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.structured_outputs import Reasoning, StructuredOutputs
-from kvell.engine.sampling.grammar_process.masking import FoundMask, MaskJob, MaskWorker, Trouble
+from kvell.engine.sampling.grammar_process.masking import Found, MaskJob, MaskWorker, Trouble
 from kvell.errors import ChangeSomething
 from kvell.llm import LLM, RequestOutput
 from kvell.vocabulary import KIB
@@ -213,7 +213,7 @@ def test_a_grammar_that_gets_too_complex_ends_its_answer_only(
 
     def failing(
         worker: MaskWorker, jobs: Sequence[MaskJob], forget: Iterable[int]
-    ) -> Iterator[tuple[MaskJob, FoundMask | Trouble]]:
+    ) -> Iterator[tuple[MaskJob, Found | Trouble]]:
         for job, found in masks(worker, jobs, forget):
             fails = job.asked == FORM and job.length >= 3
             yield job, "unavailable" if fails else found

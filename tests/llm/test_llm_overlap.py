@@ -104,8 +104,8 @@ def test_a_run_of_a_model_replays(monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[StepPlan] = []
     plan = engine.core.plan
 
-    def noted(held: frozenset[RequestId], shared: int | None) -> StepPlan:
-        plans.append(plan(held, shared))
+    def noted(*question: Any) -> StepPlan:
+        plans.append(plan(*question))
         return plans[-1]
 
     monkeypatch.setattr(engine.core, "plan", noted)

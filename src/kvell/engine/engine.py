@@ -64,7 +64,7 @@ from kvell.vocabulary import RequestId
 
 Ran = TypeVar("Ran")
 
-NONE_HELD: frozenset[RequestId] = frozenset()
+NO_REQUESTS: frozenset[RequestId] = frozenset()
 WARMING_SECONDS = 0.5
 """Longest wait of a step without work while the pool is still being committed."""
 
@@ -330,9 +330,13 @@ class Engine:
 
     def _plan(self) -> StepPlan:
         constrained = self.core.constrained.values()
-        held = self.grammars.late_requests(constrained) if constrained else NONE_HELD
+        held = undrafted = NO_REQUESTS
+        if constrained:
+            held = self.grammars.late_requests(constrained)
+        if constrained and self.core.limits.num_speculative_tokens:
+            undrafted = self.grammars.find_undrafted(constrained)
         shared_tokens = self._pace.shared_prompt_tokens if self.core.has_tenants else None
-        plan = self.loop.plan(PlanAsked(held, shared_tokens))
+        plan = self.loop.plan(PlanAsked(held, shared_tokens, undrafted))
         if plan.admitted:
             self._times.on_admitted(plan.admitted)
         return plan

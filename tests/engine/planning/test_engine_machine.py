@@ -135,6 +135,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.plans: list[StepPlan] = []
         self.in_flight: deque[StepPlan] = deque()
         self.held: frozenset[RequestId] = frozenset()
+        self.undrafted: frozenset[RequestId] = frozenset()
         self.count = 0
 
     def fresh(self) -> EngineCore:
@@ -142,7 +143,7 @@ class EngineMachine(RuleBasedStateMachine):
         return make_engine_core(self.layout, self.limits)
 
     def make_model(self) -> VirtualModel:
-        return VirtualModel(self.layout, words=self.chosen.words)
+        return VirtualModel(self.layout, words=self.chosen.words, is_late=True)
 
     @rule(
         family=st.integers(0, 2),
@@ -152,6 +153,7 @@ class EngineMachine(RuleBasedStateMachine):
         salted=st.booleans(),
         ends_early=st.booleans(),
         pools=st.sampled_from([False, False, True]),
+        looks_back=st.booleans(),
     )
     def submit(
         self,
@@ -162,6 +164,7 @@ class EngineMachine(RuleBasedStateMachine):
         salted: bool,
         ends_early: bool,
         pools: bool,
+        looks_back: bool,
     ) -> None:
         prompt = [(family * 7 + i * i) % 50 for i in range(length)] + tail
         name = f"q{self.count}"
@@ -173,7 +176,15 @@ class EngineMachine(RuleBasedStateMachine):
             self.pooled.add(name)
             command = make_submit(name, prompt, max_tokens, salt=salt, pooling="last")
         else:
-            command = make_submit(name, prompt, max_tokens, salt=salt, ignore_eos=not ends_early)
+            penalty = 0.5 if looks_back else 0.0  # the model's tokens do not depend on it
+            command = make_submit(
+                name,
+                prompt,
+                max_tokens,
+                salt=salt,
+                ignore_eos=not ends_early,
+                presence_penalty=penalty,
+            )
         if ends_early and not pools:
             self.ends_early.add(name)
         tenant = "abc"[family % 3]
@@ -190,7 +201,7 @@ class EngineMachine(RuleBasedStateMachine):
         """Plan as many steps as may be in flight at once."""
         while self.engine.core.may_plan:
             bound = BOUNDS[self.engine.core.step % len(BOUNDS)]
-            plan = self.engine.plan(PlanAsked(self.held, bound))
+            plan = self.engine.plan(PlanAsked(self.held, bound, self.undrafted))
             self.check_plan(plan)
             self.in_flight.append(plan)
         assert len(self.in_flight) <= self.chosen.depth + 1
@@ -207,6 +218,12 @@ class EngineMachine(RuleBasedStateMachine):
         names = sorted(self.prompts)
         self.held = frozenset(RequestId(names[pick]) for pick in picks if pick < len(names))
         self.engine.core.resume_held()
+
+    @rule(picks=st.sets(st.integers(0, 9)))
+    def stop_drafts(self, picks: set[int]) -> None:
+        """Let some requests have no draft tokens from now on."""
+        names = sorted(self.prompts)
+        self.undrafted = frozenset(RequestId(names[pick]) for pick in picks if pick < len(names))
 
     @rule(pick=st.integers(0, 99), in_flight=st.booleans())
     def cancel(self, pick: int, in_flight: bool) -> None:
@@ -225,6 +242,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert plan.num_tokens <= self.limits.max_num_batched_tokens
         assert not any(work.request_id in self.held for work in plan.work)
         assert self.held.isdisjoint(plan.admitted)
+        assert not any(work.proposed and work.request_id in self.undrafted for work in plan.work)
         must_work = not (self.in_flight or plan.preempted or self.may_rest or self.held)
         assert plan.work or not must_work, "a step with work to do does none"
         assert len({work.request_id for work in plan.work}) == len(plan.work)

@@ -17,7 +17,7 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
 from kvell.engine.sampling.awaited_grammars import AwaitedGrammars
 from kvell.engine.sampling.grammar_process.checking import GOOD, TOO_COMPLEX, Verdict
-from kvell.engine.sampling.grammar_process.masking import FoundMask, MaskJob, MaskWorker, Trouble
+from kvell.engine.sampling.grammar_process.masking import Found, MaskJob, MaskWorker, Trouble
 from kvell.engine.sampling.grammars import Grammars
 from kvell.errors import TryLater
 from kvell.llm import LLM
@@ -198,7 +198,7 @@ def test_others_are_served_while_a_mask_is_computed(
 
     def awaited(
         worker: MaskWorker, jobs: Sequence[MaskJob], forget: Iterable[int]
-    ) -> Iterator[tuple[MaskJob, FoundMask | Trouble]]:
+    ) -> Iterator[tuple[MaskJob, Found | Trouble]]:
         if any(job.length == 2 for job in jobs):
             assert may_go_on.wait(60.0)
         yield from masks(worker, jobs, forget)

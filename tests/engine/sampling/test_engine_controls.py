@@ -8,17 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
+from kvell.engine.planning.proposals import verify
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.engine.protocol.structured_outputs import StructuredOutputs
-from kvell.engine.requests.plan import NO_TOKEN, TokenWork
+from kvell.engine.protocol.structured_outputs import ReasoningBudget, StructuredOutputs
+from kvell.engine.requests.plan import NO_TOKEN, StepPlan, TokenWork
 from kvell.engine.running.model_part import rows_of
 from kvell.engine.sampling.adjust import adjust
 from kvell.engine.sampling.controls import Controls, SampledPart
 from kvell.engine.sampling.draw import sample
 from kvell.engine.sampling.grammars import Allowed, Grammars, MaskedRequest
 from kvell.engine.sampling.likelihood import token_logprobs
-from kvell.vocabulary import RequestId
+from kvell.vocabulary import RequestId, StepNumber
 from tests.engine.works import work_of
 
 WORDS = 40
@@ -95,6 +97,7 @@ MIXED = [
     make_work(11, ALL_LOGPROBS, PROMPT[:5], [2, 3], count=5, scores=1),
     make_work(12, SamplingParams(allowed_token_ids=(2, 19, 31), **DRAWN), output=[1]),
     make_work(13, SamplingParams(bad_words_token_ids=((5,), (1, 6)), **DRAWN), output=[1]),
+    make_work(14, PENALTIES, output=[1, 2], count=4, proposed=3),
 ]
 ALLOWS = {8: [17, 20, 33]}
 
@@ -132,8 +135,68 @@ def test_each_in_a_mixed_batch_gets_what_it_gets_alone(order: int, seed: int) ->
         assert together.logprobs.get(one.handle) == alone.logprobs.get(one.handle)
         assert together.scored.get(one.handle) == alone.scored.get(one.handle)
     assert next(tokens, None) is None
-    assert set(together.logprobs) == {4, 6, 8, 11}
+    assert set(together.logprobs) == {4, 6, 8, 11, 14}
     assert {handle: len(told) for handle, told in together.scored.items()} == {5: 4, 7: 3, 11: 2}
+
+
+CONTROLLED: dict[str, dict[str, Any]] = {
+    "repetition": {"repetition_penalty": 2.0},
+    "presence": {"presence_penalty": 2.0, "frequency_penalty": 1.0},
+    "bias": {"logit_bias": {9: 4.0, 11: -4.0}},
+    "min_tokens": {"min_tokens": 4, "stop_token_ids": (9,)},
+    "bad words": {"bad_words_token_ids": ((6,), (9, 11), (1, 9, 12))},
+    "allowed": {"allowed_token_ids": (3, 5, 9, 11, 12, 20)},
+    "logprobs": {"logprobs": 3},
+    "budget": {"reasoning_budget": ReasoningBudget(3, 17)},
+    "all": {
+        "repetition_penalty": 1.3,
+        "frequency_penalty": 0.4,
+        "logit_bias": {9: 2.0},
+        "min_tokens": 3,
+        "bad_words_token_ids": ((9, 11),),
+        "logprobs": 1,
+    },
+}
+
+
+@pytest.mark.parametrize("drawing", [{"temperature": 0}, DRAWN], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("asked", CONTROLLED.values(), ids=CONTROLLED)
+def test_tokens_after_draft_tokens_are_drawn_as_if_these_were_output(
+    asked: dict[str, Any], drawing: dict[str, Any]
+) -> None:
+    """With right draft tokens, all rows; with a wrong one, those up to it."""
+    params = SamplingParams(**asked, **drawing)
+    prompt, output, count = [7, 8, 9], [1, 9], 4
+    logits = logits_of([make_work(1, params, prompt, output, count=count, proposed=count - 1)])
+    tokens, logprobs = list[int](), list[Any]()
+    for place in range(count):
+        alone = drawn([make_work(1, params, prompt, [*output, *tokens])], logits[[place]])
+        tokens += alone.tokens
+        logprobs += alone.logprobs.get(1, ())
+    known = make_work(1, params, prompt, output)
+    for right in range(count):
+        drafts = [*tokens[:right], *[token + 1 for token in tokens[right:]]][: count - 1]
+        ids = np.array([output[-1], *drafts], np.int32)
+        work = structs.replace(known, count=count, proposed=count - 1, token_ids=ids)
+        found = drawn([MIXED[5], work, MIXED[0]], torch.cat([logits[:1], logits, logits[:1]]))
+        kept = right + 1
+        assert found.tokens[1 : 1 + kept] == tokens[:kept]
+        assert found.logprobs.get(1, ()) == tuple(logprobs[:kept])
+
+
+def test_a_row_without_a_token_ends_its_draft_tokens() -> None:
+    """Where lists leave nothing after a draft token, no token is drawn, and none follows."""
+    params = SamplingParams(
+        temperature=0, allowed_token_ids=(5,), bad_words_token_ids=((5, 5),), logprobs=0
+    )
+    known = make_work(1, params)
+    ids = np.array([9, 5, 5], np.int32)
+    work = structs.replace(known, count=3, proposed=2, token_ids=ids)
+    found = drawn([work], logits_of([work]))
+    assert found.tokens[:2] == [5, NO_TOKEN]
+    assert len(found.logprobs[1]) == 1
+    plan = StepPlan(StepNumber(1), work=(work,))
+    assert verify(plan, found.tokens).by_work() == [(5, NO_TOKEN)]
 
 
 def test_a_plain_batch_needs_no_controls() -> None:
@@ -162,7 +225,7 @@ def test_log_probabilities_are_told_before_anything_is_changed() -> None:
     logits = logits_of([work])
     found = drawn([work], logits)
     assert found.tokens == [21]
-    assert found.logprobs == {1: token_logprobs(logits[0], 21, 2)}
+    assert found.logprobs == {1: (token_logprobs(logits[0], 21, 2),)}
 
 
 def test_penalties_and_ends_are_those_of_adjust() -> None:
@@ -293,4 +356,4 @@ def test_likelihoods_are_told_before_lists_bind() -> None:
     logits = logits_of([work])
     found = drawn([work], logits)
     assert found.tokens == [2]
-    assert found.logprobs == {1: token_logprobs(logits[0], 2, 2)}
+    assert found.logprobs == {1: (token_logprobs(logits[0], 2, 2),)}

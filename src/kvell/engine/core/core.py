@@ -252,7 +252,10 @@ class EngineCore:
         self._is_idle = self._holds = False
 
     def plan(
-        self, held: frozenset[RequestId] = frozenset(), shared_prompt_tokens: int | None = None
+        self,
+        held: frozenset[RequestId] = frozenset(),
+        shared_prompt_tokens: int | None = None,
+        undrafted: frozenset[RequestId] = frozenset(),
     ) -> StepPlan:
         """Plan the next step; call :meth:`take_actions` before it runs.
 
@@ -260,13 +263,16 @@ class EngineCore:
             pages.
         :param shared_prompt_tokens: its most prompt tokens if several tenants have requests
             (:mod:`.pace`); None: no bound.
+        :param undrafted: requests that get no draft tokens in it.
         :raises RuntimeError: if more than ``limits.depth`` results are pending.
         """
         if len(self._in_flight) > self.limits.depth:
             raise RuntimeError(f"the result of step {self._in_flight.oldest.plan.step} is missing")
         self.step = StepNumber(self.step + 1)
         away = self.pool.before_plan(self.step)
-        plan = self._scheduler.plan(self.step, len(self._in_flight), held, shared_prompt_tokens)
+        plan = self._scheduler.plan(
+            self.step, len(self._in_flight), held, shared_prompt_tokens, undrafted
+        )
         self._holds = bool(held)
         plan = self.pool.plan_borrows(plan, away)
         self.counters.count_plan(plan, self._requests)

@@ -32,10 +32,12 @@ class PlanAsked:
     :param held: requests that have no part in it.
     :param shared_prompt_tokens: its most prompt tokens if several tenants have requests; None: no
         bound.
+    :param undrafted: requests that get no draft tokens.
     """
 
     held: frozenset[RequestId] = frozenset()
     shared_prompt_tokens: int | None = None
+    undrafted: frozenset[RequestId] = frozenset()
 
 
 UNBOUNDED = PlanAsked()
@@ -99,7 +101,7 @@ class JournaledCore:
     def plan(self, question: PlanAsked = UNBOUNDED) -> StepPlan:
         """Ask the core for its next plan."""
         self._note(question)
-        return self.core.plan(question.held, question.shared_prompt_tokens)
+        return _planned(question, self.core)
 
     def abandon(self) -> None:
         """Let the core drop all requests and the cache."""
@@ -129,10 +131,15 @@ def _given(command: CoreCommand, core: EngineCore) -> list[Event]:
     return core.migrate(command) if isinstance(command, Migrate) else core.move_kvcache(command)
 
 
+def _planned(question: PlanAsked, core: EngineCore) -> StepPlan:
+    """Return the core's answer to a request for a plan."""
+    return core.plan(question.held, question.shared_prompt_tokens, question.undrafted)
+
+
 def apply(entry: Entry, core: EngineCore) -> list[Event] | StepPlan:
     """Give a core its next input; return its events, or the plan that the input asks for."""
     if isinstance(entry, PlanAsked):
-        return core.plan(entry.held, entry.shared_prompt_tokens)
+        return _planned(entry, core)
     if isinstance(entry, CoreCommand):
         return _given(entry, core)
     if isinstance(entry, StepResult):

@@ -278,12 +278,12 @@ def _take_vectors(step: StepInFlight, result: StepResult) -> None:
 def _with_logprobs(events: Sequence[Event], step: StepInFlight, result: StepResult) -> list[Event]:
     """Return the events, with logprobs for requests that asked for them."""
     logprobs = {
-        request.request_id: result.logprobs[work.handle]
+        request.request_id: iter(result.logprobs[work.handle])
         for work, request in zip(step.plan.work, step.requests, strict=True)
         if work.handle in result.logprobs
     }
     return [
-        structs.replace(event, logprobs=(logprobs[event.request_id],))
+        structs.replace(event, logprobs=(next(logprobs[event.request_id]),))
         if isinstance(event, Tokens) and event.request_id in logprobs
         else event
         for event in events

@@ -3,7 +3,7 @@
 The memory core and the owner of activation memory decide how much of it fits.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import NewPages
 from kvell.engine.requests.request import Request, RequestState
 from kvell.memory import GroupKind, MemoryCore
-from kvell.vocabulary import StepNumber
+from kvell.vocabulary import RequestId, StepNumber
 
 RECENT_STEPS = 256
 """Steps after its last answer in which a tenant counts as one whose requests wait."""
@@ -214,12 +214,17 @@ class Chunks:
         others = sum(other is not request for other in self._seats.running)
         return max(0, self._limits.max_num_seqs - max(draft.num_logits, others))
 
-    def plan_draft_tokens(self, draft: PlanDraft) -> None:
-        """Add draft tokens to decodes, with the budget that all other work leaves."""
+    def plan_draft_tokens(self, draft: PlanDraft, undrafted: Collection[RequestId]) -> None:
+        """Add draft tokens to decodes, with the budget that all other work leaves.
+
+        :param undrafted: requests that get none.
+        """
         if not self._speculation.is_on:
             return
         decoding = {
-            request.handle: request for request in self._seats.running if request.is_decoding
+            request.handle: request
+            for request in self._seats.running
+            if request.is_decoding and request.request_id not in undrafted
         }
         budget = min(draft.budget, self._limits.max_step_draft_tokens)
         if decoding:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kvell.engine.requests.plan import StepPlan, StepResult, TokenWork
+from kvell.engine.requests.plan import NOT_DRAWN, StepPlan, StepResult, TokenWork
 
 LOOKUP_WINDOW_TOKENS = 32_768
 """Number of newest tokens in which draft tokens are looked up, in at most 0.1 ms."""
@@ -62,12 +62,13 @@ def verify(plan: StepPlan, sampled: Sequence[int]) -> StepResult:
 
 
 def _kept(work: TokenWork, sampled: Sequence[int]) -> Sequence[int]:
-    draft_tokens = work.token_ids[work.count - work.proposed :].tolist()
+    draft_tokens = work.draft_tokens.tolist()
     right = next(
         (i for i, draft_token in enumerate(draft_tokens) if draft_token != sampled[i]),
         len(draft_tokens),
     )
-    return sampled[: right + 1]
+    kept = sampled[: right + 1]
+    return kept[:-1] if kept[-1] == NOT_DRAWN else kept
 
 
 def _earlier(history: bytearray, size: int) -> int | None:

@@ -203,12 +203,14 @@ class Scheduler:
         in_flight: int = 0,
         held: Collection[RequestId] = (),
         shared_prompt_tokens: int | None = None,
+        undrafted: Collection[RequestId] = (),
     ) -> StepPlan:
         """Plan step ``step``: its pages are allocated, nothing is computed yet.
 
         :param in_flight: number of planned steps whose results are pending.
         :param held: requests that have no part in the step.
         :param shared_prompt_tokens: most prompt tokens if several tenants have requests.
+        :param undrafted: requests that get no draft tokens.
         """
         self._seats.in_flight, self._seats.held = in_flight, held
         self._chunks.begin_step(step, shared_prompt_tokens)
@@ -233,7 +235,7 @@ class Scheduler:
         if not self.limits.enable_chunked_prefill and not draft.work:
             self._chunks.plan_decodes(draft)
         self._unstick(draft)
-        self._chunks.plan_draft_tokens(draft)
+        self._chunks.plan_draft_tokens(draft, undrafted)
         self._grant(step, draft)
         self._preempted = bool(draft.preempted)
         released = self._seats.take_released()

@@ -9,9 +9,12 @@ A state cannot be rolled back to before a rejected draft token.  So states advan
 tokens only: a step computes draft tokens from them, and discards the resulting states.  The next
 step computes accepted draft tokens once more, with the newest token.
 
-Requests with sampling that is not plain (penalties, grammars, log probabilities) get no draft
-tokens, nor do requests that run alone, which have memory for themselves only.  A draft model
-proposes for the first of several models; requests of the others get none.
+Requests that run alone get no draft tokens: they have memory for themselves only.  Nor do requests
+whose grammar's masks are slow (:mod:`kvell.engine.sampling.grammar_process.answer_masks`).  A draft
+model proposes for the first of several models; requests of the others get none.
+
+A token that a reasoning budget will force is a draft token too; a draft model draws it by itself,
+under the request's sampling.
 
 Draft tokens end at the short rotation table of their request and the draft model's context.
 
@@ -73,7 +76,7 @@ class Speculation:
             count = min(count, request.short_rope_tokens - request.num_tokens)
         if self._limits.draft_tokens_end:
             count = min(count, self._limits.draft_tokens_end - request.num_tokens)
-        can_draft = request.sampling.is_plain and not (request.runs_alone or request.drawing)
+        can_draft = not (request.runs_alone or request.drawing)
         if count <= 0 or not can_draft or not self._is_drafted(request):
             return np.empty(0, np.int32), np.empty((0, 4), np.int32)
         tokens = self._tokens(request, count)
@@ -96,7 +99,15 @@ class Speculation:
         limits = self._limits
         if limits.has_drafter:
             return np.full(count, TO_DRAFT, np.int32)
-        return propose(request.history(), count, limits.prompt_lookup_max, limits.prompt_lookup_min)
+        longest = limits.prompt_lookup_max
+        tokens = propose(request.history(), count, longest, limits.prompt_lookup_min)
+        budget = request.sampling.reasoning_budget
+        if budget is None or budget.end in request.output:
+            return tokens
+        place = budget.end_place(request.output[0]) - len(request.output)
+        if not 0 <= place < min(len(tokens) + 1, count):
+            return tokens
+        return np.append(tokens[:place], np.int32(budget.end))
 
     def _held_until(self, num_tokens: int) -> int:
         """Return the number of tokens that fit into the pages that hold ``num_tokens``."""

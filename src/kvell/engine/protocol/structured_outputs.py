@@ -72,6 +72,16 @@ class ReasoningBudget:
             value = f"{self.end}, {self.start}"
             raise ChangeSomething("reasoning_budget", value, "are not tokens", "use token ids")
 
+    def end_place(self, first: int) -> int:
+        """Return the position in the output at which the end is forced, unless it comes before.
+
+        :param first: the answer's first token; negative before there is one.
+        :returns: -1 if the answer has no reasoning to end.
+        """
+        if self.start is None:
+            return self.tokens
+        return 1 + self.tokens if first == self.start else -1
+
 
 @dataclass(frozen=True)
 class CallForm:

@@ -29,6 +29,9 @@ NO_TOKEN = -1
 """Stands for the token of a request whose sampling allows none, or whose grammar is too complex;
 NOT_NUMBERS for that of a request whose logits are not numbers."""
 
+NOT_DRAWN = -3
+"""Stands for the token after a draft token whose mask is late: the next step draws it."""
+
 NONE_ASKED: Mapping[int, Any] = MappingProxyType({})
 
 PENDING = -(1 << 31)
@@ -47,8 +50,8 @@ class TokenWork(Struct, frozen=True, eq=False, gc=False):
     :param proposed: number of draft tokens at the end of the tokens; each yields a token too,
         which counts if it and all draft tokens before it are accepted.
     :param embedded: number of leading images whose embeddings are in pages already.
-    :param past: int32, the request's tokens up to the last of these; for a scored prompt, all of
-        the prompt.  Only for sampling that is not plain.
+    :param past: int32, the request's tokens up to the last one before drafts; for a scored prompt,
+        all of the prompt.  Only for sampling that is not plain.
     :param pools: whether the vector of its last token is wanted, instead of the token it yields.
     :param uses_long_rope: whether its request's keys are rotated by the long one of two tables.
     """
@@ -83,6 +86,11 @@ class TokenWork(Struct, frozen=True, eq=False, gc=False):
     def known(self) -> int:
         """Number of tokens before its draft tokens."""
         return self.count - self.proposed
+
+    @property
+    def draft_tokens(self) -> npt.NDArray[np.int32]:
+        """Its draft tokens, int32."""
+        return self.token_ids[self.known :]
 
     @property
     def num_draws(self) -> int:
@@ -239,7 +247,7 @@ class StepResult(Struct, frozen=True, gc=False):
 
     :param token_ids: NO_TOKEN or NOT_NUMBERS if the request cannot continue.
     :param counts: number of tokens of each sampling work; empty if each has one.
-    :param logprobs: by handle, logprobs of the drawn token, for requests that asked for them.
+    :param logprobs: by handle, logprobs of the drawn tokens, for requests that asked for them.
     :param scored: by handle, logprobs of the prompt tokens after the computed ones; empty if logits
         are not numbers.
     :param missed: handles whose tokens do not count, since pages that they borrowed may have been
@@ -252,7 +260,7 @@ class StepResult(Struct, frozen=True, gc=False):
     step: StepNumber
     token_ids: tuple[int, ...]
     counts: tuple[int, ...] = ()
-    logprobs: Mapping[int, TokenLogprobs] = NONE_ASKED
+    logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = NONE_ASKED
     scored: Mapping[int, tuple[TokenLogprobs, ...]] = NONE_ASKED
     pooled: Mapping[int, bytes] = NONE_ASKED
     missed: tuple[int, ...] = ()

@@ -27,6 +27,7 @@ from kvell.engine.planning.proposals import Ints
 from kvell.engine.requests.plan import NewPages, StepPlan, TokenWork
 from kvell.engine.running.forward_batches import ForwardBatches
 from kvell.engine.running.lent.queries import Queries
+from kvell.engine.sampling.controls import Controls
 from kvell.engine.sampling.draw import largest
 from kvell.memory import GroupKind, Layout
 from kvell.models.paged_model import ForwardBatch, PagedModel
@@ -38,12 +39,18 @@ class Drafter:
     :param layout: layout of the whole pool.
     :param name: name of the model that it drafts for; "" if that is the only one.
     :param batches: batches of the drafter's groups.
+    :param controls: sampling controls of the requests; draft tokens are drawn under them too.
     """
 
     def __init__(
-        self, model: PagedModel, layout: Layout, name: str, batches: ForwardBatches
+        self,
+        model: PagedModel,
+        layout: Layout,
+        name: str,
+        batches: ForwardBatches,
+        controls: Controls,
     ) -> None:
-        self._model, self._name = model, name
+        self._model, self._name, self._controls = model, name, controls
         self._batches = batches
         self._queries: Queries | None = None
         kinds = {group.kind for group in layout.groups if group.model == name}
@@ -91,6 +98,8 @@ class Drafter:
         logits = self._model.forward(batch)
         if self._queries is not None:
             self._queries.note(-1, work)
+        for row, request in enumerate(wanting):
+            self._controls.adjust_draft(logits[row], request.work, request.draft_tokens)
         for request, token in zip(wanting, largest(logits), strict=True):
             # If logits are NaN, any token will do: all are verified.
             request.draft_tokens.append(max(0, token))

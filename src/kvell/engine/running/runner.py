@@ -152,7 +152,7 @@ class ModelRunner:
         self._drafter: Drafter | None = None
         if draft is not None:
             batches = self._batches_of(draft, name, is_draft=True, images=model.images)
-            self._drafter = Drafter(draft, layout, name, batches)
+            self._drafter = Drafter(draft, layout, name, batches, self._controls[name])
 
     def run(self, plan: StepPlan) -> StepResult:
         """Run a plan and return the sampled tokens."""

@@ -8,7 +8,7 @@ computed.
                  └────── cancel ──────────────────────► removed
 
 The loop never waits for a compilation, and for masks a small part of its time
-(:class:`MaskPatience`): a request whose mask is late is held, so it has no part in the step.
+(:mod:`.mask_patience`): a request whose mask is late is held, so it has no part in the step.
 """
 
 from collections import deque
@@ -22,30 +22,9 @@ from kvell.engine.protocol.structured_outputs import StructuredOutputs
 from kvell.engine.requests.request import Request
 from kvell.engine.sampling.grammar_process.checking import Verdict
 from kvell.engine.sampling.grammars import Grammars, MaskedRequest
+from kvell.engine.sampling.mask_patience import MaskPatience
 from kvell.errors import ChangeSomething, TryLater
 from kvell.vocabulary import RequestId
-
-PATIENCE_SHARE = 0.1
-MOST_PATIENCE_SECONDS = 0.005
-
-
-class MaskPatience:
-    """The time that steps may wait for masks: a share of all time, up to some milliseconds."""
-
-    def __init__(self, now_seconds: float) -> None:
-        self._saved = 0.0
-        self._then = now_seconds
-
-    def left_seconds(self, now_seconds: float) -> float:
-        """Return the seconds that may be waited now."""
-        grown = self._saved + PATIENCE_SHARE * (now_seconds - self._then)
-        self._saved = min(grown, MOST_PATIENCE_SECONDS)
-        self._then = now_seconds
-        return self._saved
-
-    def spend(self, seconds: float) -> None:
-        """Count seconds that were waited."""
-        self._saved = max(0.0, self._saved - seconds)
 
 
 class AwaitedGrammars:
@@ -162,6 +141,14 @@ class AwaitedGrammars:
             names = [request.request_id for request in requests if request.model == model]
             late |= grammars.answers.late(names, self._note_mask)
         return late
+
+    def find_undrafted(self, requests: Collection[Request]) -> frozenset[RequestId]:
+        """Return the requests whose draft tokens would get no masks, as theirs are slow."""
+        undrafted = frozenset[RequestId]()
+        for model, grammars in self._by_model():
+            names = [request.request_id for request in requests if request.model == model]
+            undrafted |= grammars.answers.find_undrafted(names)
+        return undrafted
 
     def take_masked(self) -> bool:
         """Return whether a mask of a held request has become ready since the last call."""

@@ -6,6 +6,7 @@ work for seconds and take gigabytes: there the system limits its time and memory
 
     check ──► checks' worker ──► verdict, cached by the grammar's text
     masks ──► masks' workers ──► allowed tokens, between steps
+          └─► quick worker   ──► those after draft tokens, while a step computes
 
 If an answer may reason first, the grammar begins after the reasoning (:mod:`.reasoning`).
 """
@@ -16,6 +17,7 @@ from functools import partial
 
 import numpy as np
 
+from kvell.clock import Clock, MonotonicClock
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
 from kvell.engine.sampling.grammar_process.answer_masks import (
     MASK_ROOM_BYTES,
@@ -32,6 +34,7 @@ from kvell.engine.sampling.grammar_process.checking import (
 )
 from kvell.engine.sampling.grammar_process.masking import FoundMask
 from kvell.engine.sampling.grammar_process.processes import GrammarProcesses
+from kvell.engine.sampling.mask_patience import MaskPatience
 from kvell.errors import Bound, ChangeSomething
 from kvell.vocabulary import KIB, MIB, RequestId
 
@@ -62,6 +65,7 @@ class Grammars:
         tokenizer_json: Callable[[], str],
         vocab_size: int,
         end_token_ids: Iterable[int],
+        clock: Clock | None = None,
     ) -> None:
         self._ends = sorted(end_token_ids)
         self._processes = GrammarProcesses(tokenizer_json, self._ends)
@@ -70,6 +74,8 @@ class Grammars:
             self._processes, self._checks, partial(_allowed, vocab_size, self._ends)
         )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvell-grammars")
+        self._clock = clock or MonotonicClock()
+        self._patience = MaskPatience(self._clock.now_seconds())
 
     def known(self, constraint: StructuredOutputs) -> bool:
         """Return whether a grammar is known to be supported; False before its check.
@@ -125,14 +131,30 @@ class Grammars:
         """Return the allowed next tokens of each request, once all are computed.
 
         The value is bool [vocabulary], or None if the grammar has become too complex.  A request
-        that is reasoning has no entry: any token is allowed.
+        that is reasoning has no entry: any token is allowed.  The masks after draft tokens are
+        computed next.
         """
         self.answers.ask(wanted)
+        self.answers.ask_drafts(wanted)
         names = [request.request_id for request in wanted]
         if not self.answers.are_ready(names):
             return self._thread.submit(self.answers.wait, names)
         masks: Future[dict[RequestId, Allowed | None]] = Future()
         masks.set_result(self.answers.wait(names))
+        return masks
+
+    def draft_masks(
+        self, wanted: Sequence[MaskedRequest]
+    ) -> dict[RequestId, tuple[Allowed | None, ...]]:
+        """Return the allowed tokens after each draft token, for as many as are known in time.
+
+        The value of one is bool [vocabulary]; None if any token may follow.  Waits a part of all
+        time at most.
+        """
+        began_seconds = self._clock.now_seconds()
+        names = [request.request_id for request in wanted if request.drafts]
+        masks = self.answers.draft_masks(names, self._patience.left_seconds(began_seconds))
+        self._patience.spend(self._clock.now_seconds() - began_seconds)
         return masks
 
     def close(self) -> None:

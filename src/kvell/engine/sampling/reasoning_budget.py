@@ -19,10 +19,7 @@ def forced_token(budget: ReasoningBudget, output: npt.NDArray[np.int32]) -> int 
 
     :param output: the answer's tokens so far, int32.
     """
-    begin = 0 if budget.start is None else 1
-    if len(output) != begin + budget.tokens:
-        return None
-    if begin and output[0] != budget.start:
+    if len(output) != budget.end_place(int(output[0]) if len(output) else -1):
         return None
     has_ended = np.isin(output, (budget.end, *budget.calls)).any()
     return None if has_ended else budget.end

@@ -6,6 +6,9 @@
                   │ a mask takes more than 20 ms
                   └──► slow lanes: workers of low priority ──► ready, or given up
 
+Masks after draft tokens are computed in the quick lane alone, while the step computes that verifies
+these: a row without such a mask draws no further token in this step.
+
 Each lane is a thread with one worker.  Tenants take turns in a lane, and are charged for the
 processor time of their masks.  A grammar whose masks are slow, and all grammars of a tenant with
 several such, begin in a slow lane.
@@ -28,6 +31,8 @@ from kvell.engine.sampling.grammar_process.checking import TOO_COMPLEX, GrammarC
 from kvell.engine.sampling.grammar_process.masking import (
     QUICK,
     SLOW,
+    Found,
+    FoundDraftMasks,
     FoundMask,
     MaskJob,
     MaskWorker,
@@ -61,6 +66,7 @@ class MaskedRequest:
 
     :param output: output tokens so far; the list may grow afterwards.
     :param attempt: number of the attempt, which has an output of its own; None: the latest one.
+    :param drafts: draft tokens after the output.
     """
 
     request_id: RequestId
@@ -68,6 +74,7 @@ class MaskedRequest:
     output: OutputTokens
     tenant: str = ""
     attempt: int | None = None
+    drafts: tuple[int, ...] = ()
 
 
 @dataclass(eq=False)
@@ -78,6 +85,10 @@ class _Answer:
     :ivar binds: False if any token is allowed; else ``allowed`` has the tokens, None for none.
     :ivar seconds: the processor time of its masks so far.
     :ivar job: what a worker computes for it now.
+    :ivar drafts: draft tokens after its ``length`` tokens, whose masks are needed.
+    :ivar drafted: the masks after each of them, maybe not after all; None in it allows any token.
+        None until they are computed.
+    :ivar draft_seconds: the processor time of masks after draft tokens so far.
     """
 
     number: int
@@ -93,6 +104,9 @@ class _Answer:
     allowed: Allowed | None = None
     seconds: float = 0.0
     job: MaskJob | None = None
+    drafts: tuple[int, ...] = ()
+    drafted: tuple[Allowed | None, ...] | None = None
+    draft_seconds: float = 0.0
     request_id: RequestId = field(init=False)
 
     def __post_init__(self) -> None:
@@ -105,13 +119,29 @@ class _Answer:
         self.binds = binds
 
     def begin(self) -> MaskJob:
-        """Return the work for its mask."""
+        """Return the work for its mask, or for those after its draft tokens."""
         parts = (self.number, self.asked, self.output, self.length, self.compile_seconds)
-        self.job = MaskJob(*parts)
+        self.job = MaskJob(*parts, self.drafts)
         return self.job
 
+    def await_mask(self, length: int) -> None:
+        """Note that the mask after ``length`` tokens is needed now."""
+        self.length = length
+        self.is_ready = False
+        self.drop_drafts()
+
+    def drop_drafts(self) -> None:
+        """Forget its draft tokens, and the masks after them."""
+        self.drafts = ()
+        self.drafted = None
+
+    def has_time(self, seconds: float) -> bool:
+        """Return whether an answer of its length may have taken a processor time for masks."""
+        return seconds <= ANSWER_SECONDS + TOKEN_SECONDS * self.length
+
     def leave(self) -> None:
-        """Leave its lane."""
+        """Leave its lane, without masks for its draft tokens."""
+        self.drop_drafts()
         self.lane.drop(self)
         self.lane.gone.append(self.number)
         if self.job is not None:
@@ -228,6 +258,43 @@ class AnswerMasks:
         with self._changed:
             return all(self._answers[name].is_ready for name in request_ids)
 
+    def ask_drafts(self, requests: Iterable[MaskedRequest]) -> None:
+        """Begin to compute the masks after draft tokens of requests, if their own are ready."""
+        with self._changed:
+            for request in requests:
+                answer = self._answers[request.request_id]
+                may_draft = answer.is_ready and self._may_draft(answer)
+                answer.drafts = request.drafts if may_draft else ()
+                answer.drafted = None
+                if answer.drafts:
+                    self._enqueue(answer)
+
+    def draft_masks(
+        self, request_ids: Iterable[RequestId], seconds: float
+    ) -> dict[RequestId, tuple[Allowed | None, ...]]:
+        """Return the allowed tokens after each draft token, as far as they are known in time.
+
+        :param seconds: the longest wait for them.
+        :returns: for each draft token bool [vocabulary]; None if any token may follow.
+        """
+        with self._changed:
+            answers = {name: self._answers[name] for name in request_ids if name in self._answers}
+            self._changed.wait_for(
+                lambda: all(a.drafted is not None or not a.drafts for a in answers.values()),
+                seconds,
+            )
+            return {name: answer.drafted or () for name, answer in answers.items()}
+
+    def find_undrafted(self, request_ids: Iterable[RequestId]) -> frozenset[RequestId]:
+        """Return the requests whose draft tokens would get no masks."""
+        with self._changed:
+            return frozenset(
+                name for name in request_ids if not self._may_draft(self._answers[name])
+            )
+
+    def _may_draft(self, answer: _Answer) -> bool:
+        return answer.lane is self._quick and answer.has_time(answer.draft_seconds)
+
     def close(self) -> None:
         """End the threads, after the masks that they compute."""
         for lane in (self._quick, *self._slow):
@@ -240,8 +307,7 @@ class AnswerMasks:
         if answer is not None and is_same and answer.length <= length:
             answer.output = request.output
             if answer.length < length:
-                answer.length = length
-                answer.is_ready = False
+                answer.await_mask(length)
                 self._enqueue(answer)
             return request.request_id
         if answer is not None:
@@ -284,23 +350,44 @@ class AnswerMasks:
             jobs = [answer.begin() for answer in batch]
         answers = {answer.number: answer for answer in batch}
         for job, outcome in lane.worker.masks(jobs, gone):
-            allowed = self._read(outcome) if isinstance(outcome, FoundMask) else None
+            allowed = self._allowed(outcome)
             with self._changed:
                 if not job.is_dropped:
                     self._end(answers[job.number], job, outcome, allowed)
 
+    def _allowed(self, outcome: Found | Trouble) -> tuple[Allowed | None, ...]:
+        """Return the allowed tokens of masks; None for any token, or for none."""
+        if isinstance(outcome, FoundMask):
+            return (self._read(outcome),)
+        masks = outcome.masks if isinstance(outcome, FoundDraftMasks) else ()
+        return tuple(self._read(mask) for mask in masks)
+
     def _end(
-        self, answer: _Answer, job: MaskJob, outcome: FoundMask | Trouble, allowed: Allowed | None
+        self,
+        answer: _Answer,
+        job: MaskJob,
+        outcome: Found | Trouble,
+        allowed: tuple[Allowed | None, ...],
     ) -> None:
         """End a job of a worker."""
         lane = answer.lane
         answer.job = None
+        seconds = 0.0
         if isinstance(outcome, FoundMask):
-            answer.seconds += outcome.mask.seconds
-            lane.line.charge(answer.request_id, int(outcome.mask.seconds * 1e6))
+            answer.seconds += (seconds := outcome.mask.seconds)
+        elif isinstance(outcome, FoundDraftMasks):
+            answer.draft_seconds += (seconds := outcome.seconds)
+        lane.line.charge(answer.request_id, int(seconds * 1e6))
         lane.drop(answer)
-        if answer.length != job.length:
-            self._enqueue(answer)
+        if (answer.length, answer.drafts) != (job.length, job.drafts):
+            if answer.drafts or not answer.is_ready:
+                self._enqueue(answer)
+            return
+        if job.drafts:
+            answer.drafted = allowed
+            if outcome in ("slow", "hangs", "ends"):
+                self._slow_down(answer)
+            self._changed.notify_all()
             return
         self._take(answer, outcome, allowed)
         self._changed.notify_all()
@@ -308,13 +395,15 @@ class AnswerMasks:
             ring, self._ring = self._ring, None
             ring()
 
-    def _take(self, answer: _Answer, outcome: FoundMask | Trouble, allowed: Allowed | None) -> None:
+    def _take(
+        self, answer: _Answer, outcome: Found | Trouble, allowed: tuple[Allowed | None, ...]
+    ) -> None:
         """Take what a worker found for an answer."""
         if isinstance(outcome, FoundMask):
-            if answer.seconds > ANSWER_SECONDS + TOKEN_SECONDS * answer.length:
-                answer.end(None)
+            if answer.has_time(answer.seconds):
+                answer.end(*allowed, binds=outcome.mask.kind != "free")
             else:
-                answer.end(allowed, binds=outcome.mask.kind != "free")
+                answer.end(None)
         elif outcome == "unavailable":
             answer.end(None)
         elif answer.lane is self._quick:

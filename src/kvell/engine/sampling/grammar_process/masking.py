@@ -14,7 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from kvell.engine.protocol.structured_outputs import MAX_GRAMMAR_CHARS, StructuredOutputs
-from kvell.engine.sampling.grammar_process.messages import AskMasks, LineEnded, LineLate, Mask, Need
+from kvell.engine.sampling.grammar_process.messages import (
+    DRAFTS_SECONDS,
+    AskMasks,
+    DraftMasks,
+    LineEnded,
+    LineLate,
+    Mask,
+    Need,
+)
 from kvell.engine.sampling.grammar_process.processes import (
     GrammarProcesses,
     TokenizerError,
@@ -65,6 +73,7 @@ class MaskJob:
 
     :param number: the answer's, unique among all answers of a worker.
     :param compile_seconds: the processor time of compiling its grammar.
+    :param drafts: draft tokens after those; then it needs the masks after each of them instead.
     :ivar is_dropped: whether the mask is no longer wanted from this worker.
     """
 
@@ -73,6 +82,7 @@ class MaskJob:
     output: OutputTokens
     length: int
     compile_seconds: float
+    drafts: tuple[int, ...] = ()
     is_dropped: bool = False
 
 
@@ -82,6 +92,17 @@ class FoundMask:
 
     mask: Mask
     known_tokens: int
+
+
+@dataclass(frozen=True)
+class FoundDraftMasks:
+    """The masks after draft tokens, maybe not after all, and the processor time that they took."""
+
+    masks: tuple[FoundMask, ...]
+    seconds: float
+
+
+Found: TypeAlias = FoundMask | FoundDraftMasks
 
 
 class MaskWorker:
@@ -95,8 +116,8 @@ class MaskWorker:
 
     def masks(
         self, jobs: Sequence[MaskJob], forget: Iterable[int]
-    ) -> Iterator[tuple[MaskJob, FoundMask | Trouble]]:
-        """Yield each job with its mask, or with the reason why it has none.
+    ) -> Iterator[tuple[MaskJob, Found | Trouble]]:
+        """Yield each job with its mask or masks, or with the reason why it has none.
 
         :param forget: numbers of answers that have ended.
         """
@@ -120,9 +141,7 @@ class MaskWorker:
                 rest = deque(job for job in rest if not job.is_dropped)
             gone = ()
 
-    def _ask(
-        self, rest: deque[MaskJob], gone: tuple[int, ...]
-    ) -> Iterator[tuple[MaskJob, FoundMask]]:
+    def _ask(self, rest: deque[MaskJob], gone: tuple[int, ...]) -> Iterator[tuple[MaskJob, Found]]:
         """Compute the masks of the rest, and remove each job when it has its mask."""
         if self._worker is None:
             limits = self._limits
@@ -132,18 +151,28 @@ class MaskWorker:
         later_seconds = LATER_SECONDS * self._limits.lateness
         line.send(AskMasks(gone, needs), later_seconds)
         for need in needs:
-            mask = line.receive(need.seconds * self._limits.lateness + later_seconds)
-            assert isinstance(mask, Mask)
+            reply = line.receive(need.seconds * self._limits.lateness + later_seconds)
+            assert isinstance(reply, Mask | DraftMasks)
             job = rest.popleft()
             self._read[job.number] = job.length
-            yield job, FoundMask(mask, vocab_size)
+            if isinstance(reply, Mask):
+                yield job, FoundMask(reply, vocab_size)
+                continue
+            if reply.is_lost:
+                del self._read[job.number]
+            masks = tuple(FoundMask(mask, vocab_size) for mask in reply.masks)
+            yield job, FoundDraftMasks(masks, reply.seconds)
 
     def _needs(self, jobs: Iterable[MaskJob]) -> tuple[Need, ...]:
         """Return the needs of jobs for one message, up to its size limit."""
         needs, size_bytes = list[Need](), 0
         for job in jobs:
             needs.append(self._need(job))
-            size_bytes += len(needs[-1].fresh) + (0 if needs[-1].asked is None else GRAMMAR_BYTES)
+            size_bytes += (
+                len(needs[-1].fresh)
+                + len(needs[-1].drafts)
+                + (0 if needs[-1].asked is None else GRAMMAR_BYTES)
+            )
             if size_bytes > MOST_ASKED_BYTES:
                 break
         return tuple(needs)
@@ -153,9 +182,12 @@ class MaskWorker:
         fresh = np.asarray(job.output[read or 0 : job.length], "<i4").tobytes()
         seconds = self._limits.mask_seconds
         seconds += len(fresh) // 4 / self._limits.tokens_per_second
+        drafts = np.asarray(job.drafts, "<i4").tobytes()
+        seconds += DRAFTS_SECONDS * bool(drafts)
         if read is None:  # the worker may have to compile the grammar
-            return Need(job.number, seconds + 2 * job.compile_seconds, fresh, job.asked)
-        return Need(job.number, seconds, fresh)
+            compile_seconds = 2 * job.compile_seconds
+            return Need(job.number, seconds + compile_seconds, fresh, job.asked, drafts)
+        return Need(job.number, seconds, fresh, drafts=drafts)
 
     def _took_too_long(self, suspect: MaskJob, error: str) -> bool:
         """End the worker; return whether a mask took too much processor time."""

@@ -2,12 +2,20 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from copy import copy
+from time import process_time
 from typing import Any
 
 from llguidance._lib import LLMatcher, LLParserLimits  # the package itself may import numpy
 
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
-from kvell.engine.sampling.grammar_process.messages import Checked, Mask, Need
+from kvell.engine.sampling.grammar_process.messages import (
+    DRAFTS_SECONDS,
+    Checked,
+    DraftMasks,
+    Mask,
+    Need,
+)
 from kvell.engine.sampling.grammar_process.sources import GrammarSource, source_of
 from kvell.engine.sampling.reasoning import ReasoningReader
 
@@ -48,6 +56,16 @@ class Matchers:
             self._places[need.number] = self._place(need.asked)
         return self._places[need.number].after(tokens_of(need.fresh))
 
+    def draft_masks(self, need: Need) -> DraftMasks:
+        """Read new tokens of an answer; return the masks after each of its draft tokens."""
+        if need.asked is not None or need.fresh:
+            self.mask(need)
+        place = self._places[need.number]
+        masks = place.ahead(tokens_of(need.drafts))
+        if is_lost := place.is_lost:
+            del self._places[need.number]
+        return DraftMasks(masks, is_lost=is_lost)
+
     def forget(self, numbers: Iterable[int]) -> None:
         """Drop answers."""
         for number in numbers:
@@ -79,8 +97,35 @@ class _Place:
         self._matcher, self._reader = matcher, reader
         self._output: list[int] = []
         self._is_broken = False
+        self._consumed = 0
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the matcher has failed, though the output follows the grammar."""
+        return self._matcher.is_error() and not self._is_broken
+
+    def ahead(self, drafts: Iterable[int]) -> tuple[Mask, ...]:
+        """Return the masks after each draft token, up to a refused one; the position stays."""
+        if self._is_broken or self._matcher.is_error():
+            return ()
+        until_seconds = process_time() + DRAFTS_SECONDS
+        before = copy(self._reader), list(self._output), self._consumed
+        masks = list[Mask]()
+        for draft in drafts:
+            mask = self.after([draft])
+            if mask.kind == "stuck":
+                break
+            masks.append(mask)
+            if process_time() > until_seconds:
+                break
+        if (consumed := self._consumed - before[2]) > 0:
+            self._matcher.rollback(consumed)
+        self._reader, self._output, self._consumed = before
+        self._is_broken = False
+        return tuple(masks)
 
     def after(self, fresh: list[int]) -> Mask:
+        """Read new tokens; return the mask of the next one."""
         if self._reader is None:
             return self._mask(fresh)
         self._output += fresh
@@ -95,6 +140,7 @@ class _Place:
         matcher = self._matcher
         if fresh and not matcher.is_stopped():
             consumed = matcher.try_consume_tokens(fresh)
+            self._consumed += consumed
             self._is_broken |= consumed < len(fresh) and not matcher.is_stopped()
         if self._is_broken or matcher.is_error():
             return Mask("stuck")

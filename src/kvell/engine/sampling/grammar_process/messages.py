@@ -10,7 +10,7 @@
        │ ── Check ────────────────────────────────────────────────► │
        │ ◄── Checked ────────────────────────────────────────────── │
        │ ── AskMasks ─────────────────────────────────────────────► │
-       │ ◄── Mask, one for each request, in order ───────────────── │
+       │ ◄── Mask or DraftMasks, one for each request, in order ─── │
        │ ── End ───────────────────────► │ ── kills and reaps ──────► │
        │ ◄── Ended ──────────────────── │
 """
@@ -31,6 +31,8 @@ from kvell.wire.frames import FrameReader, ProtocolError, frame
 
 READ_BYTES = 256 << 10
 LEAST_SECONDS = 0.001
+DRAFTS_SECONDS = 0.005
+"""The processor time after which no further draft token of an answer gets a mask."""
 
 
 class LineEnded(KvellError):  # noqa: N818 - a conversation may end so
@@ -118,12 +120,15 @@ class Need(_Message, frozen=True):
     :param seconds: the most processor time for it.
     :param fresh: output tokens that the worker has not read, as little-endian int32.
     :param asked: its constraint, if the answer is new to the worker.
+    :param drafts: draft tokens after the output, as little-endian int32, if only the masks after
+        each of them are needed.
     """
 
     number: int
     seconds: float
     fresh: bytes
     asked: StructuredOutputs | None = None
+    drafts: bytes = b""
 
 
 class AskMasks(_Message, frozen=True):
@@ -149,7 +154,23 @@ class Mask(_Message, frozen=True):
     seconds: float = 0.0
 
 
-Message = Load | Loaded | Fork | Forked | End | Ended | Check | Checked | AskMasks | Mask
+class DraftMasks(_Message, frozen=True):
+    """The masks after each of an answer's draft tokens, up to the first that the grammar refuses.
+
+    They are fewer if they take long, or the grammar is too complex after a draft token.
+
+    :param seconds: the processor time that they took.
+    :param is_lost: whether the worker has lost the answer's position.
+    """
+
+    masks: tuple[Mask, ...]
+    seconds: float = 0.0
+    is_lost: bool = False
+
+
+Message = (
+    Load | Loaded | Fork | Forked | End | Ended | Check | Checked | AskMasks | Mask | DraftMasks
+)
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 

@@ -54,5 +54,5 @@ def _answer_masks(line: Line, matchers: Matchers, request: AskMasks) -> None:
     for need in request.needs:
         began_seconds = process_time()
         with bounded_seconds(need.seconds):
-            mask = matchers.mask(need)
-        line.send(replace(mask, seconds=process_time() - began_seconds))
+            masks = matchers.draft_masks(need) if need.drafts else matchers.mask(need)
+        line.send(replace(masks, seconds=process_time() - began_seconds))
