@@ -97,12 +97,16 @@ def test_lists_are_taken_as_vllms_callers_write_them() -> None:
 
 @pytest.mark.parametrize(
     ("wish", "field"),
-    [((-1, 3), "thinking_token_budget"), ((1, -3), "reasoning_budget"),
-     ((1, 3, -1), "reasoning_budget")],
-)  # fmt: skip
-def test_a_budget_of_reasoning_has_bounds(wish: tuple[int, ...], field: str) -> None:
+    [
+        ({"tokens": -1, "end": 3}, "thinking_token_budget"),
+        ({"tokens": 1, "end": -3}, "reasoning_budget"),
+        ({"tokens": 1, "end": 3, "start": -1}, "reasoning_budget"),
+        ({"tokens": 1, "end": 3, "calls": (2, -1)}, "reasoning_budget"),
+    ],
+)
+def test_a_budget_of_reasoning_has_bounds(wish: dict[str, Any], field: str) -> None:
     with pytest.raises(ChangeSomething) as told:
-        ReasoningBudget(*wish)
+        ReasoningBudget(**wish)
     assert told.value.field == field
 
 

@@ -250,7 +250,19 @@ def test_reasoning_comes_first(
     assert read(tool, text, reasoning, prompt) == answer
 
 
-def test_calls_in_reasoning_are_no_calls() -> None:
+def test_a_call_ends_reasoning_that_has_no_end() -> None:
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    for prompt in (None, "<think>\n"):
+        begin = "" if prompt else "<think>"
+        answer = read("hermes", f"{begin}I see.\n{call}", "qwen3", prompt)
+        assert answer == ParsedAnswer("", "I see.", (ToolCall("f", "{}"),))
+        answer = read("hermes", f"{begin}I see.\n{call}\n{call}\n", "qwen3", prompt)
+        assert answer == ParsedAnswer("", "I see.", (ToolCall("f", "{}"),) * 2)
+        answer = read("hermes", f"{begin}I use <tool_call> for calls.\n{call}", "qwen3", prompt)
+        assert answer == ParsedAnswer("", "I use <tool_call> for calls.", (ToolCall("f", "{}"),))
+
+
+def test_calls_in_reasoning_that_has_an_end_are_no_calls() -> None:
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     answer = read("hermes", f"<think>{call}</think>{call}", "qwen3")
     assert answer == ParsedAnswer("", call, (ToolCall("f", "{}"),))

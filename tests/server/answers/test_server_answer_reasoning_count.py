@@ -30,8 +30,10 @@ def test_what_lies_between_the_tags_counts(output: list[int], opened: int, chose
 
 def test_a_call_ends_the_reasoning() -> None:
     count = ReasoningCount(END, START, (8,))
-    count.push([START, 7, 7, 8, 7, END])
+    count.push([START, 7, 7, 8, 7])
     assert count.tokens == 2
+    count.push([END, 7])
+    assert count.tokens == 4
 
 
 @given(st.lists(st.integers(0, 4), max_size=20), st.sampled_from([None, START]), st.data())

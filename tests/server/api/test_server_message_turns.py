@@ -19,7 +19,7 @@ def joined(message: dict[str, Any]) -> dict[str, Any]:
     """A message with its texts as one, as most chat templates get it."""
     content = message["content"]
     is_text = isinstance(content, str) or any(part["type"] == "image" for part in content)
-    return message if is_text else message | {"content": "".join(one["text"] for one in content)}
+    return message if is_text else message | {"content": "\n".join(one["text"] for one in content)}
 
 
 def returns_of(**fields: Any) -> bool | None:
@@ -67,7 +67,7 @@ def test_neighbours_with_one_role_are_one_turn() -> None:
         }
     ]
     assert chat_of(turns) == [
-        {"role": "user", "content": "a\n\nbc"},
+        {"role": "user", "content": "a\n\nb\nc"},
         {"role": "assistant", "content": "d", "reasoning_content": "hm", "tool_calls": calls},
         {"role": "user", "content": "before"},
         {"role": "tool", "tool_call_id": "t", "content": ""},

@@ -314,7 +314,6 @@ RESULT = {"type": "tool_result", "tool_use_id": "c"}
         ({"model": None}, "model"),
         ({"max_tokens": None}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": 9999}, "max_tokens"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": "hi"},
                        {"role": "assistant", "content": [USE]}]}, "messages[1].content"),

@@ -159,7 +159,6 @@ def test_a_request_without_a_prompt_says_that_the_model_is_loaded(client: httpx.
             "options.repeat_penalty=",
         ),
         ("chat", {"messages": [HI], "options": {"num_predict": 0}}, "options.num_predict=0: "),
-        ("chat", {"messages": [HI], "options": {"num_predict": 1 << 29}}, "options.num_predict=5"),
         ("chat", {"messages": [HI], "options": {"stop": ["a"] * 100}}, "options.stop="),
         ("chat", {"messages": [HI], "tools": [{"type": "x"}]}, "tools[0]"),
         ("chat", {"messages": [{"role": "bot", "content": ""}]}, "messages[0].role: "),

@@ -107,7 +107,7 @@ def test_content_parts_and_the_developer_role(client: openai.OpenAI) -> None:
         ],
         max_tokens=5,
     )
-    plain = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    plain = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "h\ni"}]
     assert reply.choices[0].message.content == answer(ByteText().encode_chat(plain), 5)
 
 
@@ -270,7 +270,6 @@ def test_a_stop_token_ends_the_text_before_it(client: openai.OpenAI) -> None:
         ({"top_p": 0}, "top_p"),
         ({"seed": -2}, "seed"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": 4096}, "max_tokens"),
         ({"logprobs": 21}, "logprobs"),
         ({"best_of": 3}, "best_of"),
         ({"presence_penalty": 2.5}, "presence_penalty"),
@@ -335,7 +334,7 @@ def test_bad_chats_are_refused_by_name(
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"prompt": "x" * 4096}, {"prompt": [5] * 5000}, {"prompt": "x", "max_tokens": 10_000}],
+    [{"prompt": "x" * 4096}, {"prompt": [5] * 5000}],
 )
 def test_too_long_a_prompt_has_openais_code_and_words(
     client: openai.OpenAI, arguments: dict[str, Any]

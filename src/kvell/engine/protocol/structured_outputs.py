@@ -91,11 +91,13 @@ class CallForm:
     :param schema: a JSON schema of the arguments, as JSON text; "" if any text may follow to the
         end of the answer.
     :param end: text after the arguments.
+    :param within: special tokens that may occur in arguments without a schema.
     """
 
     begin: str
     schema: str = ""
     end: str = ""
+    within: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,21 @@ class ReasoningCount:
 
     :param end: the token that ends the reasoning.
     :param start: the token that begins it; None if the answer begins inside the reasoning.
-    :param calls: tokens that begin a call, which ends the reasoning too.
-    :ivar tokens: the count so far.
+    :param calls: tokens that begin a call, which ends reasoning that is not ended behind it.
     """
 
     def __init__(self, end: int, start: int | None, calls: Collection[int] = ()) -> None:
-        self._ends, self._start = frozenset((end, *calls)), start
+        self._end, self._start, self._calls = end, start, calls
+        self._before_call: int | None = None
         self._has_ended = False
-        self.tokens = 0
+        self._tokens = 0
+
+    @property
+    def tokens(self) -> int:
+        """The count so far."""
+        if self._has_ended or self._before_call is None:
+            return self._tokens
+        return self._before_call
 
     def push(self, token_ids: Iterable[int]) -> None:
         """Count the reasoning tokens among the answer's next tokens."""
@@ -24,8 +31,10 @@ class ReasoningCount:
         for token in token_ids:
             if token == self._start:
                 self._start = None
-            elif self._start is None and token in self._ends:
+            elif self._start is None and token == self._end:
                 self._has_ended = True
                 return
             elif self._start is None:
-                self.tokens += 1
+                if self._before_call is None and token in self._calls:
+                    self._before_call = self._tokens
+                self._tokens += 1

@@ -5,7 +5,7 @@ text may follow the beginning of a call, as in an unconstrained answer.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from kvell.engine.protocol.schemas.references import Schema, within
@@ -24,7 +24,7 @@ from kvell.server.answers.formats import (
     tagged_lists,
 )
 
-_LFM2_START = "<|tool_call_start|>"
+_Make = Callable[[str, Schema], Iterator[CallForm]]
 
 
 def written_calls(parser: str, tools: Tools, *, parallel: bool) -> Calls | None:
@@ -62,44 +62,58 @@ def _mistral(name: str, arguments: Schema) -> Iterator[CallForm]:
 
 
 def _pythonic(name: str, _arguments: Schema) -> Iterator[CallForm]:
-    for start in ("", pythonic.START, _LFM2_START):
-        yield CallForm(f"{start}[{name}(")
+    for start in ("", pythonic.START):
+        yield CallForm(f"{start}[{name}(", within=(pythonic.END,))
 
 
 def _qwen3_coder(name: str, _arguments: Schema) -> Iterator[CallForm]:
-    yield CallForm(f"{qwen3_coder.START}\n{qwen3_coder.FUNCTION}{name}>\n")
+    tags = (qwen3_coder.START, qwen3_coder.END)
+    yield CallForm(f"{tags[0]}\n{qwen3_coder.FUNCTION}{name}>\n", within=tags)
 
 
-def _begun_by(*starts: str) -> Callable[[str, Schema], Iterator[CallForm]]:
-    """Return the forms of calls of which only the beginning is known, for any function."""
-    return lambda _name, _arguments: map(CallForm, starts)
+def _begun_by(starts: Sequence[str], *within: str) -> _Make:
+    """Return the forms of calls of which only the beginning is known, for any function.
+
+    :param within: special tokens that may follow.
+    """
+    return lambda _name, _arguments: (CallForm(start, within=within) for start in starts)
+
+
+def _marked(tokens: marked_calls.CallTokens) -> _Make:
+    others = (tokens.call_begin, *tokens.separators, tokens.call_end, tokens.calls_end)
+    return _begun_by((tokens.calls_begin,), *others)
+
+
+def _tagged(tags: tuple[tuple[str, ...], tuple[str, ...]]) -> _Make:
+    return _begun_by(tags[0], *tags[0], *tags[1])
 
 
 def _glm45(name: str, _arguments: Schema) -> Iterator[CallForm]:
-    yield CallForm(f"{glm45.START}{name}")
+    tags = (glm45.KEY, glm45.KEY_END, glm45.VALUE, glm45.VALUE_END)
+    yield CallForm(f"{glm45.START}{name}", within=(glm45.START, glm45.END, *tags))
 
 
 def _seed_oss(name: str, _arguments: Schema) -> Iterator[CallForm]:
-    yield CallForm(f"{qwen3_coder.SEED_START}\n{qwen3_coder.FUNCTION}{name}>\n")
+    tags = (qwen3_coder.SEED_START, qwen3_coder.SEED_END)
+    yield CallForm(f"{tags[0]}\n{qwen3_coder.FUNCTION}{name}>\n", within=tags)
 
 
-_DEEPSEEK = _begun_by(marked_calls.DEEPSEEK.calls_begin)
-_FORMS: Mapping[str, tuple[Callable[[str, Schema], Iterator[CallForm]], str]] = MappingProxyType(
+_FORMS: Mapping[str, tuple[_Make, str]] = MappingProxyType(
     {
-        "deepseek_v3": (_DEEPSEEK, ""),
-        "deepseek_v31": (_DEEPSEEK, ""),
-        "gemma4": (_begun_by(gemma4.START), ""),
+        "deepseek_v3": (_marked(marked_calls.DEEPSEEK), ""),
+        "deepseek_v31": (_marked(marked_calls.DEEPSEEK), ""),
+        "gemma4": (_begun_by((gemma4.START,), gemma4.START, gemma4.END, gemma4.QUOTE), ""),
         "glm45": (_glm45, ""),
         "glm47": (_glm45, ""),
-        "granite": (_begun_by(*tagged_lists.GRANITE[0]), ""),
+        "granite": (_tagged(tagged_lists.GRANITE), ""),
         "hermes": (_hermes, "\n"),
-        "jamba": (_begun_by(*tagged_lists.JAMBA[0]), ""),
-        "kimi_k2": (_begun_by(marked_calls.KIMI_K2.calls_begin), ""),
-        "lfm2": (_begun_by(python_calls.LFM2[0]), ""),
+        "jamba": (_tagged(tagged_lists.JAMBA), ""),
+        "kimi_k2": (_marked(marked_calls.KIMI_K2), ""),
+        "lfm2": (_begun_by(python_calls.LFM2[:1], *python_calls.LFM2), ""),
         "llama3_json": (_llama3_json, "; "),
         "mistral": (_mistral, ""),
-        "olmo3": (_begun_by(python_calls.OLMO3[0]), ""),
-        "phi4_mini_json": (_begun_by(*tagged_lists.PHI4_MINI[0]), ""),
+        "olmo3": (_begun_by(python_calls.OLMO3[:1], *python_calls.OLMO3), ""),
+        "phi4_mini_json": (_tagged(tagged_lists.PHI4_MINI), ""),
         "pythonic": (_pythonic, ""),
         "qwen3_coder": (_qwen3_coder, ""),
         "seed_oss": (_seed_oss, ""),

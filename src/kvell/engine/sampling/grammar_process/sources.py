@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -102,7 +102,7 @@ def _or_calls(constraint: StructuredOutputs, calls: Calls, tokenizer: LLTokenize
     rules = ["start: answer | calls", f"answer: %json {answer.grammar}", f"calls: call {more}"]
     rules.append(f"call: {names}")
     for i, form in enumerate(calls.forms):
-        arguments, keywords = _arguments(form)
+        arguments, keywords = _arguments(form, tokenizer)
         unfollowed += keywords
         begin, end = _written(form.begin, tokenizer), _written(form.end, tokenizer)
         rules.append(f"call_{i}: {begin} {arguments} {end}")
@@ -110,11 +110,19 @@ def _or_calls(constraint: StructuredOutputs, calls: Calls, tokenizer: LLTokenize
     return GrammarSource(grammar, tuple(dict.fromkeys(unfollowed)), answer.violation)
 
 
-def _arguments(form: CallForm) -> tuple[str, tuple[str, ...]]:
+def _arguments(form: CallForm, tokenizer: LLTokenizer) -> tuple[str, tuple[str, ...]]:
     if not form.schema:
-        return "/(?s:.*)/", ()
+        return _any_text(form.within, tokenizer), ()
     schema = _schema(form.schema)
     return f"%json {schema.grammar}", schema.unfollowed
+
+
+def _any_text(special: Sequence[str], tokenizer: LLTokenizer) -> str:
+    """Return the pattern of any text, in which these texts may be special tokens."""
+    text = "/(?s:.*)/"
+    found = {t for each in special for t in tokenizer.tokenize_str(each, parse_special=True)}
+    tokens = " | ".join(f"<[{t}]>" for t in sorted(found) if tokenizer.is_special_token(t))
+    return f"{text} (({tokens}) {text})*" if tokens else text
 
 
 def _written(text: str, tokenizer: LLTokenizer) -> str:

@@ -32,6 +32,7 @@ class CallTokens:
     """The tokens around calls, and the text between a call's first token and its arguments.
 
     :param head: pattern with the group ``name``.
+    :param separators: further tokens that the head may have.
     """
 
     calls_begin: str
@@ -39,6 +40,7 @@ class CallTokens:
     call_end: str
     calls_end: str
     head: re.Pattern[str]
+    separators: tuple[str, ...]
 
 
 DEEPSEEK = CallTokens(
@@ -49,6 +51,7 @@ DEEPSEEK = CallTokens(
     re.compile(
         rf"{_S}(?:function<｜tool▁sep｜>)?{_NAME}(?:<｜tool▁sep｜>)?{_S}(?:```(?:json)?)?{_S}"
     ),
+    ("<｜tool▁sep｜>",),
 )
 KIMI_K2 = CallTokens(
     "<|tool_calls_section_begin|>",
@@ -58,6 +61,7 @@ KIMI_K2 = CallTokens(
     re.compile(
         rf"{_S}(?:functions\.)?{_NAME}(?::\d{{1,9}})?{_S}<\|tool_call_argument_begin\|>{_S}"
     ),
+    ("<|tool_call_argument_begin|>",),
 )
 
 

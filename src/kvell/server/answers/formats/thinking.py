@@ -8,15 +8,15 @@
 
     It rains.
 
-Whitespace around the tags belongs to them.  A call ends the reasoning too, as in vLLM: models begin
-calls before they close their reasoning.
+Whitespace around the tags belongs to them.  A call with which the answer ends, ends the reasoning
+too: models begin calls before they close their reasoning.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvell.server.answers.deltas import AnswerDelta, Content, Reasoning, ToolCallBegin
-from kvell.server.answers.reading.markers import Expect, TextUntil
+from kvell.server.answers.reading.markers import Expect, TextUntil, possible_start
 from kvell.server.answers.reading.modes import SPACE, Blank, Chain, Mode, Say, Step
 
 MOST_TRIALS = 16
@@ -90,7 +90,10 @@ class Thinking(Chain):
                 return Blank()
             case TextUntil():
                 self._trials += 1
-                return CallTrial(self._make_then(), ended.opening, ended.marker)
+                tag = self._tags.end
+                return CallTrial(self._make_then(), ended.opening, ended.marker, tag)
+            case CallTrial(is_closed=True):
+                return Blank()
             case CallTrial():
                 return Say(Reasoning(ended.opening))
             case Say():
@@ -104,36 +107,51 @@ class Thinking(Chain):
 
 
 class CallTrial:
-    """What may be a call in the reasoning; if it is none, all but ``opening`` is left to the next
-    mode.
+    """What may be a call in the reasoning, held back: it is one if the answer ends with it.
+
+    If it can be none, all but ``opening`` is left to the next mode; if the reasoning ends behind it
+    (``is_closed``), it is a part of the reasoning.
 
     :param mode: reads calls and all text behind them.
     :param opening: the marker with the whitespace before it.
+    :param end: the text that ends the reasoning.
     """
 
-    def __init__(self, mode: Mode, opening: str, marker: str) -> None:
-        self._mode, self.opening, self._marker = mode, opening, marker
+    def __init__(self, mode: Mode, opening: str, marker: str, end: str) -> None:
+        self._mode, self.opening, self._marker, self._end = mode, opening, marker, end
         self._held: list[str] = []
-        self._is_call = False
+        self._tail = ""
+        self._deltas: list[AnswerDelta] = []
+        self.is_closed = False
 
     def push(self, text: str) -> Step:
-        """Return the parts of the call and of what follows, once there is one."""
-        deltas, _ = self._mode.push(text)
-        if self._is_call:
-            return deltas, None
-        self._held.append(text)
-        if not deltas:
+        """Return no parts, or the reasoning once it has ended."""
+        text = self._tail + text
+        at = text.find(self._end)
+        keep = at if at >= 0 else possible_start(text, (self._end,))
+        self._tail = text[keep:]
+        self._take(text[:keep])
+        if self._deltas and not self._is_call():
+            return [], "".join(self._held).removeprefix(self._marker) + self._tail
+        if at < 0:
             return [], None
-        if isinstance(deltas[0], ToolCallBegin):
-            self._is_call = True
-            self._held.clear()
-            return deltas, None
-        return [], "".join(self._held).removeprefix(self._marker)
+        self.is_closed = True
+        return [self._thought()], text[at + len(self._end) :]
 
     def finish(self) -> list[AnswerDelta]:
-        """Return the parts that are held back; as reasoning if there was no call."""
-        deltas = self._mode.finish()
-        if self._is_call or (deltas and isinstance(deltas[0], ToolCallBegin)):
-            return deltas
-        space = self.opening.removesuffix(self._marker)
-        return [Reasoning(space + "".join(self._held))]
+        """Return the parts of the calls, or reasoning if there are none."""
+        self._take(self._tail)
+        self._deltas += self._mode.finish()
+        return self._deltas if self._is_call() else [self._thought()]
+
+    def _take(self, text: str) -> None:
+        if text:
+            self._held.append(text)
+            self._deltas += self._mode.push(text)[0]
+
+    def _is_call(self) -> bool:
+        return bool(self._deltas) and isinstance(self._deltas[0], ToolCallBegin)
+
+    def _thought(self) -> Reasoning:
+        thought = self.opening.removesuffix(self._marker) + "".join(self._held)
+        return Reasoning(thought.rstrip(SPACE) if self.is_closed else thought)
