@@ -13,7 +13,7 @@ _UNITS = {"B": 1} | {
 _BY_NAME = {name.lower(): factor for name, factor in _UNITS.items()}
 _COUNTS = {"": 1} | {
     unit: base**power
-    for power, (small, large) in enumerate(("kK", "mM", "gG"), start=1)
+    for power, (small, large) in enumerate((("k", "K"), ("m", "M"), ("g", "G")), start=1)
     for unit, base in ((small, 1000), (large, 1024))
 }
 _COUNT = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)([kKmMgG]?)")

@@ -76,7 +76,7 @@ def refuses_unknown(
     """
 
     def decorate(record: type[Record]) -> type[Record]:
-        make: Callable[..., None] = record.__init__  # type: ignore[misc] # of this class alone
+        make: Callable[..., None] = record.__init__
         names = frozenset(field.name for field in fields(record))  # type: ignore[arg-type]
 
         @wraps(make)

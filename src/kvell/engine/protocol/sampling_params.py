@@ -151,7 +151,7 @@ class SamplingParams:
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     @override
-    def __setattr__(self, name: str, value: object) -> None:
+    def __setattr__(self, name: str, value: Any) -> None:
         """Assign a field and check all of them; nothing changes if one is out of range."""
         if _LAST not in self.__dict__:  # the constructor assigns the fields in order
             object.__setattr__(self, name, value)

@@ -66,7 +66,7 @@ def test_an_unknown_argument_without_a_near_one_names_none(name: str) -> None:
         ({"kv_memory_bytes": "abc"}, 'kv_memory_bytes=abc: .*; give one, or kv_memory="512MiB"'),
         ({"kv_memory": "1MiB", "kv_memory_bytes": 1}, "kv_memory=1MiB: is given as kv_memory_byt"),
         ({"max_model_len": "long"}, "max_model_len=long: is not a whole number from 1; give one"),
-        ({"max_num_seqs": None}, "max_num_seqs=None: is not a whole number from 1"),
+        ({"max_num_seqs": 0}, "max_num_seqs=0: is not a whole number from 1"),
         ({"max_num_seqs": True}, "max_num_seqs=True: is not a whole number from 1"),
         ({"num_speculative_tokens": -1}, "num_speculative_tokens=-1: is not a whole number from 0"),
         ({"slo_ttft_seconds": float("nan")}, "slo_ttft_seconds=nan: is not a number of seconds"),
@@ -93,6 +93,34 @@ def test_a_value_that_cannot_be_used_is_named(arguments: dict[str, Any], text: s
 def test_a_model_is_a_name(model: Any) -> None:
     with pytest.raises(ChangeSomething, match=f"model={model}: is not the name of a model"):
         settings_from(Owner, model, {})
+
+
+def test_none_is_the_default() -> None:
+    names = (
+        "max_num_seqs",
+        "quantization",
+        "dtype",
+        "revision",
+        "mm_processor_kwargs",
+        "swap_space",
+    )
+    assert settings(**dict.fromkeys(names)) == EngineSettings("m")
+    with pytest.raises(TypeError, match="frobnicate"):
+        settings(frobnicate=None)
+
+
+def test_mappings_are_json_of_other_systems() -> None:
+    draft = {"method": "ngram", "num_speculative_tokens": 3}
+    made = settings(
+        speculative_config=draft,
+        structured_outputs_config={"backend": "xgrammar"},
+        compilation_config={"level": 3},
+        limit_mm_per_prompt={"image": 2},
+        mm_processor_kwargs={},
+    )
+    assert made == EngineSettings("m", num_speculative_tokens=3)
+    with pytest.raises(ChangeSomething, match=r"structured_outputs_config=.*: is not served"):
+        settings(structured_outputs_config={"backend": "outlines"})
 
 
 def test_an_object_with_all_settings_takes_no_others() -> None:

@@ -28,6 +28,8 @@ def with_equivalents(
     """
     own: dict[str, object] = {}
     for name, value in arguments.items():
+        if value is None and equivalent(f"--{name}") is not None:
+            continue
         try:
             translation = argument_words(name, value)
         except ChangeSomething as error:

@@ -47,6 +47,8 @@ def settings_from(
         setting = SIZES.get(name, name)
         if setting not in _SETTINGS:
             raise _unknown(owner, name, value)
+        if value is None:
+            continue  # as in vLLM: the default
         if name not in SIZES:
             given[setting], names[setting] = value, name
         elif value is not None:
