@@ -69,7 +69,7 @@ def assert_drafted(run: Served, kind: str) -> None:
     own = [work for work in works if work.request_id.rpartition("-")[0] == kind]
     made = sum(len(out) for name, out in run.outputs.items() if name.rpartition("-")[0] == kind)
     drafted, accepted = sum(work.proposed for work in own), made - len(own)
-    assert 0 < accepted < drafted, kind
+    assert 0 < accepted <= drafted, kind
 
 
 def assert_same(run: Served, alone: Served) -> None:
@@ -129,6 +129,7 @@ def test_a_token_that_a_budget_forces_is_drafted() -> None:
         one.ask(prompts(8), params)
     assert run.outputs == alone.outputs
     assert all(output.index(1) == 10 for output in run.outputs.values())
-    forced = [w for plan in run.plans for w in plan.work if 1 in w.draft_tokens.tolist()]
+    works = [work for plan in run.plans for work in plan.work if work.output_index <= 10]
+    forced = [work for work in works if 1 in work.draft_tokens.tolist()]
     assert forced
     assert all(w.output_index + w.draft_tokens.tolist().index(1) == 10 for w in forced)

@@ -4,14 +4,27 @@ import json
 import os
 import random
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from llguidance import LLTokenizer
 
 from kvell.engine.protocol.structured_outputs import Reasoning, StructuredOutputs
 from kvell.engine.sampling.grammar_process import answer_masks
+from kvell.engine.sampling.grammar_process.masking import (
+    QUICK,
+    Found,
+    FoundDraftMasks,
+    MaskJob,
+    MaskWorker,
+    Trouble,
+)
+from kvell.engine.sampling.grammar_process.matchers import Matchers
+from kvell.engine.sampling.grammar_process.messages import AskMasks, DraftMasks, Mask, Need
+from kvell.engine.sampling.grammar_process.processes import Worker
 from kvell.engine.sampling.grammars import Allowed, Grammars, MaskedRequest
 from kvell.models.text.tokenizer import Tokenizer
 from kvell.vocabulary import RequestId
@@ -177,12 +190,71 @@ def test_a_worker_that_ends_at_drafts_loses_no_answer(own: Grammars) -> None:
 
 def test_drafts_have_a_budget_of_their_own(own: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     """They take no time from the answer's masks, and end when theirs is used."""
+    masks = MaskWorker.masks
+    taken_seconds = 0.0
+
+    def timed(
+        worker: MaskWorker, jobs: Sequence[MaskJob], forget: Iterable[int]
+    ) -> Iterator[tuple[MaskJob, Found | Trouble]]:
+        for job, found in masks(worker, jobs, forget):
+            is_drafted = isinstance(found, FoundDraftMasks)
+            yield job, replace(found, seconds=taken_seconds) if is_drafted else found
+
+    monkeypatch.setattr(MaskWorker, "masks", timed)
     assert len(drafted(own, FORMS["regex"], [], LETTER * 3)) == 3
-    answer = own.answers._answers[RequestId("1")]
-    assert answer.draft_seconds > 0
-    spent_seconds = answer.seconds
-    drafted(own, FORMS["regex"], [], LETTER * 2)
-    assert answer.seconds == spent_seconds
     assert own.answers.find_undrafted([RequestId("1")]) == frozenset()
-    monkeypatch.setattr(answer_masks, "ANSWER_SECONDS", answer.draft_seconds / 2)
+    taken_seconds = answer_masks.ANSWER_SECONDS + 1.0
+    assert len(drafted(own, FORMS["regex"], LETTER, LETTER * 3)) == 3
     assert own.answers.find_undrafted([RequestId("1")]) == {"1"}
+    assert masks_of(own, [request(1, 2)])[1] is not None, "the answer goes on"
+    assert drafted(own, FORMS["regex"], LETTER * 2, LETTER * 3) == ()
+
+
+class Stubborn:
+    """A matcher that cannot go back."""
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._matcher, name)
+
+    def rollback(self, _: int) -> bool:
+        return False
+
+
+def test_a_position_that_is_lost_is_forgotten(tokenizer: Tokenizer) -> None:
+    matchers = Matchers(LLTokenizer(tokenizer.as_json(), eos_token=[END]))
+    letters = np.array(LETTER * 2, "<i4").tobytes()
+    matchers.mask(Need(1, 1.0, b"", FORMS["regex"]))
+    place = matchers._places[1]
+    place._matcher = Stubborn(place._matcher)
+    masks = matchers.draft_masks(Need(1, 1.0, b"", drafts=letters))
+    assert masks.is_lost and len(masks.masks) == 2
+    assert 1 not in matchers._places
+    assert matchers.mask(Need(1, 1.0, letters, FORMS["regex"])).kind == "bits"
+
+
+class LosingLine:
+    """A worker that loses the position of each answer at its draft tokens."""
+
+    def __init__(self) -> None:
+        self.needs: list[Need] = []
+
+    def send(self, message: AskMasks, _: float) -> None:
+        self.needs += message.needs
+
+    def receive(self, _: float) -> Mask | DraftMasks:
+        return DraftMasks((), is_lost=True) if self.needs[-1].drafts else Mask("free")
+
+
+def test_an_answer_whose_position_is_lost_is_read_again(own: Grammars) -> None:
+    line = LosingLine()
+    worker = MaskWorker(own._processes, QUICK)
+    worker._worker = Worker(line, 0, own._processes._template)  # type: ignore[arg-type]
+    job = MaskJob(1, FORMS["regex"], LETTER * 2, 2, 0.0)
+    for each in (job, replace(job, drafts=(1, 2)), job):
+        assert len(list(worker.masks([each], ()))) == 1
+    first, drafted_need, last = line.needs
+    assert (drafted_need.asked, drafted_need.fresh) == (None, b"")
+    assert first == last and last.asked is not None

@@ -95,11 +95,12 @@ class Drafter:
     ) -> None:
         if self._queries is not None:
             self._queries.expect(-1, work)
+        controls = self._controls.begin_draft([request.filled() for request in wanting])
         logits = self._model.forward(batch)
         if self._queries is not None:
             self._queries.note(-1, work)
-        for row, request in enumerate(wanting):
-            self._controls.adjust_draft(logits[row], request.work, request.draft_tokens)
+        if controls is not None:
+            controls.adjust(logits)
         for request, token in zip(wanting, largest(logits), strict=True):
             # If logits are NaN, any token will do: all are verified.
             request.draft_tokens.append(max(0, token))
@@ -127,9 +128,15 @@ class _Drafting:
         )
 
     def filled(self) -> TokenWork:
+        """Return the work with its draft tokens so far."""
         known_ids: Ints = self.work.token_ids[: self.work.known]
         draft_tokens = np.asarray(self.draft_tokens, np.int32)
-        return structs.replace(self.work, token_ids=np.concatenate([known_ids, draft_tokens]))
+        return structs.replace(
+            self.work,
+            count=len(known_ids) + len(draft_tokens),
+            token_ids=np.concatenate([known_ids, draft_tokens]),
+            proposed=len(draft_tokens),
+        )
 
 
 def _known(work: TokenWork) -> TokenWork:

@@ -38,7 +38,9 @@ from kvell.vocabulary import RequestId
 
 Masks = Future[dict[RequestId, Allowed | None]]
 DraftMasks = Mapping[RequestId, Sequence[Allowed | None]]
-NO_MASKS: Mapping[RequestId, Allowed | None] = MappingProxyType({})
+RowMasks = Mapping[RequestId, Allowed | None]
+"""The mask of a row by the request's id: None allows no token; without an entry any is allowed."""
+NO_MASKS: RowMasks = MappingProxyType({})
 
 
 @dataclass
@@ -79,62 +81,93 @@ class Controls:
         """
         if all(item.past is None for item in work):
             return None
+        return StepControls(work, self._ends, self._step_masks(work))
+
+    def _step_masks(self, work: Iterable[TokenWork]) -> "StepMasks":
+        """Ask for the masks of rows with a grammar, and those after their draft tokens."""
         wanted = [
             _masked(item, form)
             for item in work
             if item.samples and (form := item.spec.sampling.structured_outputs) is not None
         ]
         if not wanted or self.grammars is None:
-            return StepControls(work, self._ends)
-        masks = StepMasks(self.grammars.masks(wanted), partial(self.grammars.draft_masks, wanted))
-        return StepControls(work, self._ends, masks)
+            return StepMasks()
+        return StepMasks(self.grammars.masks(wanted), partial(self.grammars.draft_masks, wanted))
 
-    @torch.inference_mode()
-    def adjust_draft(
-        self, logits: torch.Tensor, work: TokenWork, draft_tokens: Sequence[int]
-    ) -> None:
-        """Change a draft model's row of logits as the model's will be, except by its grammar.
+    def begin_draft(self, work: Sequence[TokenWork]) -> "DraftControls | None":
+        """Ask for the masks of a draft model's rows; return None if all of its sampling is plain.
 
-        :param draft_tokens: draft tokens before the row's token.
+        :param work: with the draft tokens before each row's token.
         """
-        if work.past is not None:
-            past = np.concatenate([work.past, np.asarray(draft_tokens, np.int32)])
-            adjust(logits, work.spec.sampling, past, work.spec.prompt_tokens, self._ends)
-            _bind(logits, work.spec.sampling, work, past, NO_MASKS)
+        if all(item.past is None for item in work):
+            return None
+        return DraftControls(work, self._ends, self._step_masks(work))
 
 
 class StepMasks:
     """The masks of a step's rows, by the request's id.
 
-    :param first: masks of the tokens after the known ones.
+    :param first: masks of the tokens after the known ones; None without requests with a grammar.
     :param after_drafts: returns the masks after each draft token that are known in time.
     """
 
-    def __init__(self, first: Masks, after_drafts: Callable[[], DraftMasks]) -> None:
+    def __init__(
+        self, first: Masks | None = None, after_drafts: Callable[[], DraftMasks] = dict
+    ) -> None:
         self._first, self._after_drafts = first, after_drafts
 
-    @property
-    def of_known(self) -> Mapping[RequestId, Allowed | None]:
-        """The masks of the tokens after the known ones."""
-        return self._first.result()
+    @cached_property
+    def _known(self) -> RowMasks:
+        return NO_MASKS if self._first is None else self._first.result()
 
     @cached_property
-    def drafted(self) -> DraftMasks:
-        """The masks after draft tokens; the first use waits for them, a short time."""
+    def _drafted(self) -> DraftMasks:
         return self._after_drafts()
 
+    def after(self, work: TokenWork, num_drafts: int) -> RowMasks | None:
+        """Return the mask of the token after some draft tokens of a work; None if it is late.
 
-class StepControls:
-    """The computation between logits and tokens of one step.
+        The first use of masks after draft tokens waits for them, a short time.
+        """
+        if self._first is None or work.spec.sampling.structured_outputs is None:
+            return NO_MASKS
+        if not num_drafts:
+            is_masked = work.request_id in self._known
+            return {work.request_id: self._known[work.request_id]} if is_masked else NO_MASKS
+        masks = self._drafted.get(work.request_id, ())
+        if num_drafts > len(masks):
+            return None
+        mask = masks[num_drafts - 1]
+        return NO_MASKS if mask is None else {work.request_id: mask}
 
-    :param masks: masks of requests with a grammar; None without such requests.
+
+class DraftControls:
+    """The changes of a draft model's logits, as those of the model's logits will be.
+
+    :param work: with the draft tokens before each row's token.
     """
 
     def __init__(
-        self,
-        work: Sequence[TokenWork],
-        end_token_ids: frozenset[int],
-        masks: StepMasks | None = None,
+        self, work: Sequence[TokenWork], end_token_ids: frozenset[int], masks: StepMasks
+    ) -> None:
+        self._work, self._ends, self._masks = work, end_token_ids, masks
+
+    @torch.inference_mode()
+    def adjust(self, logits: torch.Tensor) -> None:
+        """Change the rows of the work.  A row whose mask is late may have any token."""
+        for row, item in zip(logits, self._work, strict=True):
+            if item.past is not None:
+                past = _past(item, item.proposed)
+                adjust(row, item.spec.sampling, past, item.spec.prompt_tokens, self._ends)
+                masks = self._masks.after(item, item.proposed) or NO_MASKS
+                _bind(row, item.spec.sampling, item, past, masks)
+
+
+class StepControls:
+    """The computation between logits and tokens of one step."""
+
+    def __init__(
+        self, work: Sequence[TokenWork], end_token_ids: frozenset[int], masks: StepMasks
     ) -> None:
         self._work, self._ends, self._masks = work, end_token_ids, masks
 
@@ -145,12 +178,12 @@ class StepControls:
         :param rows: sampling of the rows that draw.
         """
         logits, scored = self._scores(logits)
-        allowed = NO_MASKS if self._masks is None else self._masks.of_known
         first_rows = list(rows)
         draws: list[_Draw] = []
         row = 0
         for item in self._work:
             if item.samples and not item.spec.sampling.is_plain:
+                allowed = self._masks.after(item, 0) or NO_MASKS
                 draws.append(self._begin(logits[row], item, row, allowed))
                 first_rows[row + 1 : row + item.num_draws] = [GREEDY] * item.proposed
             row += item.num_draws
@@ -167,7 +200,7 @@ class StepControls:
         logits: torch.Tensor,
         work: TokenWork,
         row: int,
-        allowed: Mapping[RequestId, Allowed | None],
+        allowed: RowMasks,
         place: int = 0,
     ) -> "_Draw":
         """Change one row of logits for the token after ``place`` draft tokens.
@@ -206,24 +239,12 @@ class StepControls:
                 reported.append(token_logprobs(draw.raw, tokens[row], num_top))
             if place == work.proposed or tokens[row] != drafts[place]:
                 break
-            allowed = self._masks_after(work, place)
+            allowed = self._masks.after(work, place + 1)
             if allowed is None:
                 tokens[row + 1] = NOT_DRAWN
                 break
             draw = self._begin(logits[row + 1], work, row + 1, allowed, place + 1)
         return tuple(reported)
-
-    def _masks_after(
-        self, work: TokenWork, place: int
-    ) -> Mapping[RequestId, Allowed | None] | None:
-        """Return the mask after a draft token of a work, like those of the first rows; None if it
-        is late."""
-        if self._masks is None or work.spec.sampling.structured_outputs is None:
-            return NO_MASKS
-        masks = self._masks.drafted.get(work.request_id, ())
-        if place >= len(masks):
-            return None
-        return NO_MASKS if masks[place] is None else {work.request_id: masks[place]}
 
     def _scores(
         self, logits: torch.Tensor
@@ -284,7 +305,7 @@ def _bind(
     params: SamplingParams,
     work: TokenWork,
     past: Ints,
-    masks: Mapping[RequestId, Allowed | None],
+    masks: RowMasks,
 ) -> bool:
     """Exclude tokens by a row's grammar and token lists; return whether any token is left.
 

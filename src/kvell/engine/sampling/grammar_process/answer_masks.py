@@ -57,6 +57,8 @@ MOST_STRIKES = 3
 STRIKE_SECONDS = 15.0
 MOST_BATCHED = 64
 """The most answers that a quick lane sends to its worker together."""
+MOST_DRAFTED = 8
+"""The most of them that need masks after draft tokens."""
 KNOWN_TENANTS = 1024
 
 
@@ -174,11 +176,17 @@ class _Lane:
         self.awaited.discard(answer.number)
 
     def take(self) -> tuple[list[_Answer], list[int]]:
-        """Return the answers whose turn it is, and the numbers of answers that have ended."""
+        """Return the answers whose turn it is, and the numbers of answers that have ended.
+
+        Those with draft tokens are few and come last, so that others do not wait long for them.
+        """
         batch = list[_Answer]()
         while len(batch) < self.batched and (answer := self.line.first()) is not None:
+            if sum(other.is_ready for other in batch) == MOST_DRAFTED:
+                break
             self.line.take(answer)
             batch.append(answer)
+        batch.sort(key=lambda answer: answer.is_ready)
         gone, self.gone = self.gone, []
         return batch, gone
 

@@ -91,18 +91,18 @@ class Matchers:
 
 
 class _Place:
-    """An answer's position in its grammar, or in the reasoning before it."""
+    """An answer's position in its grammar, or in the reasoning before it.
+
+    :ivar is_lost: whether the matcher cannot go back from draft tokens to the position.
+    """
+
+    is_lost = False
 
     def __init__(self, matcher: Any, reader: ReasoningReader | None) -> None:
         self._matcher, self._reader = matcher, reader
         self._output: list[int] = []
         self._is_broken = False
         self._consumed = 0
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the matcher has failed, though the output follows the grammar."""
-        return self._matcher.is_error() and not self._is_broken
 
     def ahead(self, drafts: Iterable[int]) -> tuple[Mask, ...]:
         """Return the masks after each draft token, up to a refused one; the position stays."""
@@ -119,7 +119,8 @@ class _Place:
             if process_time() > until_seconds:
                 break
         if (consumed := self._consumed - before[2]) > 0:
-            self._matcher.rollback(consumed)
+            self.is_lost = not self._matcher.rollback(consumed)
+        self.is_lost |= self._matcher.is_error()
         self._reader, self._output, self._consumed = before
         self._is_broken = False
         return tuple(masks)
