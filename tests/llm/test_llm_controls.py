@@ -178,7 +178,7 @@ def test_a_mixed_batch_answers_like_each_alone(llm: LLM, alone: list[RequestOutp
 @pytest.mark.parametrize(
     "options",
     [
-        {"num_speculative_tokens": 3},
+        {"num_speculative_tokens": 3, "prompt_lookup_min": 1},
         pytest.param({"async_scheduling": True}, marks=pytest.mark.long),
         pytest.param({"max_num_batched_tokens": 24}, marks=pytest.mark.long),
         pytest.param({"enable_chunked_prefill": False}, marks=pytest.mark.long),
@@ -194,6 +194,8 @@ def test_options_change_no_answer(
         "enable_chunked_prefill" not in options
     )
     assert_same(llm.generate(CROWD, WISHES), alone)
+    stats = llm.engine.core.stats()
+    assert ("num_speculative_tokens" in options) == (stats.spec_decode_accepted_tokens > 0)
 
 
 @pytest.mark.long

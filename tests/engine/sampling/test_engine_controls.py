@@ -31,9 +31,13 @@ DRAWN: Any = {"temperature": 0.9, "seed": 5}
 
 @dataclass
 class FixedGrammars(Grammars):
-    """Allows what it is told to, by handle; notes what it was asked."""
+    """Allows what it is told to, by handle; notes what it was asked.
+
+    :ivar after: what is allowed after draft tokens, as far as that is known in time.
+    """
 
     allows: Mapping[int, Sequence[int] | None]
+    after: Mapping[int, Sequence[Sequence[int] | None]] = field(default_factory=dict)
     wanted: list[MaskedRequest] = field(default_factory=list)
 
     def masks(self, wanted: Sequence[MaskedRequest]) -> Future[dict[RequestId, Allowed | None]]:
@@ -43,6 +47,13 @@ class FixedGrammars(Grammars):
         allows = {RequestId(f"r{handle}"): tokens for handle, tokens in self.allows.items()}
         found.set_result({name: _mask(allows[name]) for name in names & allows.keys()})
         return found
+
+    def draft_masks(
+        self, wanted: Sequence[MaskedRequest]
+    ) -> dict[RequestId, tuple[Allowed | None, ...]]:
+        after = {RequestId(f"r{handle}"): masks for handle, masks in self.after.items()}
+        names = {one.request_id for one in wanted}
+        return {name: tuple(map(_mask, after[name])) for name in names & after.keys()}
 
 
 def _mask(tokens: Sequence[int] | None) -> Allowed | None:
@@ -197,6 +208,24 @@ def test_a_row_without_a_token_ends_its_draft_tokens() -> None:
     assert len(found.logprobs[1]) == 1
     plan = StepPlan(StepNumber(1), work=(work,))
     assert verify(plan, found.tokens).by_work() == [(5, NO_TOKEN)]
+
+
+@pytest.mark.parametrize("known", range(4))
+def test_masks_after_draft_tokens_bind_and_late_ones_end_the_step(known: int) -> None:
+    """Where a mask is late no token is drawn, whatever the draft tokens are; the first row is."""
+    params = SamplingParams(temperature=0, structured_outputs=GRAMMAR, logprobs=0)
+    allows = [[9, 17], None, [11]][:known]
+    ids = np.array([9, 20, 17, 30], np.int32)
+    work = structs.replace(make_work(20, params), count=4, proposed=3, token_ids=ids)
+    logits = torch.zeros(4, WORDS)
+    logits[0, 20] = logits[1, 5] = logits[2, 30] = logits[3, 5] = 9.0
+    logits[1, 17] = 5.0
+    grammars = FixedGrammars({20: [20]}, {20: allows})
+    found = drawn([work, MIXED[0]], torch.cat([logits, logits[:1]]), Controls(grammars, ENDS))
+    [tokens, _] = verify(StepPlan(StepNumber(1), work=(work, MIXED[0])), found.tokens).by_work()
+    assert tokens == (20, 17, 30, 11)[: known + 1]
+    assert len(found.logprobs[20]) == known + 1
+    assert [list(one.drafts) for one in grammars.wanted] == [[20, 17, 30]]
 
 
 def test_a_plain_batch_needs_no_controls() -> None:
