@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvell.equivalents.entry import Equivalent
+from kvell.equivalents.other_commands import OTHER_COMMANDS
 from kvell.equivalents.table import EQUIVALENTS, REFUSED_VALUES, VALUES
 
 PAGE = Path(__file__).parents[2] / "docs" / "equivalents.md"
-HEAD = """# Flags and scripts of vLLM and SGLang
+HEAD = """# Flags and scripts of vLLM and SGLang, flags of llama.cpp, and commands of Ollama
 
 Made from the code by `python -m scripts.reference.equivalents`. Flags that Kvell has under the
 same name are not listed: see `kvell serve --help-all`. The same names work as keys of
@@ -96,15 +97,25 @@ DIFFERENCES: tuple[tuple[str, str], ...] = (
 )
 """Scripts, and how Kvell's outputs or arguments differ."""
 
+COMMANDS_HEAD = """These are refused with the same sentence. Ollama's names of models are refused as
+well: `qwen3:0.6b` is `Qwen/Qwen3-0.6B` on the hub, and `hf.co/OWNER/NAME` is `OWNER/NAME`.
+"""
+
 
 def page() -> str:
     """Return the text of the page."""
     flags = "\n".join(f"| {' | '.join(_cells(entry))} |" for entry in EQUIVALENTS)
     scripts = "\n".join(f"| {script} | {text} |" for script, text in DIFFERENCES)
+    commands = "\n".join(
+        f"| `{name}` | {other.system} | {_sentence(f'{other.problem}; {other.remedy}')} |"
+        for name, other in OTHER_COMMANDS.items()
+    )
     values = "\n".join(f"| `{flag}` | {given} | {words} |" for flag, given, words in _value_rows())
     return (
         f"{HEAD}\n| flag | of | | in Kvell |\n|---|---|---|---|\n{flags}\n\n"
-        f"## Values\n\n| flag | value | in Kvell |\n|---|---|---|\n{values}\n\n{SCRIPTS}{scripts}\n"
+        f"## Values\n\n| flag | value | in Kvell |\n|---|---|---|\n{values}\n\n"
+        f"## Commands\n\n{COMMANDS_HEAD}\n"
+        f"| command | of | in Kvell |\n|---|---|---|\n{commands}\n\n{SCRIPTS}{scripts}\n"
     )
 
 

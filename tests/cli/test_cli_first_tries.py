@@ -5,7 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from kvell.cli.late_commands import COMMANDS
+from kvell.equivalents.other_commands import OTHER_COMMANDS
 from kvell.equivalents.table import EQUIVALENTS
+from kvell.errors import ChangeSomething
+from kvell.models.sources.missing_model import ollama_name
+from kvell.models.sources.source import resolve_draft, resolve_model
 from tests.cli.conftest import Kvell, Served
 
 HONOURED = [
@@ -45,6 +50,10 @@ HONOURED = [
     ("serve --disable-radix-cache", "--no-enable-prefix-caching"),
     ("serve --tokenizer some/tokenizer", "--tokenizer some/tokenizer"),
     ("serve --load-format dummy", "--load-format dummy"),
+    ("serve -m some/model -c 1024 -np 8", "--model some/model --max-model-len 1024"),
+    ("serve -m some/model --parallel 8", "--model some/model --max-num-seqs 8"),
+    ("serve --ctx-size 1024 -c 0", "--max-model-len 1024"),
+    ("serve --batch-size 512 -t 1", "--max-num-batched-tokens 512 --threads 1"),
     ("""serve --hf-overrides {"rope_theta":1}""", """--hf-overrides {"rope_theta":1}"""),
     (
         """serve --speculative-config {"method":"ngram","num_speculative_tokens":4}""",
@@ -83,6 +92,10 @@ WITHOUT_EFFECT = [
     "serve --api-server-count 1",
     "serve --attention-backend FLASH_ATTN",
     "serve --model-impl auto",
+    "serve -ngl 0",
+    "serve --jinja",
+    "serve -cb",
+    "serve --cache-type-k bf16",
 ]
 """Command lines whose flag is what Kvell does anyway."""
 REFUSED = [
@@ -113,6 +126,17 @@ REFUSED = [
         "--speculative-config method=eagle: is not served; use one of ngram, draft_model",
     ),
     ("serve --speculative-config eagle", "--speculative-config=eagle: is not a JSON object; write"),
+    ("serve -ngl 99", "-ngl=99: all layers of a model are on one device; use --device cuda"),
+    (
+        "serve --n-gpu-layers all",
+        "--n-gpu-layers=all: all layers of a model are on one device; use",
+    ),
+    (
+        "serve -hf some/model-GGUF:Q4_K_M",
+        "-hf=some/model-GGUF:Q4_K_M: Kvell reads safetensors, not",
+    ),
+    ("serve -ctk q8_0", "-ctk=q8_0: keys and values have one dtype; use --kv-cache-dtype fp8 or"),
+    ("generate --alias name hello", "--alias=name: needs --served-model-name, which only a server"),
     ("generate -dp 2 hello", "-dp=2: needs --instances, which only a server has; use kvell serve"),
 ]
 
@@ -158,6 +182,49 @@ def test_is_refused_with_a_remedy(kvell: Kvell, served: Served, line: str, answe
     assert ended.stderr.startswith(f"kvell: {answer}")
     assert ended.stderr.count("\n") == 1
     assert served.calls == []
+
+
+@pytest.mark.parametrize("name", OTHER_COMMANDS)
+def test_a_command_of_another_system_has_a_remedy(kvell: Kvell, name: str) -> None:
+    ended = kvell(name, "smollm2", "--verbose")
+    assert (ended.code, ended.stderr.count("\n")) == (2, 1)
+    other = OTHER_COMMANDS[name]
+    assert ended.stderr.startswith(f"kvell: command={name}: is {other.system}'s: {other.problem}; ")
+    assert name not in COMMANDS
+
+
+def test_an_unknown_command_is_not_another_systems(kvell: Kvell) -> None:
+    assert "No such command 'frobnicate'" in kvell("frobnicate").stderr
+
+
+@pytest.mark.parametrize(
+    ("model", "answer"),
+    [
+        (
+            "qwen3:0.6b",
+            "is a name of Ollama's library, which Kvell does not read; use the model on",
+        ),
+        ("library/qwen3:0.6b", "is a name of Ollama's library"),
+        ("ollama.com/library/qwen3", "is a name of Ollama's library"),
+        ("hf.co/x/y-GGUF", "is Ollama's name of a GGUF file on the hub"),
+        ("hf.co/x/y:Q4_K_M", "is Ollama's name of a GGUF file on the hub"),
+        ("hf.co/x/y", "is Ollama's name or an address; use x/y"),
+        ("https://huggingface.co/x/y", "is Ollama's name or an address; use x/y"),
+        ("smollm2:latest", "is Ollama's name with a tag; use smollm2"),
+        ("smollm2:135m", "is Ollama's name with a tag; use smollm2"),
+    ],
+)
+def test_a_name_of_ollamas_is_told_from_a_hub_id(model: str, answer: str, tmp_path: Path) -> None:
+    with pytest.raises(ChangeSomething) as caught:
+        resolve_model(model, tmp_path, fetch=lambda _: tmp_path)
+    assert str(caught.value).startswith(f"model={model}: {answer}")
+    with pytest.raises(ChangeSomething, match=r"^speculative_model="):
+        resolve_draft(model, tmp_path)
+
+
+@pytest.mark.parametrize("model", ["owner/name", "gpt2", "owner/name-v1.5_GGUF", "/a:b", "./a:b"])
+def test_hub_ids_and_paths_are_no_names_of_ollamas(model: str) -> None:
+    assert ollama_name(model) is None
 
 
 def test_a_seed_is_the_servers(kvell: Kvell, served: Served) -> None:

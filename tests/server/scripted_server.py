@@ -26,7 +26,7 @@ _SAID = re.compile(r".*SAY ([^\n]*)", re.DOTALL)
 
 
 class ScriptedEngine(FakeEngine):
-    """Says what it is told, a byte each step, and the more likely the later."""
+    """Says what it is told up to a stop token, a byte each step, and the more likely the later."""
 
     def __init__(self, incarnation: int) -> None:
         super().__init__(incarnation=incarnation, step_seconds=0.002)
@@ -38,6 +38,8 @@ class ScriptedEngine(FakeEngine):
             prompt = bytes(command.spec.prompt[::4]).decode(errors="replace")
             said = _SAID.match(prompt)
             script = (said[1] if said else "nothing").replace("~", "\n").encode()
+            stops = map(bytes, zip(command.spec.sampling.stop_token_ids, strict=True))
+            script = min((script.partition(stop)[0] for stop in stops), key=len, default=script)
             self._scripts[command.request_id] = script
             self._submits[command.request_id] = command
             most = min(

@@ -7,6 +7,8 @@ from types import MappingProxyType
 import click
 from typing_extensions import override
 
+from kvell.equivalents.other_commands import OTHER_COMMANDS
+
 COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "bench": ("bench.commands", "Measure a server or an engine under load."),
@@ -54,6 +56,18 @@ class LateCommands(MutableMapping[str, click.Command]):
 
 class LateGroup(click.Group):
     """A group of :class:`LateCommands`, whose help imports none of them."""
+
+    @override
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the first word names.
+
+        :raises ChangeSomething: if it is a command of another system.
+        """
+        if args[0] not in COMMANDS and args[0] in OTHER_COMMANDS:
+            raise OTHER_COMMANDS[args[0]].refusal(args[0])
+        return super().resolve_command(ctx, args)
 
     @override
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -19,6 +19,7 @@ from kvell.engine.core.page_map import PageMap
 from kvell.engine.engine import Engine
 from kvell.engine.lending.sections import full_groups
 from kvell.engine.planning.overlap import with_depth
+from kvell.engine.protocol.statistics import ModelWeights
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.model_rules import ModelRules
 from kvell.engine.running.copies.copies_under_pass import copies_beside_passes
@@ -158,8 +159,7 @@ def build_engine(
     controls = {served.name: served.controls() for served in parts.served}
     runner = _make_runner(parts, controls)
     link = _make_link(parts, agent)
-    if link is not None:
-        _let_ask(parts, runner, link)
+    _let_ask(parts, runner, link)
     core = _make_core(parts, agent, incarnation)
     return Engine(
         core,
@@ -178,6 +178,7 @@ def build_engine(
         link=link,
         staying=staying,
         prices=prices,
+        weights=_model_weights(parts),
     )
 
 
@@ -341,9 +342,11 @@ def _answered_layers(parts: _Parts) -> dict[int, ServedLayers]:
     }
 
 
-def _let_ask(parts: _Parts, runner: ModelRunner, link: PoolLink) -> None:
+def _let_ask(parts: _Parts, runner: ModelRunner, link: PoolLink | None) -> None:
     """Let passes report and read to and from other instances, and request attention from creditors
     over pages that are not read in place."""
+    if link is None:
+        return
     runner.tells_written = link.written
     runner.stands = link.stands
     if not link.asks:
@@ -383,6 +386,19 @@ def _make_contract(parts: _Parts, floor_bytes: int) -> MemoryContract:
         steps=parts.steps,
         dtype=str(parts.served[0].model.dtype).removeprefix("torch."),
     )
+
+
+def _model_weights(parts: _Parts) -> dict[str, ModelWeights]:
+    """Return the weights of every model by its name; those of the first are also its draft's."""
+    weights = {}
+    for index, served in enumerate(parts.served):
+        model = served.model
+        draft_bytes = parts.draft.weight_bytes if parts.draft is not None and not index else 0
+        is_plain = model.quantization == "none"
+        form = str(model.dtype).removeprefix("torch.") if is_plain else model.quantization
+        key = served.name if index else ""
+        weights[key] = ModelWeights(model.weight_bytes + draft_bytes, form, model.device.type)
+    return weights
 
 
 def _dtype(name: str) -> torch.dtype:

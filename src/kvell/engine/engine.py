@@ -45,7 +45,7 @@ from kvell.engine.protocol.messages import (
 from kvell.engine.protocol.notices import WatchIndex
 from kvell.engine.protocol.pages import AskLargePage, AskPages, LargePage, Pages
 from kvell.engine.protocol.stage_times import StageTimes
-from kvell.engine.protocol.statistics import InstanceFacts, LoadStats
+from kvell.engine.protocol.statistics import InstanceFacts, LoadStats, ModelWeights
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.running.ahead import StepsAhead
 from kvell.engine.running.engine_link import EngineLink
@@ -95,6 +95,7 @@ class Engine:
         link: EngineLink | None = None,
         staying: str = "",
         prices: InstancePrices = DEFAULT_PRICES,
+        weights: Mapping[str, ModelWeights] = MappingProxyType({}),
     ) -> None:
         """:param activations: bytes of the activation reserve that a step without a slot needs.
         :param images: images of requests in flight.  The caller that submits prompts with images
@@ -106,7 +107,8 @@ class Engine:
         :param page_map: None: the engine shows no pages.
         :param link: the link to other instances, if the core has an agent; None: there is none.
         :param staying: the setting that keeps requests from moving; "" if they can move.
-        :param prices: the prices that it reports."""
+        :param prices: the prices that it reports.
+        :param weights: by model; "" is the first."""
         self.core = core
         self.images = images
         self.contract = contract
@@ -118,6 +120,7 @@ class Engine:
         self._times = StageTimes(self._clock)
         self._warmer, self._objectives = warmer, objectives
         self._page_map, self._staying, self._prices = page_map, staying, prices
+        self._weights = dict(weights)
         self._link = link or EngineLink()
         self.loop = EngineLoop(core, self._link, journal)
         self.grammars = AwaitedGrammars(grammars, self._link.bell.ring, self._clock)
@@ -170,6 +173,7 @@ class Engine:
             is_asked=self._link.asks,
             prices=self._prices.costs,
             prices_origin=self._prices.origin,
+            weights=self._weights,
         )
         return Ready(SCHEMA_VERSION, facts)
 

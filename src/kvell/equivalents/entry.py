@@ -8,7 +8,7 @@ from kvell.errors import ChangeSomething
 
 Words = tuple[tuple[str, str | None], ...]
 """Flags of Kvell and their values; None for a switch."""
-System = Literal["vLLM", "SGLang"]
+System = Literal["vLLM", "SGLang", "llama.cpp", "Ollama"]
 
 
 @dataclass(frozen=True)

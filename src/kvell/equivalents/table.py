@@ -1,4 +1,4 @@
-"""Flags of vLLM and SGLang, and what Kvell does with each.
+"""Flags of vLLM, SGLang and llama.cpp, and what Kvell does with each.
 
 The command line, :class:`kvell.LLM`, :class:`kvell.AsyncEngine` and ``docs/equivalents.md`` use
 these entries.  An entry is honoured (translated to flags of Kvell), accepted (Kvell does it
@@ -15,6 +15,7 @@ from kvell.equivalents.translations import (
     GRAMMAR_BACKENDS,
     at_most,
     chunk,
+    context,
     draft_words,
     gibibytes,
     instances,
@@ -463,6 +464,73 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
         "metrics are always served at /metrics",
         takes_value=False,
         system="SGLang",
+    ),
+    Equivalent(("-m",), "translated to --model", translate=rename("--model"), system="llama.cpp"),
+    Equivalent(
+        ("--hf-repo", "-hf", "-hfr"),
+        "Kvell reads safetensors, not GGUF; use --model with the hub id of the model's safetensors",
+        accepts=_REFUSED,
+        system="llama.cpp",
+    ),
+    Equivalent(
+        ("--alias", "-a"),
+        "translated to --served-model-name",
+        translate=rename("--served-model-name"),
+        system="llama.cpp",
+    ),
+    Equivalent(
+        ("--ctx-size", "-c"),
+        "translated to --max-model-len; 0 is the model's own context",
+        translate=context,
+        system="llama.cpp",
+    ),
+    Equivalent(
+        ("--n-gpu-layers", "--gpu-layers", "-ngl"),
+        "all layers of a model are on one device; use --device cuda for a GPU, and leave it out",
+        accepts=frozenset({"0"}),
+        system="llama.cpp",
+    ),
+    Equivalent(
+        ("--parallel", "-np"),
+        "translated to --max-num-seqs",
+        translate=rename("--max-num-seqs"),
+        system="llama.cpp",
+    ),
+    Equivalent(
+        ("--batch-size", "-b"),
+        "translated to --max-num-batched-tokens",
+        translate=rename("--max-num-batched-tokens"),
+        system="llama.cpp",
+    ),
+    Equivalent(
+        ("-t",), "translated to --threads", translate=rename("--threads"), system="llama.cpp"
+    ),
+    Equivalent(
+        ("--n-predict", "--predict", "-n"),
+        "translated to --max-tokens",
+        translate=rename("--max-tokens"),
+        system="llama.cpp",
+    ),
+    Equivalent(
+        ("--temp",),
+        "translated to --temperature",
+        translate=rename("--temperature"),
+        system="llama.cpp",
+    ),
+    Equivalent(
+        ("--cache-type-k", "--cache-type-v", "-ctk", "-ctv"),
+        "keys and values have one dtype; use --kv-cache-dtype fp8 or int8",
+        accepts=frozenset({"bf16"}),
+        system="llama.cpp",
+    ),
+    Equivalent(
+        ("--cont-batching", "-cb"),
+        "requests are always batched continuously",
+        takes_value=False,
+        system="llama.cpp",
+    ),
+    Equivalent(
+        ("--jinja",), "chat templates are always Jinja's", takes_value=False, system="llama.cpp"
     ),
 )
 _BY_NAME: Mapping[str, Equivalent] = MappingProxyType(

@@ -44,6 +44,11 @@ def chunk(value: str) -> Words:
     return (("--max-num-batched-tokens", value),)
 
 
+def context(value: str) -> Words:
+    """Translate the tokens of a context; 0 is the model's own."""
+    return () if value == "0" else (("--max-model-len", value),)
+
+
 def _whole(flag: str, value: str) -> int:
     if not value.isdecimal() or not int(value):
         raise refusal(flag, value, "is not a whole number above 0; write it like 2")

@@ -47,6 +47,7 @@ class PagedModel:
         fused: FusedDecoder | None = None,
         *,
         has_head: bool = True,
+        quantization: str = "none",
     ) -> None:
         """Take over a transformers causal LM (its attention implementation is set here).
 
@@ -55,6 +56,7 @@ class PagedModel:
         :param fused: a compiled pass that has taken over the module's weights and computes
             every step instead of it.
         :param has_head: whether the model has a head of its own to write text with.
+        :param quantization: one of ``quantization.QUANTIZATIONS``, in which it stores its weights.
         """
         self.module = module.eval()
         self.description = description
@@ -62,6 +64,7 @@ class PagedModel:
         self.kv_dtype = kv_dtype or self.dtype
         self.fused = fused
         self.has_head = has_head
+        self.quantization = quantization
         self.captured: StepRecords | None = None
         self._modules = None if fused else _module_pass(self.module, description, kernels)
         self._memory: ModelMemory | None = None

@@ -37,11 +37,19 @@ from kvell.engine.protocol.request_spec import to_token_ids
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.schemas.following import make_enforceable
 from kvell.engine.protocol.schemas.strict import StrictViolation, find_violation
-from kvell.engine.protocol.statistics import InstanceFacts, LoadStats, ModelLengths, Stats
+from kvell.engine.protocol.statistics import (
+    InstanceFacts,
+    LoadStats,
+    ModelLengths,
+    ModelWeights,
+    Stats,
+)
 from kvell.engine.sampling.model_defaults import NEUTRAL
 from kvell.models.config.embeddings import EmbeddingFacts
+from kvell.models.loading.stored_model import StoredModel
 from kvell.models.text.answer_text import Preceding
 from kvell.models.text.content_format import NO_FIELDS, with_content
+from kvell.models.text.gap_tokens import GapTokens
 from kvell.models.text.token_offsets import TokenOffsets
 from kvell.vocabulary import FinishReason, RequestId
 from kvell.wire.decoding import decode_json
@@ -57,6 +65,8 @@ CHUNK_TOKENS = 64
 POOL_BYTES = 1 << 20
 TOKEN_BYTES = 64
 LARGE_PAGES = 4
+STORED = StoredModel(1000, 135_000_000, "5" * 64, 1_700_000_000.0, {"block_count": 3})
+WEIGHTS_BYTES = 900
 
 
 def fake_token(prompt: bytes, index: int) -> int:
@@ -119,7 +129,8 @@ class FakeEngine:
     ) -> None:
         lengths = dict.fromkeys(beside, ModelLengths(max_model_len // 2))
         self._facts = InstanceFacts(
-            incarnation, credits, "fake", max_model_len, POOL_BYTES, lengths
+            *(incarnation, credits, "fake", max_model_len, POOL_BYTES, lengths),
+            weights={"": ModelWeights(WEIGHTS_BYTES, "int8", "cpu")},
         )
         self._schema_version = schema_version
         self._step_seconds = step_seconds
@@ -283,6 +294,10 @@ class ByteText:
     eos_token_ids = frozenset({EOS_TOKEN})
     model_type = "bytes"
     embeddings = EmbeddingFacts(VECTOR_SIZE, is_matryoshka=True, sizes=(2, 4))
+    stored = STORED
+    gap_tokens: GapTokens | None = GapTokens(
+        (ord("<"), "before", ord("|"), "after", ord(">")), (ord("|"),)
+    )
 
     def __init__(
         self,

@@ -1,6 +1,7 @@
 """Penalties and biases: each by its own plain words, and repetition as transformers has it."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,6 +36,30 @@ def adjusted(
     past = np.array([*prompt, *output], np.int32)
     adjust(row, params, past, len(prompt), ends)
     return row
+
+
+@given(rows, texts, texts, penalties, penalties, st.integers(0, 30))
+def test_penalties_look_at_the_last_tokens_only(
+    logits: list[float],
+    prompt: list[int],
+    output: list[int],
+    presence: float,
+    frequency: float,
+    window: int,
+) -> None:
+    """As if the tokens before were not there; a window of 0 has no penalty."""
+    given_penalties: dict[str, Any] = {
+        "repetition_penalty": 1.3,
+        "presence_penalty": presence,
+        "frequency_penalty": frequency,
+    }
+    looking_back = SamplingParams(**given_penalties, repeat_last_n=window)
+    first = max(0, len(prompt) + len(output) - window)
+    seen = prompt[first:], output[max(0, first - len(prompt)) :]
+    expected = adjusted(logits, SamplingParams(**given_penalties), *seen)
+    assert torch.equal(adjusted(logits, looking_back, prompt, output), expected)
+    if not window:
+        assert expected.tolist() == torch.tensor(logits, dtype=torch.float32).tolist()
 
 
 @given(

@@ -9,7 +9,7 @@ import httpx
 import ollama
 import pytest
 
-from kvell.release import RELEASE
+from kvell.server.api.bodies.ollama_models import VERSION
 from kvell.server.api.schemas.ollama.requests import OllamaChatRequest, OllamaGenerateRequest
 
 pytestmark = pytest.mark.xdist_group("fake_server")
@@ -131,8 +131,9 @@ def test_its_own_client_lists_and_describes(official: ollama.Client, client: htt
         [model] = listed.models
         assert (model.model, len(model.digest or "")) == ("fake:latest", 64)
     shown = official.show("fake:latest")
-    assert "completion" in (shown.capabilities or []) and shown.template
-    assert client.get("/api/version").json() == {"version": RELEASE}
+    assert shown.capabilities == ["completion", "tools", "thinking", "insert", "embedding"]
+    assert shown.template and shown.modified_at
+    assert client.get("/api/version").json() == {"version": VERSION}
 
 
 def test_a_request_without_a_prompt_says_that_the_model_is_loaded(client: httpx.Client) -> None:
@@ -144,21 +145,22 @@ def test_a_request_without_a_prompt_says_that_the_model_is_loaded(client: httpx.
 @pytest.mark.parametrize(
     ("path", "body", "text"),
     [
-        ("generate", {"prompt": "a", "suffix": "b"}, "suffix=b: is not served; leave it out"),
+        ("generate", {"prompt": "a", "suffix": "b", "system": "x"}, "system=…: cannot be combined"),
+        ("generate", {"prompt": "a", "top_logprobs": 21}, "top_logprobs: "),
         ("generate", {"prompt": "a", "template": "x"}, "template=x: is not served; use raw"),
         ("generate", {"prompt": "a", "context": [1]}, "context=…: is not served; send the"),
         ("generate", {"prompt": "a", "raw": True, "system": "x"}, "system=…: needs the model's"),
         ("generate", {"prompt": "a", "images": ["iVBOR"]}, "images=image_url: is not accepted"),
         ("generate", {"prompt": "a", "format": "xml"}, "format: "),
         ("generate", {"prompt": "a", "options": {"mirostat": 1}}, "options.mirostat=1: is not"),
-        ("generate", {"prompt": "a", "options": {"num_ctx": 1 << 30}}, "options.num_ctx=10737418"),
+        ("generate", {"prompt": "a", "options": {"repeat_last_n": -2}}, "options.repeat_last_n: "),
+        ("chat", {"messages": [HI], "logprobs": False, "top_logprobs": 2}, "top_logprobs=2: needs"),
         ("generate", {"prompt": "a", "options": {"temperature": -1}}, "options.temperature=-1"),
         (
             "generate",
             {"prompt": "a", "options": {"repeat_penalty": 1e3}},
             "options.repeat_penalty=",
         ),
-        ("chat", {"messages": [HI], "options": {"num_predict": 0}}, "options.num_predict=0: "),
         ("chat", {"messages": [HI], "options": {"stop": ["a"] * 100}}, "options.stop="),
         ("chat", {"messages": [HI], "tools": [{"type": "x"}]}, "tools[0]"),
         ("chat", {"messages": [{"role": "bot", "content": ""}]}, "messages[0].role: "),

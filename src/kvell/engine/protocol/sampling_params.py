@@ -20,6 +20,8 @@ from kvell.equivalents.arguments import SAMPLING_OTHERS
 from kvell.equivalents.other import refuses_unknown
 from kvell.errors import ChangeSomething
 
+ALL_TOKENS = -1
+"""The value of ``repeat_last_n`` for all tokens."""
 MAX_SEED = 2**63 - 1
 SEED_BYTES = 7
 """The size of seeds that are derived; they are below ``MAX_SEED``."""
@@ -90,6 +92,8 @@ class SamplingParams:
         output has it; from -2 to 2.
     :param repetition_penalty: divides the positive logits of tokens in prompt and output, and
         multiplies the negative ones (Keskar et al., 2019); above 0 and up to 100.
+    :param repeat_last_n: penalties look only at this number of last tokens of prompt and output;
+        -1: at all of them, 0: at none.
     :param logit_bias: is added to the logits of tokens, by token id; from -100 to 100, at most
         1,024 tokens.
     :param min_tokens: the answer does not end before it has this number of tokens.
@@ -148,6 +152,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     reasoning_budget: ReasoningBudget | None = None
+    repeat_last_n: int = ALL_TOKENS
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     @override
@@ -189,6 +194,8 @@ class SamplingParams:
         if not LEAST_REPETITION_PENALTY <= self.repetition_penalty <= 100.0:
             problem = f"must be between {LEAST_REPETITION_PENALTY} and 100"
             refuse("repetition_penalty", problem, "use 1 for none")
+        if self.repeat_last_n < ALL_TOKENS:
+            refuse("repeat_last_n", "must be -1 or more", "use -1 for all tokens")
         if self.max_tokens is not None and self.max_tokens < 1:
             refuse("max_tokens", "must be at least 1", "use 1 or more")
         if self.min_tokens < 0 or self.min_tokens > (self.max_tokens or self.min_tokens):
@@ -303,7 +310,7 @@ NUMBERS = (
     *("temperature", "top_p", "min_p"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
-WHOLE_NUMBERS = ("top_k", "n", "min_tokens", "seed", "max_tokens")
+WHOLE_NUMBERS = ("top_k", "n", "min_tokens", "seed", "max_tokens", "repeat_last_n")
 FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
 READERS: Mapping[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(NUMBERS, number),

@@ -29,6 +29,19 @@ class ModelLengths(Struct, frozen=True, forbid_unknown_fields=True):
         return max(self.max_model_len, self.reach_tokens)
 
 
+class ModelWeights(Struct, frozen=True, forbid_unknown_fields=True):
+    """The weights of a model in an instance.
+
+    :param size_bytes: bytes of its weights, and of its draft model's.
+    :param form: form of most of its numbers: ``float32``, ``bfloat16``, ``int8`` or ``int4``.
+    :param device: type of the device that has them and the KV cache, such as ``cpu``.
+    """
+
+    size_bytes: int
+    form: str
+    device: str
+
+
 class InstanceFacts(Struct, frozen=True, forbid_unknown_fields=True):
     """The facts of an instance, which stay the same while its incarnation runs.
 
@@ -54,6 +67,7 @@ class InstanceFacts(Struct, frozen=True, forbid_unknown_fields=True):
     :param is_asked: whether instances of other hosts may ask it for attention over what it lends.
     :param prices: prices of the first model, by which instances are compared.
     :param prices_origin: origin of the prices: ``defaults``, ``calibrated`` or ``from FILE``.
+    :param weights: weights of every model by its name; "" is the first.
     """
 
     incarnation: int
@@ -76,6 +90,7 @@ class InstanceFacts(Struct, frozen=True, forbid_unknown_fields=True):
     prices: ExecCosts = USUAL_PRICES
     is_asked: bool = False
     prices_origin: str = "defaults"
+    weights: dict[str, ModelWeights] = {}
 
     def lengths(self, model: str = "") -> ModelLengths:
         """Return the lengths of a model, zeros if it is not served; "" is the first."""

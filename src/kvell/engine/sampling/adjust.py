@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.protocol.sampling_params import ALL_TOKENS, SamplingParams
 from kvell.engine.sampling.reasoning_budget import forced_token
 
 Ints = npt.NDArray[np.int32]
@@ -29,10 +29,13 @@ def adjust(
     :param end_token_ids: tokens that end an answer.
     """
     output = past[prompt_tokens:]
+    window = params.repeat_last_n
+    first = 0 if window == ALL_TOKENS else max(0, len(past) - window)
     if params.repetition_penalty != 1.0:
-        _repetition(logits, _distinct(past), params.repetition_penalty)
-    if (params.presence_penalty or params.frequency_penalty) and len(output):
-        tokens, counts = np.unique(output, return_counts=True)
+        _repetition(logits, _distinct(past[first:]), params.repetition_penalty)
+    penalized = past[max(first, prompt_tokens) :]
+    if (params.presence_penalty or params.frequency_penalty) and len(penalized):
+        tokens, counts = np.unique(penalized, return_counts=True)
         penalty = params.presence_penalty + params.frequency_penalty * counts
         logits[_on(logits, tokens)] -= _on(logits, penalty.astype(np.float32))
     if params.logit_bias:

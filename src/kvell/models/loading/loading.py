@@ -96,9 +96,8 @@ def load_paged_model(
                     skeleton, description, kernels, quantization, blocks, memory
                 )
             if decoder is not None:
-                return PagedModel(
-                    skeleton, description, kernels, kv_dtype, decoder, has_head=has_head
-                )
+                parts = skeleton, description, kernels, kv_dtype, decoder
+                return PagedModel(*parts, has_head=has_head, quantization=quantization)
         from kvell.models.loading.module_loading import load_module, paged_module
 
         module = load_module(weights, config, dtype, place)

@@ -52,4 +52,5 @@ def paged_module(
     if decoder is None:
         share_parameters(module, memory)
         use_small_linears(module)
-    return PagedModel(module, description, kernels, kv_dtype, decoder, has_head=has_head)
+    parts = module, description, kernels, kv_dtype, decoder
+    return PagedModel(*parts, has_head=has_head, quantization=quantization)

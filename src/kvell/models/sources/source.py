@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvell.errors import ChangeSomething
-from kvell.models.sources.missing_model import no_model
+from kvell.models.sources.missing_model import no_model, ollama_name
 from kvell.models.sources.packaged import MODEL_NAME, packaged_model
 from kvell.models.sources.progress import Progress, quiet
 
@@ -29,6 +29,8 @@ def resolve_model(
         return path
     if path.is_file():
         raise no_model(model, "is a file")
+    if (error := ollama_name(model)) is not None:
+        raise error
     if _looks_like_path(model):
         raise no_model(model, "there is no such directory")
     if fetch is None:

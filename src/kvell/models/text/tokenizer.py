@@ -19,6 +19,7 @@ from kvell.models.text.chat_template import (
 )
 from kvell.models.text.content_format import NO_FIELDS
 from kvell.models.text.end_tokens import PLAIN_CLASS, eos_token_ids, ids_of
+from kvell.models.text.gap_tokens import GapTokens, gap_tokens
 from kvell.models.text.token_bytes import most_token_bytes
 from kvell.models.text.tokenizer_faults import TOKENIZER_FILES, own_code, tokenizer_fault
 from kvell.models.text.tokenizer_settings import plain_settings
@@ -95,12 +96,23 @@ class Tokenizer:
         return self.template is not None
 
     @cached_property
+    def gap_tokens(self) -> GapTokens | None:
+        """The tokens with which the model fills a gap in a text; None if it has none."""
+        return gap_tokens(self._id_of)
+
+    @cached_property
     def template(self) -> ChatTemplate | None:
         """The chat template, probed once for its content format; None if there is none.
 
         :raises ChangeSomething: if it does not compile.
         """
         return self._read(self._chosen)
+
+    def _id_of(self, token: str) -> int | None:
+        """Return the id of a token by its name; None if there is no such token."""
+        index = self.backend.convert_tokens_to_ids(token)
+        is_known = index is not None and self.backend.convert_ids_to_tokens(index) == token
+        return int(index) if is_known else None
 
     def choose_template(self, chosen: ChosenTemplate) -> ChatTemplate | None:
         """Return the chat template for a user's choice.

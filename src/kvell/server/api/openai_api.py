@@ -34,7 +34,9 @@ from kvell.server.api.routes.embeddings import PATH as EMBEDDINGS_PATH
 from kvell.server.api.routes.embeddings import EmbeddingsApi
 from kvell.server.api.routes.messages import MessagesApi
 from kvell.server.api.routes.models import ModelsApi
-from kvell.server.api.routes.ollama import OllamaApi
+from kvell.server.api.routes.ollama import OllamaAnswersApi
+from kvell.server.api.routes.ollama_embeddings import OllamaEmbeddingsApi
+from kvell.server.api.routes.ollama_models import OllamaModelsApi
 from kvell.server.api.routes.operator import OperatorApi
 from kvell.server.api.routes.responses import ResponsesApi
 from kvell.server.api.routes.scores import RERANK_PATHS, SCORE_PATHS, ScoresApi
@@ -102,14 +104,15 @@ def build_app(
     floor_bytes = floor_bytes or process_bytes()
     work_bytes = most_work_bytes(facts, model, beside)
     app = _empty_app(face)
-    for api in (CompletionsApi, ChatApi, ResponsesApi, MessagesApi):
+    for api in (CompletionsApi, ChatApi, ResponsesApi, MessagesApi, OllamaAnswersApi):
         api(serving).install(app)
     embeddings = EmbeddingsApi(serving)
     embeddings.install(app)
     ScoresApi(embeddings).install(app)
     started_unix_seconds = int(time.time())
     ModelsApi(serving, started_unix_seconds, face.tells_tokenizer).install(app)
-    OllamaApi(serving, started_unix_seconds).install(app)
+    OllamaModelsApi(serving, started_unix_seconds).install(app)
+    OllamaEmbeddingsApi(embeddings).install(app)
     OperatorApi(front, metrics, floor_bytes, work_bytes).install(app)
     cluster = ClusterApi(front, floor_bytes + work_bytes, os.getpid())
     cluster.install(app)

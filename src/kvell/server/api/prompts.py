@@ -84,16 +84,37 @@ class PromptEncoder:
         ids = form.kept_of(np.array(prompt, np.int32), most_tokens)
         return self._checked(field, ids, answer_tokens)
 
-    async def text(self, text: str, add_special_tokens: bool) -> TokenIds:
+    async def text(self, text: str, add_special_tokens: bool, *, field: str = "prompt") -> TokenIds:
         """Return the token ids of a text, int32 ``[tokens]``, even if it is too long to be served.
 
+        :param field: request field of the text, for errors.
         :raises ChangeSomething: if the text is too long to be encoded.
         """
-        size_bytes = self._texts.bounds.checked_bytes("prompt", text, fits=False)
+        size_bytes = self._texts.bounds.checked_bytes(field, text, fits=False)
         encode = self._model.encode
         return await self._work.run(
             size_bytes, lambda: encode(text, add_special_tokens=add_special_tokens)
         )
+
+    async def around_gap(self, prompt: str | list[int], suffix: str) -> TokenIds:
+        """Return the token ids of two texts between which the answer comes, int32 ``[tokens]``.
+
+        :raises ChangeSomething: if the model's tokenizer has no tokens for that, or the texts are
+            too long.
+        """
+        form = self._model.gap_tokens
+        if form is None:
+            problem = "needs fill-in-the-middle tokens, which the model's tokenizer does not have"
+            remedy = "leave it out, or serve a model that has them, such as Qwen2.5-Coder"
+            raise ChangeSomething("suffix", "…", problem, remedy)
+        if isinstance(prompt, str):
+            before = await self.text(prompt, add_special_tokens=False)
+        else:
+            self._check_known("prompt", prompt)
+            before = np.array(prompt, np.int32)
+        after = await self.text(suffix, add_special_tokens=False, field="suffix")
+        begin = await self.text("", add_special_tokens=True)
+        return self._checked("prompt", np.concatenate([begin, form.prompt(before, after)]))
 
     async def count_answer_tokens(self, text: str) -> int:
         """Return the number of tokens in a part of an answer, which may have any length."""

@@ -17,8 +17,8 @@ from kvell.front.request_log import RequestTrace
 from kvell.server.access.visit import CLIENT_GONE_STATUS, RequestContext, Sequences
 from kvell.server.answers.named import AnswerFormat
 from kvell.server.api.bodies.completions import Heading
-from kvell.server.api.http_errors import MODELS, UnknownModel
 from kvell.server.api.kept_answer import KeptAnswer
+from kvell.server.api.model_names import served_name
 from kvell.server.api.prompts import PromptEncoder
 from kvell.server.api.schemas.beams import beam_searches
 from kvell.server.api.schemas.generation import GenerationRequest
@@ -117,6 +117,7 @@ class AppState:
     :param metrics: the front's observer.
     :param ignored_fields: logs each unknown field once.
     :param ignored_hints: logs each ignored kind of ``kv_hints`` once.
+    :param long_contexts: logs each context once that Ollama's clients need and is not served.
     """
 
     front: Front
@@ -128,6 +129,9 @@ class AppState:
     ignored_hints: OncePerName = field(
         default_factory=lambda: OncePerName("kv_hint_ignored", "action")
     )
+    long_contexts: OncePerName = field(
+        default_factory=lambda: OncePerName("context_lowered", "num_ctx")
+    )
 
     def note(self, body: RequestBody) -> None:
         """Log each unknown field once; unknown fields have no effect."""
@@ -137,15 +141,18 @@ class AppState:
     def find_model(self, name: str | None, tenant: str = "") -> tuple[str, ServerModel]:
         """Return the name and the model that a request names; None means the first model.
 
+        The name may have a tag of Ollama's.
+
         :param tenant: tenant to charge with the encoding of texts.
         :raises UnknownModel: if no model has the name.
         """
-        name = next(iter(self.models_by_name)) if name is None else name
-        served = self.models_by_name.get(name)
-        if served is None:
-            names = ", ".join(self.models_by_name)
-            raise UnknownModel(f"model={name[:200]}: is not served; use {names} (see {MODELS})")
+        models = self.models_by_name
+        name = next(iter(models)) if name is None else served_name(name, models, self._parameters)
+        served = models[name]
         return name, replace(served, prompts=served.prompts.of(tenant)) if tenant else served
+
+    def _parameters(self, name: str) -> int:
+        return self.models_by_name[name].text.stored.parameters
 
     def deltas(
         self, request: ParsedRequest, samplings: Sequence[SamplingParams], *, keeps: bool = True

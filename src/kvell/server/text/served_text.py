@@ -15,6 +15,7 @@ from kvell.models.config.description import text_config
 from kvell.models.config.embeddings import EmbeddingFacts, embedding_facts
 from kvell.models.families.plain_config import known_config
 from kvell.models.images.processor import PictureProcessor
+from kvell.models.loading.stored_model import StoredModel, stored_model
 from kvell.models.text.answer_text import Preceding
 from kvell.models.text.chat_template import THE_MODELS_OWN, ChosenTemplate
 from kvell.models.text.content_format import NO_FIELDS
@@ -23,6 +24,7 @@ from kvell.models.text.token_offsets import TokenOffsets, token_offsets
 from kvell.models.text.tokenizer import Tokenizer
 
 NO_VECTORS = EmbeddingFacts(0, "has no files that say what its embeddings are")
+NOT_STORED = StoredModel()
 KNOWN_TOKENS = 8192
 """The number of tokens whose text is cached; few tokens make up most log probabilities."""
 
@@ -39,11 +41,14 @@ class ServedText:
         processor: PictureProcessor | None = None,
         embeddings: EmbeddingFacts = NO_VECTORS,
         sampling_defaults: SamplingParams = NEUTRAL,
+        stored: StoredModel = NOT_STORED,
     ) -> None:
         self.name = name
         self.vocab_size = vocab_size
         self.model_type = model_type
         self.embeddings = embeddings
+        self.stored = stored
+        self.gap_tokens = tokenizer.gap_tokens
         self.eos_token_ids = tokenizer.eos_token_ids
         self.most_token_bytes = tokenizer.most_token_bytes
         self.sampling_defaults = sampling_defaults
@@ -83,7 +88,8 @@ class ServedText:
         tokenizer = Tokenizer.load(tokenizer_path or path, chosen, overrides)
         model_type = str(config.model_type)
         defaults = sampling_defaults(path, generation_config)
-        return cls(name, vocab_size, tokenizer, model_type, processor, embeddings, defaults)
+        stored = stored_model(path, config)
+        return cls(name, vocab_size, tokenizer, model_type, processor, embeddings, defaults, stored)
 
     def tokenizer_info(self) -> dict[str, object]:
         """Return the tokenizer's settings in JSON, with its class and the chat template."""

@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from kvell.engine.protocol.request_spec import SentTensor
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.models.config.embeddings import EmbeddingFacts
+from kvell.models.loading.stored_model import StoredModel
 from kvell.models.text.answer_text import Detokenizer, Preceding
 from kvell.models.text.content_format import NO_FIELDS
+from kvell.models.text.gap_tokens import GapTokens
 
 if TYPE_CHECKING:  # it imports tokenizers, which a front loads while its instance starts
     from kvell.models.text.token_offsets import TokenOffsets
@@ -41,6 +43,11 @@ class TextModel(Protocol):
     """Whether prompts may have images."""
     sampling_defaults: SamplingParams
     """The default sampling parameters; ``max_tokens`` may be None."""
+
+    gap_tokens: GapTokens | None
+    """The tokens with which the model fills a gap in a text; None if it has none."""
+    stored: StoredModel
+    """Sizes and identity of the model's files."""
 
     def tokenizer_info(self) -> dict[str, object]:
         """Return the tokenizer's settings in JSON, with its class and the chat template."""

@@ -1,6 +1,6 @@
-"""Bodies of Ollama's API: lines of a stream, whole answers, and descriptions of models."""
+"""Ollama's answers: lines of a stream, and whole bodies."""
 
-import hashlib
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -13,9 +13,8 @@ from kvell.server.answers.deltas import (
     ToolCallBegin,
 )
 from kvell.server.api.bodies.completions import Body
+from kvell.server.api.bodies.likely_tokens import LikelyTokens
 from kvell.server.api.bodies.message_blocks import tool_input
-from kvell.server.api.schemas.ollama.requests import LATEST
-from kvell.server.api.serving import ServerModel
 from kvell.server.text.text_stream import Usage
 
 NANOSECONDS = 1_000_000_000
@@ -43,9 +42,14 @@ class AnswerWriter:
     _call: tuple[str, list[str]] | None = None
     _texts: dict[str, list[str]] = field(default_factory=dict)
     _calls: list[Body] = field(default_factory=list)
+    _tokens: LikelyTokens = field(default_factory=LikelyTokens)
 
-    def lines(self, parts: Sequence[AnswerDelta]) -> list[Body]:
-        """Return the lines of the next parts; a call has its line when it is complete."""
+    def lines(self, parts: Sequence[AnswerDelta], tokens: LikelyTokens | None = None) -> list[Body]:
+        """Return the lines of the next parts; a call has its line when it is complete.
+
+        :param tokens: tokens since the last parts, for the first line; None for no log
+            probabilities.
+        """
         pieces: list[Body] = []
         for part in parts:
             match part:
@@ -59,7 +63,12 @@ class AnswerWriter:
                 case ToolCallArguments(_, text):
                     assert self._call is not None, "a call begins before its arguments"
                     self._call[1].append(text)
-        return [self._line(piece) for piece in pieces]
+        if not tokens:
+            return [self._line(piece) for piece in pieces]
+        first, *others = pieces or [{}]
+        self._tokens.append_tokens_of(tokens)
+        line = {**self._line(first), "logprobs": tokens.to_list()}
+        return [line, *(self._line(piece) for piece in others)]
 
     def last_lines(self, reason: str, usage: Usage, times: Times) -> list[Body]:
         """Return the lines that end a stream."""
@@ -72,7 +81,8 @@ class AnswerWriter:
         pieces: Body = {name: "".join(texts) for name, texts in self._texts.items()}
         if self._calls:
             pieces["tool_calls"] = self._calls
-        return {**self._line(pieces), **ending(reason, usage, times)}
+        probabilities: Body = {"logprobs": self._tokens.to_list()} if self._tokens else {}
+        return {**self._line(pieces), **probabilities, **ending(reason, usage, times)}
 
     def load_body(self) -> Body:
         """Return the answer to a request without a prompt: the model is loaded."""
@@ -93,7 +103,7 @@ class AnswerWriter:
         return {kind: text}
 
     def _line(self, piece: Body) -> Body:
-        head = {"model": self.model, "created_at": _now()}
+        head = {"model": self.model, "created_at": timestamp(time.time())}
         if self.is_chat:
             message = {"role": "assistant", "content": "", **piece}
             return {**head, "message": message, "done": False}
@@ -107,55 +117,20 @@ def ending(reason: str, usage: Usage, times: Times) -> Body:
     return {
         "done": True,
         "done_reason": reason,
-        "total_duration": _nanoseconds(times.started_seconds, times.ended_seconds),
+        "total_duration": nanoseconds(times.started_seconds, times.ended_seconds),
         "load_duration": 0,
         "prompt_eval_count": usage.prompt_tokens,
-        "prompt_eval_duration": _nanoseconds(times.started_seconds, times.first_seconds),
+        "prompt_eval_duration": nanoseconds(times.started_seconds, times.first_seconds),
         "eval_count": usage.completion_tokens,
-        "eval_duration": _nanoseconds(times.first_seconds, times.ended_seconds),
+        "eval_duration": nanoseconds(times.first_seconds, times.ended_seconds),
     }
 
 
-def model_entry(name: str, served: ServerModel, started_unix_seconds: int) -> Body:
-    """Return a model's entry in ``/api/tags`` and ``/api/ps``.
-
-    Its digest is that of the name, and its time that of the server's start.
-    """
-    tagged = name if ":" in name else name + LATEST
-    return {
-        "name": tagged,
-        "model": tagged,
-        "modified_at": datetime.fromtimestamp(started_unix_seconds, UTC).isoformat(),
-        "digest": hashlib.sha256(tagged.encode()).hexdigest(),
-        "details": _details(served),
-        "context_length": served.length.reach_tokens,
-    }
+def timestamp(unix_seconds: float) -> str:
+    """Return a time as RFC 3339 text in UTC."""
+    return datetime.fromtimestamp(unix_seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
-def model_description(served: ServerModel) -> Body:
-    """Return the body of ``/api/show``."""
-    kind = served.text.model_type
-    capabilities = ["completion", "tools", "vision"]
-    has = {"tools": bool(served.text.takes_tools), "vision": served.text.takes_images}
-    return {
-        "details": _details(served),
-        "template": served.text.chat_template,
-        "capabilities": [name for name in capabilities if has.get(name, True)],
-        "model_info": {
-            "general.architecture": kind,
-            f"{kind}.context_length": served.length.reach_tokens,
-        },
-    }
-
-
-def _details(served: ServerModel) -> Body:
-    kind = served.text.model_type
-    return {"format": "safetensors", "family": kind, "families": [kind]}
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
-
-
-def _nanoseconds(begin_seconds: float, end_seconds: float) -> int:
+def nanoseconds(begin_seconds: float, end_seconds: float) -> int:
+    """Return the duration between two times of a monotonic clock."""
     return max(0, round((end_seconds - begin_seconds) * NANOSECONDS))

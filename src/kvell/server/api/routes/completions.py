@@ -86,11 +86,22 @@ class CompletionsApi:
         name, served = self.serving.find_model(body.model, visit.tenant)
         given = body.prompts()
         form = body.form()
-        prompts = [await served.prompts.prompt(prompt, form=form) for prompt in given]
+        suffix = body.checked_suffix()
+        prompts = [
+            await served.prompts.around_gap(prompt, suffix)
+            if suffix
+            else await served.prompts.prompt(prompt, form=form)
+            for prompt in given
+        ]
         parsed = ParsedRequest(heading_of("cmpl", name, body), served, body, prompts, visit)
         defaults = served.text.sampling_defaults
         room = served.prompts.answer_room
         samplings = [body.sampling(room(ids), defaults) for ids in prompts]
+        if suffix and served.text.gap_tokens is not None:
+            ends = served.text.gap_tokens.end_token_ids
+            samplings = [
+                replace(each, stop_token_ids=(*each.stop_token_ids, *ends)) for each in samplings
+            ]
         samplings = [await served.prompts.with_bad_words(sampling) for sampling in samplings]
         echoes = [
             prompt

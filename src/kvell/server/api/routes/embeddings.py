@@ -16,6 +16,7 @@ from kvell.server.access.visit import RequestContext, Sequences
 from kvell.server.api.bodies.embeddings import cut_to, embeddings_body
 from kvell.server.api.bodies.pieces import json_response
 from kvell.server.api.door.access_guard import visit_of
+from kvell.server.api.prompt_form import TEXT_FORM, PromptForm, form_cut_at_end
 from kvell.server.api.schemas.embeddings import MAX_INPUT_TOKENS, EmbeddingsRequest
 from kvell.server.api.serving import AppState, ServerModel, cancel_on_disconnect
 from kvell.server.text.embeddings import all_embedded
@@ -62,17 +63,21 @@ class EmbeddingsApi:
         body: EmbeddingsRequest,
         prefix: str = "embd",
         fields: Sequence[str] = (),
+        *,
+        cuts_long: bool = False,
     ) -> "EmbeddingResult":
         """Embed all inputs, within the limits of the key.
 
         :param prefix: prefix of the answer's id.
         :param fields: request field of each input, for errors; empty means ``input``.
+        :param cuts_long: whether inputs that are too long are cut at their ends instead of refused.
         :raises ChangeSomething: naming an invalid input, or a model without embeddings.
         """
         name, served = self.serving.find_model(body.model, visit.tenant)
         served.text.embeddings.require_served(name)
         fields = fields or ["input"] * len(body.inputs())
-        inputs = await _encoded(served, body, fields)
+        form = form_cut_at_end(served.text.eos_token_ids) if cuts_long else TEXT_FORM
+        inputs = await _encoded(served, body, fields, form)
         answer_id = f"{prefix}-{uuid.uuid4().hex}"
         trace = visit.trace
         if trace is not None:
@@ -122,7 +127,7 @@ class EmbeddingResult:
 
 
 async def _encoded(
-    served: ServerModel, body: EmbeddingsRequest, fields: Sequence[str]
+    served: ServerModel, body: EmbeddingsRequest, fields: Sequence[str], form: PromptForm
 ) -> list[TokenIds]:
     """Return the token ids of all inputs.
 
@@ -131,7 +136,7 @@ async def _encoded(
     encoded: list[TokenIds] = []
     total = 0
     for given, field in zip(body.inputs(), fields, strict=True):
-        encoded.append(await served.prompts.prompt(given, field=field, answer_tokens=0))
+        encoded.append(await served.prompts.prompt(given, field=field, answer_tokens=0, form=form))
         total += len(encoded[-1])
         if total > MAX_INPUT_TOKENS:
             problem = f"exceeds the {MAX_INPUT_TOKENS} tokens of one request"

@@ -1,4 +1,4 @@
-"""Ollama's API below ``/api``, over chat and text completions."""
+"""``/api/chat`` and ``/api/generate``, over chat and text completions."""
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -6,25 +6,24 @@ from dataclasses import dataclass, field
 
 from fastapi import FastAPI, Request, Response
 
-from kvell.release import RELEASE
 from kvell.server.access.visit import RequestContext
 from kvell.server.answers.deltas import AnswerDelta, Content, merge
 from kvell.server.api.bodies.completions import Body
-from kvell.server.api.bodies.ollama import AnswerWriter, Times, model_description, model_entry
+from kvell.server.api.bodies.likely_tokens import LikelyTokens
+from kvell.server.api.bodies.ollama import AnswerWriter, Times
 from kvell.server.api.bodies.pieces import event_pieces, is_long, json_response
 from kvell.server.api.door.access_guard import visit_of
 from kvell.server.api.http_errors import OLLAMA, OLLAMA_DESCRIBED, api_error
 from kvell.server.api.routes.chat import ChatApi
 from kvell.server.api.routes.completions import CompletionsApi
 from kvell.server.api.schemas.ollama.requests import (
-    LATEST,
     OllamaChatRequest,
     OllamaGenerateRequest,
-    OllamaShowRequest,
 )
 from kvell.server.api.sent_names import named_as_sent
 from kvell.server.api.serving import AppState, Deltas, ServerModel, cancel_on_disconnect
 from kvell.server.api.streaming import LINES_TYPE, EventStream, json_line, prime
+from kvell.server.text.text_model import TextModel
 from kvell.server.text.text_stream import TextDelta, Usage
 
 DESCRIBED = {
@@ -34,21 +33,15 @@ DESCRIBED = {
 
 
 @dataclass(frozen=True)
-class OllamaApi:
-    """The handlers of Ollama's API."""
+class OllamaAnswersApi:
+    """The handlers of Ollama's answers."""
 
     serving: AppState
-    started_unix_seconds: int
 
     def install(self, app: FastAPI) -> None:
         """Add the routes."""
         for name, handler in (("chat", self.on_chat), ("generate", self.on_generate)):
             app.add_api_route(OLLAMA + name, handler, methods=["POST"], responses={**DESCRIBED})
-        errors = dict(OLLAMA_DESCRIBED)
-        app.add_api_route(f"{OLLAMA}show", self.on_show, methods=["POST"], responses=errors)
-        for name in ("tags", "ps"):
-            app.add_api_route(OLLAMA + name, self.on_list, methods=["GET"], responses=errors)
-        app.add_api_route(f"{OLLAMA}version", self.on_version, methods=["GET"], responses=errors)
 
     async def on_chat(self, request: Request, body: OllamaChatRequest) -> Response:
         """Answer a conversation, as Ollama does.
@@ -67,36 +60,12 @@ class OllamaApi:
         """
         return await cancel_on_disconnect(request, self._answer(body, visit_of(request)))
 
-    async def on_show(self, body: OllamaShowRequest) -> Response:
-        """Describe a model: its kind, chat template, context and capabilities."""
-        self.serving.note(body)
-        return json_response(model_description(self._model(body.model)[1]))
-
-    async def on_list(self) -> Response:
-        """List the models that requests may name; all of them are loaded.
-
-        A model's digest is that of its name, and its time that of the server's start.
-        """
-        models = self.serving.models_by_name.items()
-        entries = [model_entry(*named, self.started_unix_seconds) for named in models]
-        return json_response({"models": entries})
-
-    async def on_version(self) -> Response:
-        """Return the version of Kvell."""
-        return json_response({"version": RELEASE})
-
-    def _model(self, name: str) -> tuple[str, ServerModel]:
-        """Return the name and the model that a request names, with or without its tag."""
-        if name not in self.serving.models_by_name:
-            name = name.removesuffix(LATEST)
-        return self.serving.find_model(name)
-
     async def _answer(
         self, body: OllamaChatRequest | OllamaGenerateRequest, visit: RequestContext
     ) -> Response:
         self.serving.note(body)
-        name, served = self._model(body.model)
-        body.check_context(served.length.reach_tokens)
+        name, served = self.serving.find_model(body.model)
+        self.serving.long_contexts.note(body.options.excess_context(served.length.reach_tokens))
         writer = AnswerWriter(body.model, is_chat=isinstance(body, OllamaChatRequest))
         if not body.has_prompt():
             return json_response(writer.load_body())
@@ -108,6 +77,7 @@ class OllamaApi:
                 visit,
                 self.serving.front.now_seconds,
                 started_seconds,
+                None if body.likely_tokens() is None else served.text,
             )
             if body.stream:
                 lines = await prime(answer.lines(), visit.when_accepted)
@@ -122,7 +92,8 @@ class OllamaApi:
         visit: RequestContext,
     ) -> "tuple[Deltas, Callable[[TextDelta], Sequence[AnswerDelta]]]":
         """Submit a request; return the pieces of its answer, and the function that reads them."""
-        if isinstance(body, OllamaGenerateRequest) and (body.raw or not served.text.chat_template):
+        template = served.text.chat_template
+        if isinstance(body, OllamaGenerateRequest) and body.continues(template):
             completion = body.completion().model_copy(update={"model": name})
             _, deltas, _ = await CompletionsApi(self.serving).answering(completion, visit)
             return deltas, _text_part
@@ -138,6 +109,7 @@ class _Answer:
 
     :param read: returns the parts of a piece.
     :param now_seconds: a monotonic clock.
+    :param likely_of: model of the tokens whose log probabilities the answer has; None for none.
     """
 
     deltas: Deltas
@@ -146,6 +118,7 @@ class _Answer:
     visit: RequestContext
     now_seconds: Callable[[], float]
     started_seconds: float
+    likely_of: TextModel | None
     usage: Usage = field(default_factory=Usage)
     reason: str = "stop"
     first_seconds: float | None = None
@@ -156,7 +129,7 @@ class _Answer:
         try:
             async with aclosing(self.deltas) as deltas:
                 async for _, delta in deltas:
-                    for line in self.writer.lines(self._noted(delta)):
+                    for line in self._lines(delta):
                         is_begun = True
                         async for piece in _written(line):
                             yield piece
@@ -172,16 +145,20 @@ class _Answer:
         """Return the whole answer."""
         async with aclosing(self.deltas) as deltas:
             async for _, delta in deltas:
-                self.writer.lines(self._noted(delta))
+                self._lines(delta)
         return self.writer.whole_body(self.reason, self.usage, self._times())
 
-    def _noted(self, delta: TextDelta) -> Sequence[AnswerDelta]:
-        """Return the parts of a piece, and note its usage and its time."""
+    def _lines(self, delta: TextDelta) -> Sequence[Body]:
+        """Return the lines of a piece, and note its usage and its time."""
         self.usage += delta.usage
         self.reason = delta.finish_reason or self.reason
         if self.first_seconds is None and delta.token_ids:
             self.first_seconds = self.now_seconds()
-        return self.read(delta)
+        tokens = None
+        if self.likely_of is not None:
+            tokens = LikelyTokens(self.likely_of)
+            tokens.append(delta.token_ids, delta.logprobs)
+        return self.writer.lines(self.read(delta), tokens)
 
     def _times(self) -> Times:
         ended_seconds = self.now_seconds()

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StrictBool
 from typing_extensions import override
 
-from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.protocol.sampling_params import ALL_TOKENS, SamplingParams
 from kvell.engine.protocol.schemas.references import Schema
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
 from kvell.engine.sampling.model_defaults import NEUTRAL
@@ -38,6 +38,9 @@ class GenerationRequest(SamplingFields):
     ``max_tokens`` in the model's context."""
     n: int | None = 1
     prompt_logprobs: int | None = None
+    repeat_last_n: LastTokens | None = None
+    """Penalties look at this number of last tokens of prompt and output, as in llama.cpp; -1 or
+    null for all, 0 for no penalties."""
     use_beam_search: bool | None = False
     """Find the ``n`` likeliest answers, with as many beams, at most 10, without sampling."""
     length_penalty: float | None = None
@@ -109,6 +112,7 @@ class GenerationRequest(SamplingFields):
         """
         temperature, top_p = self.temperature, self.top_p
         penalty, allowed = self.repetition_penalty, self.allowed_token_ids
+        window = self.repeat_last_n
         return SamplingParams(
             temperature=defaults.temperature if temperature is None else temperature,
             top_k=defaults.top_k if self.top_k is None else self.top_k,
@@ -124,6 +128,7 @@ class GenerationRequest(SamplingFields):
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
             repetition_penalty=defaults.repetition_penalty if penalty is None else penalty,
+            repeat_last_n=ALL_TOKENS if window is None else window,
             logit_bias=self._biases(),
             min_tokens=self.min_tokens or 0,
             logprobs=self.output_logprobs(),
@@ -236,6 +241,8 @@ class CompletionRequest(GenerationRequest):
     """Begin the text with the prompt."""
     logprobs: int | None = None
     """Return the log probability of each token, and this many likeliest tokens, at most 20."""
+    suffix: str | None = None
+    """The text after the answer, for models whose tokenizer has fill-in-the-middle tokens."""
     add_special_tokens: bool | None = True
     """Whether texts get the model's special tokens, such as one that begins a text."""
 
@@ -275,6 +282,18 @@ class CompletionRequest(GenerationRequest):
     @override
     def sequences_field(self) -> str:
         return "best_of" if self.use_beam_search and self.best_of is not None else "n"
+
+    def checked_suffix(self) -> str:
+        """Return the text after the answer; "" for none.
+
+        :raises ChangeSomething: if another field changes the prompt, too.
+        """
+        if self.suffix:
+            for name in ("echo", "truncate_prompt_tokens", "prompt_logprobs"):
+                if (value := getattr(self, name)) not in (None, False):
+                    problem = "cannot be combined with suffix"
+                    raise ChangeSomething(name, value, problem, "leave it out")
+        return self.suffix or ""
 
     def prompts(self) -> list[str | list[int]]:
         """Return the prompts, each as text or token ids.

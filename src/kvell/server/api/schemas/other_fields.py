@@ -83,7 +83,6 @@ CHAT_MESSAGE_OTHERS = _table(audio=Other(remedy="leave it out: no sound is store
 
 COMPLETION_OTHERS = _table(
     _GENERATION,
-    suffix=Other(values=("",), remedy="leave it out: answers are not fitted to a suffix"),
     messages=Other(remedy="use prompt, or /v1/chat/completions"),
     max_completion_tokens=Other(remedy="use max_tokens"),
     thinking_token_budget=Other(values=(-1,), remedy="use /v1/chat/completions"),
@@ -166,15 +165,30 @@ EMBEDDING_OTHERS = _table(
 
 _OLLAMA = _table(
     keep_alive=Other(why="models stay loaded"),
-    logprobs=Other(values=(False,), remedy="use /v1/chat/completions"),
-    top_logprobs=Other(values=(0,), remedy="use /v1/chat/completions"),
-    truncate=Other(values=(False,), remedy="leave it out: a prompt that is too long is refused"),
-    shift=Other(values=(False,), remedy="leave it out: no context is shifted"),
+    truncate=Other(why="a prompt that is too long is refused"),
+    shift=Other(why="no context is shifted: an answer ends where the context does"),
 )
+
+SHOW_OTHERS = _table(
+    verbose=Other(why="tokens and tensors are not listed"),
+    options=_UNUSED,
+    system=_UNUSED,
+    template=_UNUSED,
+)
+"""Unsupported fields of ``/api/show``."""
+
+PULL_OTHERS = _table(
+    insecure=Other(why="nothing is fetched"),
+    username=Other(why="nothing is fetched"),
+    password=Other(why="nothing is fetched"),
+)
+"""Unsupported fields of ``/api/pull``."""
+
+OLLAMA_EMBEDDING_OTHERS = _table(keep_alive=Other(why="models stay loaded"))
+"""Unsupported fields of ``/api/embed`` and ``/api/embeddings``."""
 
 GENERATE_OTHERS = _table(
     _OLLAMA,
-    suffix=Other(values=("",), remedy="leave it out: answers are not fitted to a suffix"),
     template=Other(values=("",), remedy="use raw, or start the server with --chat-template"),
     context=Other(values=([],), remedy="send the conversation to /api/chat"),
     messages=Other(remedy="use prompt, or /api/chat"),
@@ -196,7 +210,6 @@ OPTION_OTHERS = _table(
     mirostat_eta=Other(why="it has an effect with mirostat only"),
     tfs_z=Other(values=(1, 1.0), remedy="use top_p or min_p"),
     typical_p=Other(values=(1, 1.0), remedy="use top_p or min_p"),
-    repeat_last_n=Other(values=(-1,), remedy="use -1: repeat_penalty looks at all tokens"),
     penalize_newline=Other(values=(True,), remedy="leave it out"),
     num_keep=Other(why="no context is shifted"),
     **dict.fromkeys(

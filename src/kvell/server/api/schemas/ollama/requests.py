@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from kvell.engine.protocol.logprobs import MAX_LOGPROBS
 from kvell.engine.protocol.schemas.references import Schema
 from kvell.errors import ChangeSomething
 from kvell.server.api.schemas.chat import (
@@ -22,75 +23,23 @@ from kvell.server.api.schemas.chat import (
 )
 from kvell.server.api.schemas.formats import JsonSchemaFormat, ResponseFormat
 from kvell.server.api.schemas.generation import CompletionRequest
-from kvell.server.api.schemas.other_fields import (
-    GENERATE_OTHERS,
-    OLLAMA_CHAT_OTHERS,
-    OPTION_OTHERS,
-)
-from kvell.server.api.schemas.request_body import RequestBody, RequestPart, rename
-from kvell.server.api.schemas.sampling_fields import (
-    MAX_INT32,
-    RepetitionPenalty,
-    StopText,
-    StopTexts,
-)
+from kvell.server.api.schemas.ollama.models import OllamaNamed
+from kvell.server.api.schemas.ollama.options import SAME, OllamaOptions
+from kvell.server.api.schemas.other_fields import GENERATE_OTHERS, OLLAMA_CHAT_OTHERS
+from kvell.server.api.schemas.request_body import RequestPart, rename
 from kvell.wire.json_text import write_json
 
-LATEST = ":latest"
-"""The tag that Ollama's clients add to a model's name."""
-Tokens = Annotated[int, Field(ge=-2, le=MAX_INT32)]
 Images = Annotated[list[str], Field(max_length=MAX_PARTS, fail_fast=True)]
 Think = bool | Literal["low", "medium", "high"]
 _IMAGE_STARTS = {"/9j/": "jpeg", "R0lG": "gif", "UklG": "webp"}
 """Kinds of images by the beginning of their base64; others are sent as PNG."""
-_SAME = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty")
 _NAMES_HERE = (
     (re.compile(r"max_(completion_)?tokens"), "options.num_predict"),
     (re.compile(r"repetition_penalty"), "options.repeat_penalty"),
-    (re.compile(rf"({'|'.join((*_SAME, 'seed', 'stop'))})\b"), r"options.\1"),
+    (re.compile(rf"({'|'.join((*SAME, 'seed', 'stop', 'repeat_last_n'))})\b"), r"options.\1"),
     (re.compile(r"response_format(\.json_schema)?(\.schema)?|structured_outputs\.json"), "format"),
     (re.compile(r"(chat_template_kwargs\.)?(reasoning_effort|enable_thinking|thinking)"), "think"),
 )
-
-
-class OllamaOptions(RequestPart):
-    """The field ``options``; null means the model's own recommendation, or no limit."""
-
-    others = OPTION_OTHERS
-    place = "options."
-
-    num_predict: Tokens | None = None
-    """Maximum output tokens, at least 1; as many as fit if null, -1 or -2."""
-    temperature: float | None = None
-    """0 chooses the likeliest token."""
-    top_k: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
-    """Keep the k likeliest tokens; 0 or -1 keeps all."""
-    top_p: float | None = None
-    """Keep the smallest set of tokens whose probability reaches it."""
-    min_p: float | None = None
-    """Drop tokens below this fraction of the likeliest token's probability."""
-    seed: int | None = None
-    """With a seed, the same request has the same answer; -1 or null draws a seed, at random or from
-    the server's ``--seed``."""
-    stop: StopText | StopTexts | None = None
-    """The answer ends before the first of these texts."""
-    repeat_penalty: RepetitionPenalty | None = None
-    """Divides the positive logits of tokens in prompt and output; 1 for no penalty."""
-    presence_penalty: float | None = None
-    """Is subtracted from the logits of all tokens in the output."""
-    frequency_penalty: float | None = None
-    """Is subtracted from a token's logit once for each time that the output has it."""
-    num_ctx: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
-    """Needed tokens of prompt and answer; refused if the server has a smaller context."""
-
-    def sampling_fields(self) -> dict[str, object]:
-        """Return the fields of a request to chat or text completions."""
-        limit = self.num_predict
-        return {
-            **{name: getattr(self, name) for name in (*_SAME, "seed", "stop")},
-            "repetition_penalty": self.repeat_penalty,
-            "max_tokens": None if limit is not None and limit < 0 else limit,
-        }
 
 
 class OllamaFunction(RequestPart):
@@ -149,11 +98,9 @@ class OllamaMessage(RequestPart):
         )
 
 
-class OllamaRequest(RequestBody):
+class OllamaRequest(OllamaNamed):
     """The fields that ``/api/chat`` and ``/api/generate`` share."""
 
-    model: str
-    """Name of a served model, with or without ``:latest``."""
     stream: bool = True
     """Send the answer piece by piece, each a line of JSON."""
     format: Literal["", "json"] | Schema | None = None
@@ -167,20 +114,24 @@ class OllamaRequest(RequestBody):
     ``reasoning_effort``, too.
     """
 
+    logprobs: bool | None = None
+    """Return the log probability of each token of the answer."""
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    """Return this many likeliest tokens too; implies ``logprobs`` if that is null."""
+
     def ollama_name(self, field: str) -> str:
         """Return this body's name of a field of the request that it is translated to."""
         return rename(field, _NAMES_HERE)
 
-    def check_context(self, context_tokens: int) -> None:
-        """Check that the served context is as long as the request needs it.
+    def likely_tokens(self) -> int | None:
+        """Return the number of likeliest tokens at each token; None for no log probabilities.
 
-        :raises ChangeSomething: if it is shorter.
+        :raises ChangeSomething: if ``top_logprobs`` is set and ``logprobs`` is false.
         """
-        needed = self.options.num_ctx
-        if needed is not None and needed > context_tokens:
-            problem = f"is above the served context of {context_tokens} tokens"
-            remedy = f"use at most {context_tokens}, or leave it out"
-            raise ChangeSomething("options.num_ctx", needed, problem, remedy)
+        if self.top_logprobs and self.logprobs is False:
+            problem, remedy = "needs logprobs", "set logprobs to true"
+            raise ChangeSomething("top_logprobs", self.top_logprobs, problem, remedy)
+        return self.top_logprobs or 0 if self.logprobs or self.top_logprobs else None
 
     def _shared_fields(self) -> dict[str, object]:
         """Return the fields that requests to chat and text completions have in common."""
@@ -194,6 +145,9 @@ class OllamaRequest(RequestBody):
 
     def _chat(self, messages: list[ChatMessage], **more: object) -> ChatRequest:
         fields = self._shared_fields()
+        likely = self.likely_tokens()
+        if likely is not None:
+            more |= {"logprobs": True, "top_logprobs": likely}
         if self.think is not None:
             is_on = self.think is not False
             more["chat_template_kwargs"] = {"enable_thinking": is_on, "thinking": is_on}
@@ -230,6 +184,9 @@ class OllamaGenerateRequest(OllamaRequest):
 
     prompt: str = ""
     """The text to answer; if it is empty, the answer only says that the model is loaded."""
+    suffix: str = ""
+    """The text after the answer, for models whose tokenizer has fill-in-the-middle tokens; the chat
+    template is not used then."""
     system: str = ""
     """A system message before the prompt."""
     images: Images | None = None
@@ -239,7 +196,14 @@ class OllamaGenerateRequest(OllamaRequest):
 
     def has_prompt(self) -> bool:
         """Return whether there is something to answer."""
-        return bool(self.prompt or self.images)
+        return bool(self.prompt or self.images or self.suffix)
+
+    def continues(self, chat_template: str) -> bool:
+        """Return whether the answer continues the prompt, or ends before the suffix.
+
+        :param chat_template: the model's; "" for none.
+        """
+        return self.raw or bool(self.suffix) or not chat_template
 
     def chat(self) -> ChatRequest:
         """Return the equivalent request to chat completions."""
@@ -254,22 +218,19 @@ class OllamaGenerateRequest(OllamaRequest):
         """
         for name in ("system", "images", "think"):
             if getattr(self, name):
-                problem = "needs the model's chat template"
-                raise ChangeSomething(name, "…", problem, "leave it out, or set raw to false")
-        return CompletionRequest.model_validate({**self._shared_fields(), "prompt": self.prompt})
+                problem, remedy = "needs the model's chat template", "set raw to false"
+                if self.suffix:
+                    problem, remedy = "cannot be combined with suffix", "leave out the suffix"
+                raise ChangeSomething(name, "…", problem, f"leave it out, or {remedy}")
+        fields = {**self._shared_fields(), "logprobs": self.likely_tokens()}
+        fields |= {"prompt": self.prompt, "suffix": self.suffix}
+        return CompletionRequest.model_validate(fields)
 
     def ollama_name(self, field: str) -> str:
         """Return this body's name of a field of the request that it is translated to."""
         if field.startswith("messages"):
             return "images" if self.images else "prompt"
         return super().ollama_name(field)
-
-
-class OllamaShowRequest(RequestBody):
-    """Body of ``/api/show``."""
-
-    model: str
-    """Name of a served model, with or without ``:latest``."""
 
 
 def with_images(text: str, images: list[str] | None) -> str | list[Part]:
