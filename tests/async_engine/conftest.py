@@ -48,10 +48,13 @@ class SharedEngine:
         self._run(self._whole())
         self._run(scenario(self._engine))
 
+    async def _end(self) -> None:
+        await self._engine.shutdown()
+
     def close(self) -> None:
         """End the instances, and the loop."""
         try:
-            self._run(self._engine.shutdown())
+            self._run(self._end())
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()

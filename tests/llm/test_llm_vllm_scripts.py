@@ -125,7 +125,8 @@ def test_structured_outputs(llm: LLM) -> None:
     assert answer(regex=r"[a-z]{3}\n", disable_fallback=True)[3:] == "\n"
     schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
     assert answer(json=schema, disable_any_whitespace=True) in ('{"a": true}', '{"a": false}')
-    params = SamplingParams(structured_outputs={"choice": ["a", "b"]})
+    choice: Any = {"choice": ["a", "b"]}
+    params = SamplingParams(structured_outputs=choice)
     assert llm.generate("a or b?", params)[0].outputs[0].text in ("a", "b")
 
 
@@ -212,8 +213,10 @@ def test_speculative_decoding(arguments: dict[str, Any]) -> None:
 def test_beam_search(llm: LLM) -> None:
     from kvell.sampling_params import BeamSearchParams
 
-    params = BeamSearchParams(beam_width=2, max_tokens=4, include_stop_str_in_output=False)
-    outputs = llm.beam_search([{"prompt": TEXT}, "Once"], params, use_tqdm=True, lora_request=None)
+    others: Any = {"include_stop_str_in_output": False}
+    params = BeamSearchParams(beam_width=2, max_tokens=4, **others)
+    prompts: list[Any] = [{"prompt": TEXT}, "Once"]
+    outputs = llm.beam_search(prompts, params, use_tqdm=True, lora_request=None)
     for output in outputs:
         first, second = output.sequences
         assert first.cum_logprob >= second.cum_logprob
@@ -292,8 +295,9 @@ def test_prompts_as_mappings(llm: LLM) -> None:
 
     params = SamplingParams(temperature=0, max_tokens=3)
     ids = llm.get_tokenizer()(TEXT)["input_ids"]
+    prompts: list[Any] = [TokensPrompt(prompt_token_ids=ids), TextPrompt(prompt=TEXT), TEXT]
     outputs = llm.generate(
-        [TokensPrompt(prompt_token_ids=ids), TextPrompt(prompt=TEXT), TEXT],
+        prompts,
         params,
         lora_request=None,
         priority=[0, 1, -1],
@@ -316,7 +320,7 @@ def test_adapters_are_refused(llm: LLM) -> None:
 
 @pytest.mark.parametrize("method", ["generate", "chat", "embed", "encode", "beam_search", "score"])
 def test_an_unknown_argument_of_a_method_is_named(llm: LLM, method: str) -> None:
-    needed = {
+    needed: dict[str, list[Any]] = {
         "beam_search": [["a"], kvell.BeamSearchParams(beam_width=1, max_tokens=1)],
         "score": ["a", "b"],
         "chat": [[{"role": "user", "content": "a"}]],

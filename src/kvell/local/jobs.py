@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -360,9 +360,10 @@ def raise_if_failed(done: Finished) -> None:
 
 Sampling = SamplingParams | Sequence[SamplingParams] | None
 """The parameters of all prompts, or a list with those of each; None: the models' defaults."""
+Given = TypeVar("Given")
 
 
-def chosen_sampling(sampling: Sampling, sampling_params: Sampling) -> Sampling:
+def chosen_sampling(sampling: Given, sampling_params: Given) -> Given:
     """Return the parameters of a call, which may be given under either of two names.
 
     :raises ChangeSomething: if both are given.

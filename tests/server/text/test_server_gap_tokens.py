@@ -23,7 +23,7 @@ def test_texts_and_marks_are_in_the_familys_order(names: list[str], expected: li
     form = gap_tokens(ids.get)
     assert form is not None
     prompt = form.prompt(np.array([50, 51], np.int32), np.array([60], np.int32))
-    assert (prompt.tolist(), prompt.dtype) == (expected, np.int32)
+    assert prompt.tolist() == expected and prompt.dtype == np.int32
     assert form.end_token_ids == tuple(range(len(names) + 1))
 
 

@@ -50,7 +50,7 @@ class CountRange(click.IntRange):
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
         """Return the number."""
-        count = parse_count(value) if isinstance(value, str) else None
+        count: Any = parse_count(value) if isinstance(value, str) else None
         number: int = super().convert(value if count is None else count, param, ctx)
         return number
 
