@@ -14,11 +14,15 @@ from kvell.server.api.schemas.chat import ChatMessage, ChatRequest
 from kvell.server.api.schemas.embeddings import EmbeddingsRequest
 from kvell.server.api.schemas.generation import CompletionRequest
 from kvell.server.api.schemas.messages.requests import MessagesRequest
+from kvell.server.api.schemas.ollama.embeddings import (
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+)
+from kvell.server.api.schemas.ollama.options import OllamaOptions
 from kvell.server.api.schemas.ollama.requests import (
     OllamaChatRequest,
     OllamaGenerateRequest,
     OllamaMessage,
-    OllamaOptions,
 )
 from kvell.server.api.schemas.request_body import RequestBody
 from kvell.server.api.schemas.responses import ResponsesRequest
@@ -33,6 +37,8 @@ BODIES: Mapping[str, type[RequestBody]] = {
     "/v1/messages": MessagesRequest,
     "/api/chat": OllamaChatRequest,
     "/api/generate": OllamaGenerateRequest,
+    "/api/embed": OllamaEmbedRequest,
+    "/api/embeddings": OllamaEmbeddingsRequest,
 }
 PARTS: Mapping[str, type[BaseModel]] = {
     "`messages` of chat completions": ChatMessage,

@@ -166,6 +166,9 @@ GOOD: Mapping[str, dict[str, Any]] = {
         "think": "low", "options": OPTIONS, "format": PARAMETERS, "suffix": "", "images": [],
     },
     "/api/show": {"model": "fake"},
+    "/api/pull": {"model": "fake", "stream": False},
+    "/api/embed": {"model": "fake", "input": ["a"], "truncate": True, "dimensions": 4},
+    "/api/embeddings": {"model": "fake", "prompt": "a"},
     "/tokenize": {
         "model": "fake", "messages": [USER], "tools": [{"type": "function", "function": FUNCTION}],
         "chat_template_kwargs": {"a": 1}, "add_generation_prompt": True, "return_token_strs": True,

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from ollama import Options
 from ollama._types import ChatRequest as TheirChatRequest
+from ollama._types import EmbeddingsRequest as TheirEmbeddingsRequest
+from ollama._types import EmbedRequest as TheirEmbedRequest
 from ollama._types import GenerateRequest as TheirGenerateRequest
 from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_create_params
@@ -14,7 +16,7 @@ from openai.types.responses import response_create_params
 
 from kvell.errors import ChangeSomething
 from kvell.server.api.schemas.chat import ChatRequest
-from kvell.server.api.schemas.ollama.requests import OllamaOptions
+from kvell.server.api.schemas.ollama.options import OllamaOptions
 from kvell.server.api.schemas.request_body import RequestBody
 from kvell.server.api.schemas.responses import ResponsesRequest
 from kvell.server.logs.ignored import MOST_TOLD, OncePerName
@@ -22,7 +24,8 @@ from kvell.server.text.context_length import AnswerRoom
 from scripts.reference.http.request_fields import BODIES, PAGE, page
 
 ROOM = AnswerRoom(100, 100)
-CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS, MESSAGES, OLLAMA_CHAT, GENERATE = BODIES
+CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS, MESSAGES, *OLLAMAS = BODIES
+OLLAMA_CHAT, GENERATE, EMBED, OLD_EMBEDDINGS = OLLAMAS
 LEAST: Mapping[str, dict[str, Any]] = {
     CHAT: {"messages": [{"role": "user", "content": "hi"}]},
     COMPLETIONS: {"prompt": "hi"},
@@ -81,6 +84,8 @@ def test_every_field_of_ollamas_client_is_known() -> None:
     assert set(Options.model_fields) <= ours
     images = {"width", "height", "steps"}  # of models that make images
     assert set(TheirGenerateRequest.model_fields) - images <= known(GENERATE)
+    assert set(TheirEmbedRequest.model_fields) <= known(EMBED)
+    assert set(TheirEmbeddingsRequest.model_fields) <= known(OLD_EMBEDDINGS)
 
 
 def body(path: str, **fields: Any) -> RequestBody:

@@ -35,10 +35,12 @@ class AnswerWriter:
 
     :param model: name of the model, as the client wrote it.
     :param is_chat: whether lines have a message, as those of ``/api/chat``.
+    :param keeps: whether the parts are kept, for :meth:`whole_body`.
     """
 
     model: str
     is_chat: bool
+    keeps: bool = True
     _call: tuple[str, list[str]] | None = None
     _texts: dict[str, list[str]] = field(default_factory=dict)
     _calls: list[Body] = field(default_factory=list)
@@ -66,7 +68,8 @@ class AnswerWriter:
         if not tokens:
             return [self._line(piece) for piece in pieces]
         first, *others = pieces or [{}]
-        self._tokens.append_tokens_of(tokens)
+        if self.keeps:
+            self._tokens.append_tokens_of(tokens)
         line = {**self._line(first), "logprobs": tokens.to_list()}
         return [line, *(self._line(piece) for piece in others)]
 
@@ -95,11 +98,13 @@ class AnswerWriter:
         name, arguments = self._call
         self._call = None
         call = {"function": {"name": name, "arguments": tool_input("".join(arguments))}}
-        self._calls.append(call)
+        if self.keeps:
+            self._calls.append(call)
         return [{"tool_calls": [call]}]
 
     def _text(self, kind: str, text: str) -> Body:
-        self._texts.setdefault(kind, []).append(text)
+        if self.keeps:
+            self._texts.setdefault(kind, []).append(text)
         return {kind: text}
 
     def _line(self, piece: Body) -> Body:

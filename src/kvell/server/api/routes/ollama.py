@@ -66,7 +66,8 @@ class OllamaAnswersApi:
         self.serving.note(body)
         name, served = self.serving.find_model(body.model)
         self.serving.long_contexts.note(body.options.excess_context(served.length.reach_tokens))
-        writer = AnswerWriter(body.model, is_chat=isinstance(body, OllamaChatRequest))
+        is_chat = isinstance(body, OllamaChatRequest)
+        writer = AnswerWriter(body.model, is_chat, keeps=not body.stream)
         if not body.has_prompt():
             return json_response(writer.load_body())
         with named_as_sent(body.ollama_name):
@@ -95,10 +96,12 @@ class OllamaAnswersApi:
         template = served.text.chat_template
         if isinstance(body, OllamaGenerateRequest) and body.continues(template):
             completion = body.completion().model_copy(update={"model": name})
-            _, deltas, _ = await CompletionsApi(self.serving).answering(completion, visit)
+            _, deltas, _ = await CompletionsApi(self.serving).answering(
+                completion, visit, keeps=not body.stream
+            )
             return deltas, _text_part
         chat = body.chat().model_copy(update={"model": name})
-        stream = await ChatApi(self.serving).answering(chat, visit)
+        stream = await ChatApi(self.serving).answering(chat, visit, keeps=not body.stream)
         reader = stream.reader(0)
         return stream.deltas, lambda delta: merge(reader.read(delta))
 
