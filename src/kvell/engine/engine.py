@@ -31,7 +31,7 @@ from kvell.engine.protocol.leading import Introduce, Lead
 from kvell.engine.protocol.messages import (
     CREDITS,
     SCHEMA_VERSION,
-    Accepted,
+    Acknowledgement,
     AskStats,
     Cancel,
     Command,
@@ -231,7 +231,7 @@ class Engine:
         """Pass a command to the core, once its images and its grammar are ready."""
         events = self.loop.tell(command)
         if isinstance(command, Submit) and not _ends(command, events):
-            events = [Accepted(command.request_id, command.attempt), *events]
+            events = [Acknowledgement(command.request_id, command.attempt), *events]
         self.grammars.follow(self.core.constrained.values())
         if self._objectives is not None and isinstance(command, Submit | Cancel):
             self._objectives.on_command(command, events)

@@ -19,7 +19,7 @@ from kvell.cluster.steering.roles import RoleChanger
 from kvell.cluster.steering.steering import Steering
 from kvell.engine.protocol.logprobs import PromptLogprobs
 from kvell.engine.protocol.messages import (
-    Accepted,
+    Acknowledgement,
     Cancel,
     Event,
     Finished,
@@ -192,8 +192,8 @@ class RequestQueue:
             self.tokens(event, now)
         elif isinstance(event, Finished):
             return [*self.on_finished(event, now)]
-        elif isinstance(event, Accepted):
-            self.accepted(event)
+        elif isinstance(event, Acknowledgement):
+            self.note_acceptance(event)
         elif isinstance(event, PromptLogprobs):
             self.on_scores(event)
         elif isinstance(event, MigrationRefused):
@@ -215,8 +215,8 @@ class RequestQueue:
         (self._short.add if is_short else self._short.discard)(instance_id)
         return self._steer(now)
 
-    def accepted(self, event: Accepted) -> None:
-        """Tell a request's observer that its instance has accepted it."""
+    def note_acceptance(self, event: Acknowledgement) -> None:
+        """Notify a request's observer that its instance has accepted it."""
         entry = self._in_flight.get(event.request_id)
         if entry is not None and entry.trace is not None and entry.attempt == event.attempt:
             entry.trace.on_accepted()

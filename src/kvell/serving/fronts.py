@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from kvell.engine.protocol.logprobs import PromptLogprobs
 from kvell.engine.protocol.messages import (
     FRONT_LEASE_SECONDS,
-    Accepted,
+    Acknowledgement,
     Command,
     Event,
     Finished,
@@ -35,7 +35,7 @@ LOOK_SECONDS = 1.0
 """The most seconds that count between two checks: a pause of the instance itself must not be
 charged to a front."""
 """The errors of an ended connection."""
-OF_A_REQUEST = Accepted | PromptLogprobs | Tokens | Finished | MigrationRefused
+OF_A_REQUEST = Acknowledgement | PromptLogprobs | Tokens | Finished | MigrationRefused
 
 
 @dataclass(frozen=True)

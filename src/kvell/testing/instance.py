@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.messages import (
     SCHEMA_VERSION,
-    Accepted,
+    Acknowledgement,
     AskStats,
     Cancel,
     Command,
@@ -201,7 +201,7 @@ class FakeEngine:
         reason = running.end(int(output[-1])) if len(output) else None
         if reason:
             return [self._finish(running, reason)]
-        return [Accepted(submit.request_id, submit.attempt)]
+        return [Acknowledgement(submit.request_id, submit.attempt)]
 
     def _advance(self, running: _Running) -> list[Event]:
         submit, spec = running.submit, running.submit.spec

@@ -90,7 +90,7 @@ def written(directory: Path, architecture: str, **fields: Any) -> Path:
 
 def skeleton(path: Path, dtype: torch.dtype) -> DecoderSkeleton | None:
     config = load_module_config(path)
-    return skeleton_of(config, str(fused_class(config)), read_weight_map(path).mapped(), dtype)
+    return skeleton_of(config, str(fused_class(config)), read_weight_map(path).map_tensors(), dtype)
 
 
 def load_module_config(path: Path) -> Any:
@@ -132,7 +132,7 @@ def test_plain_configs_say_what_transformers_says(
     assert plain is not None
     assert describe(plain, 2) == describe(whole, 2)
     assert fused_class(plain) == fused_class(whole) == architecture
-    tensors = read_weight_map(path).mapped()
+    tensors = read_weight_map(path).map_tensors()
     made = [skeleton_of(one, architecture, tensors, torch.float32) for one in (plain, whole)]
     left, right = (recipe_of(one, describe(whole, 4)) for one in made)
     assert left is not None

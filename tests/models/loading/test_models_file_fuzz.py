@@ -83,7 +83,7 @@ def test_weight_files(tmp_path: Path, seed: int) -> None:
         (tmp_path / INDEX_FILE).write_bytes(index)
         what = (data[:300], index[:300])
         size = len(data) + len(index)
-        refused_or_done(lambda: read_weight_map(tmp_path).mapped(), what, size)
+        refused_or_done(lambda: read_weight_map(tmp_path).map_tensors(), what, size)
 
 
 def plan(file: Path) -> None:

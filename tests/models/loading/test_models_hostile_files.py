@@ -62,7 +62,7 @@ def refusal(path: Path) -> ChangeSomething:
 def test_tensors_that_fill_their_file_are_mapped(tmp_path: Path) -> None:
     empty = {"dtype": "F32", "shape": [0, 3], "data_offsets": [16, 16]}
     write_weights(tmp_path, {"a": A, "b": B, "c": empty, "__metadata__": {"format": "pt"}})
-    tensors = read_weight_map(tmp_path).mapped()
+    tensors = read_weight_map(tmp_path).map_tensors()
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     assert shapes == {"a": (4,), "b": (2, 2), "c": (0, 3)}
 
@@ -141,7 +141,7 @@ def test_files_of_a_hubs_cache_are_links_to_another_directory(tmp_path: Path) ->
     link.symlink_to(Path("..", "blobs", SINGLE_FILE))
     index = {"weight_map": dict.fromkeys("ab", link.name)}
     (tmp_path / "snapshot" / INDEX_FILE).write_text(json.dumps(index))
-    assert read_weight_map(tmp_path / "snapshot").mapped().keys() == {"a", "b"}
+    assert read_weight_map(tmp_path / "snapshot").map_tensors().keys() == {"a", "b"}
 
 
 ODD_CONFIGS: list[tuple[dict[str, Any], str]] = [

@@ -184,7 +184,7 @@ def test_shards_are_those_of_the_index(copied: Path) -> None:
     (copied / "model.safetensors.index.json").write_text(json.dumps(index))
     weights = read_weight_map(copied)
     assert [file.name for file in weights.files] == names
-    assert weights.mapped().keys() == {"a", "b", "c"}
+    assert weights.map_tensors().keys() == {"a", "b", "c"}
 
 
 def test_missing_config(copied: Path) -> None:

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 from click.core import ParameterSource
@@ -50,8 +50,8 @@ class CountRange(click.IntRange):
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
         """Return the number."""
-        count: Any = parse_count(value) if isinstance(value, str) else None
-        number: int = super().convert(value if count is None else count, param, ctx)
+        count = parse_count(value) if isinstance(value, str) else None
+        number: int = super().convert(cast("int", value) if count is None else count, param, ctx)
         return number
 
 

@@ -53,7 +53,7 @@ _COMMANDS = _by_name(
 _EVENTS = _by_name(
     (
         protocol.Ready,
-        protocol.Accepted,
+        protocol.Acknowledgement,
         PromptLogprobs,
         protocol.Tokens,
         protocol.Finished,

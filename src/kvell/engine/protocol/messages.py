@@ -6,7 +6,7 @@ sends commands, an instance sends events::
     front                                   instance
       │ ◄───────────── Ready ──────────────── │  schema version, facts of the instance
       │ ── Submit(request) ─────────────────► │  costs one credit
-      │ ◄── Accepted(request) ─────────────── │  it is valid, and waits or runs
+      │ ◄── Acknowledgement(request) ──────── │  it is valid, and waits or runs
       │ ◄── PromptLogprobs(request, …) ────── │  if asked for: any number of times
       │ ◄── Tokens(request, first_index, …) ─ │  any number of times
       │ ── Cancel(request) ─────────────────► │  at any time; idempotent
@@ -189,7 +189,7 @@ class Ready:
 
 
 @dataclass(frozen=True)
-class Accepted:
+class Acknowledgement:
     """A request is valid, its grammar is compiled, and it waits for its first step."""
 
     request_id: RequestId
@@ -305,7 +305,7 @@ Command = (
 )
 Event = (
     Ready
-    | Accepted
+    | Acknowledgement
     | PromptLogprobs
     | Tokens
     | Finished

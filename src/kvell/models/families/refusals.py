@@ -116,7 +116,7 @@ def require_served(config: Any) -> None:
     require_plain_weights(config)
 
 
-def is_body(config: Any) -> bool:
+def is_body(config: object) -> bool:
     """Return whether a config names the body of a text model, without a head (``Qwen3Model``)."""
     model_type = str(getattr(config, "model_type", None))
     body = modeling_auto.MODEL_MAPPING_NAMES.get(model_type)

@@ -88,7 +88,7 @@ def write_blocks(source: Path, weights: WeightMap) -> None:
     tensors = _tensors_of(source)
     blocks: dict[str, torch.Tensor] = {}
     types: dict[str, str] = {}
-    for name, numbers in weights.mapped().items():
+    for name, numbers in weights.map_tensors().items():
         digests = _digests(numbers)
         tensor = _source_of(digests, tensors)
         if tensor is not None:

@@ -72,8 +72,7 @@ def load_paged_model(
     check_architecture(config)
     description = describe_as(config, dtype, kv_dtype or dtype)
     if kv_budget is not None:
-        layers = description.layers
-        layers = with_budgets(layers, budgets_of(layers, kv_budget))
+        layers = with_budgets(description.layers, budgets_of(description.layers, kv_budget))
         description = replace(description, layers=layers)
     kernels = kernels_for(kernels, vector_sizes(config, description), kv_dtype or dtype)
     place = device or CPU

@@ -6,7 +6,7 @@ requests for text are refused (``ModelRules.has_head``): transformers would draw
 """
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvell.models.config.config_fields import text_config
 from kvell.models.loading.weight_files import WeightMap
@@ -18,7 +18,7 @@ HEAD = "lm_head.weight"
 _EMBEDDING = re.compile(r"(.+\.)?(embed_tokens|embeddings)\.weight")
 
 
-def lacks_head(weights: WeightMap, config: Any) -> bool:
+def lacks_head(weights: WeightMap, config: object) -> bool:
     """Return whether files have an embedding and no head, and the config does not tie the two."""
     if any(getattr(part, "tie_word_embeddings", False) for part in (config, text_config(config))):
         return False
@@ -26,12 +26,12 @@ def lacks_head(weights: WeightMap, config: Any) -> bool:
     return not has_head and _embedding(weights) is not None
 
 
-def tensors_with_head(weights: WeightMap, config: Any) -> "dict[str, torch.Tensor]":
+def tensors_with_head(weights: WeightMap, config: object) -> "dict[str, torch.Tensor]":
     """Map a model's tensors; the embedding is the head of a model that lacks one.
 
     :raises ChangeSomething: naming a file whose tensors torch cannot map.
     """
-    tensors = weights.mapped()
+    tensors = weights.map_tensors()
     embedding = _embedding(weights)
     if embedding is not None and lacks_head(weights, config):
         tensors[HEAD] = tensors[embedding]

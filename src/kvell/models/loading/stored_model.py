@@ -31,8 +31,8 @@ class StoredModel:
 
     :param size_bytes: bytes of its weight files; 0 without any.
     :param parameters: numbers in its weights; 0 if the files do not say.
-    :param digest: SHA-256, in hex, of its config, and of the names, sizes and tensors (not the data) of
-        its weight files; "" without any.
+    :param digest: SHA-256, in hex, of its config, and of its weight files' names, sizes and tensors
+        (without the data); "" without any.
     :param modified_unix_seconds: time of the last change of these files; None without any.
     :param sizes: sizes of its config by GGUF's names, without the model's kind.
     """
@@ -53,7 +53,7 @@ def stored_model(path: Path, config: object) -> StoredModel:
     """
     text = text_config(config)
     sizes = {name: optional_size(text, fields) for name, fields in _SIZES}
-    known = MappingProxyType({name: size for name, size in sizes.items() if size})
+    by_name = MappingProxyType({name: size for name, size in sizes.items() if size})
     digest = hashlib.sha256()
     size_bytes, parameters = 0, 0
     modified_unix_seconds = 0.0
@@ -71,6 +71,6 @@ def stored_model(path: Path, config: object) -> StoredModel:
             is_counted = is_counted and tensor.dtype not in PACKED
             parameters += math.prod(tensor.shape)
     except (ChangeSomething, OSError):
-        return StoredModel(sizes=known)
+        return StoredModel(sizes=by_name)
     counted = parameters if is_counted else 0
-    return StoredModel(size_bytes, counted, digest.hexdigest(), modified_unix_seconds, known)
+    return StoredModel(size_bytes, counted, digest.hexdigest(), modified_unix_seconds, by_name)

@@ -89,7 +89,7 @@ class WeightMap:
         """Bytes of the tensors as they are stored."""
         return sum(tensor.size_bytes for tensor in self.stored.values())
 
-    def mapped(self) -> "dict[str, torch.Tensor]":
+    def map_tensors(self) -> "dict[str, torch.Tensor]":
         """Map all tensors, in their files' dtypes, without reading them.
 
         :raises ChangeSomething: naming a file whose tensors torch cannot map.

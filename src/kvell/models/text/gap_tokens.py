@@ -57,11 +57,11 @@ def gap_tokens(token_id: Callable[[str], int | None]) -> GapTokens | None:
     """
     for form in _FORMS:
         order = [part if part in (_BEFORE, _AFTER) else token_id(part) for part in form]
-        known = _known(order)
-        if len(known) == len(form):
-            marks = [part for part in known if isinstance(part, int)]
+        places = _known(order)
+        if len(places) == len(form):
+            marks = [part for part in places if isinstance(part, int)]
             ends = [end for name in _ENDS if (end := token_id(name)) is not None]
-            return GapTokens(known, tuple(dict.fromkeys((*marks, *ends))))
+            return GapTokens(places, tuple(dict.fromkeys((*marks, *ends))))
     return None
 
 

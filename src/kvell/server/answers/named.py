@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 from kvell.engine.protocol.schemas.references import Schema
 from kvell.engine.protocol.structured_outputs import Calls, Reasoning
@@ -27,7 +26,7 @@ from kvell.server.answers.formats.thinking import Thinking, ThinkingTags
 from kvell.server.answers.reading.modes import Mode, ModeParser, PlainText
 from kvell.server.answers.written_calls import written_calls
 
-Tools = Sequence[Mapping[str, Any]]
+Tools = Sequence[Schema]
 
 
 @dataclass(frozen=True)
@@ -151,7 +150,7 @@ class AnswerFormat:
         """Return the texts with which calls begin anywhere in an answer; a call ends reasoning."""
         return () if self._is_harmony else _TOOL_FORMATS[self.tool].starts
 
-    def continued(self, prompt: str, content: str, reasoning: str) -> str:
+    def reasoning_context(self, prompt: str, content: str, reasoning: str) -> str:
         """Return the text that shows whether an answer continues inside its reasoning.
 
         It is the end of the prompt, or the last tag in the message that the answer continues.

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -109,11 +108,10 @@ async def prime(
         proxies give up; None for formats without comments.
     """
     first = asyncio.ensure_future(anext(stream))
-    accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    when_accepted(partial(_set, accepted))
+    accepted: asyncio.Future[Item] = asyncio.get_running_loop().create_future()
+    when_accepted(accepted.cancel)
     try:
-        either: tuple[asyncio.Future[Any], ...] = (first, accepted)
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([first, accepted], return_when=asyncio.FIRST_COMPLETED)
         if first.done():
             first.result()
     except BaseException:
@@ -121,11 +119,6 @@ async def prime(
         await stream.aclose()
         raise
     return _after(first, stream, comment)
-
-
-def _set(future: "asyncio.Future[None]") -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 async def _after(

@@ -120,8 +120,8 @@ def _arguments(form: CallForm, tokenizer: LLTokenizer) -> tuple[str, tuple[str, 
 def _any_text(special: Sequence[str], tokenizer: LLTokenizer) -> str:
     """Return the pattern of any text, in which these texts may be special tokens."""
     text = "/(?s:.*)/"
-    found = {t for each in special for t in tokenizer.tokenize_str(each, parse_special=True)}
-    tokens = " | ".join(f"<[{t}]>" for t in sorted(found) if tokenizer.is_special_token(t))
+    numbers = {t for each in special for t in tokenizer.tokenize_str(each, parse_special=True)}
+    tokens = " | ".join(f"<[{t}]>" for t in sorted(numbers) if tokenizer.is_special_token(t))
     return f"{text} (({tokens}) {text})*" if tokens else text
 
 

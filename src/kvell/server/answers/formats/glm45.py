@@ -12,8 +12,8 @@ Values of string parameters are streamed, others returned when they are complete
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from kvell.engine.protocol.schemas.references import Schema
 from kvell.server.answers.deltas import ToolCallArguments, ToolCallBegin
 from kvell.server.answers.reading.json_calls import MOST_NAME_CHARS
 from kvell.server.answers.reading.markers import Expect, TextUntil
@@ -37,7 +37,7 @@ class Glm45(Chain):
     :param tools: the source of the parameters' types.
     """
 
-    def __init__(self, tools: Sequence[Mapping[str, Any]] = ()) -> None:
+    def __init__(self, tools: Sequence[Schema] = ()) -> None:
         super().__init__(TextUntil((START,)))
         self._tools = tools
 

@@ -15,8 +15,8 @@ parameters are streamed, others returned when they are complete.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from kvell.engine.protocol.schemas.references import Schema
 from kvell.server.answers.deltas import Content, ToolCallArguments, ToolCallBegin
 from kvell.server.answers.reading.markers import Expect, TextUntil
 from kvell.server.answers.reading.modes import Chain, Mode, Say
@@ -36,9 +36,7 @@ class Qwen3Coder(Chain):
     :param tags: the tags around a call.
     """
 
-    def __init__(
-        self, tools: Sequence[Mapping[str, Any]] = (), tags: tuple[str, str] = (START, END)
-    ) -> None:
+    def __init__(self, tools: Sequence[Schema] = (), tags: tuple[str, str] = (START, END)) -> None:
         self._start, self._end = tags
         super().__init__(TextUntil((self._start, FUNCTION)))
         self._tools = tools

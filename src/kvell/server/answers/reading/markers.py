@@ -26,7 +26,8 @@ class TextUntil:
         drops_lead: bool = False,
         drops_blank: bool = False,
     ) -> None:
-        self._markers, self._left = markers + left, left
+        self._markers = markers + left
+        self._left = left
         self._pattern = re.compile("|".join(map(re.escape, self._markers)))
         self._make = make
         self._drops_lead = drops_lead

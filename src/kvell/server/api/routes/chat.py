@@ -147,7 +147,7 @@ class ChatApi:
         prompt, tensors = await _prompt(served.prompts, body, offered)
         end = await served.prompts.decode("messages", prompt[-PROMPT_END_TOKENS:].tolist())
         if body.continues_last():
-            end = served.answers.continued(end, *body.messages[-1].said())
+            end = served.answers.reasoning_context(end, *body.messages[-1].texts())
         room = served.prompts.answer_room(prompt)
         sampling = body.sampling(room, served.text.sampling_defaults)
         sampling = await served.prompts.with_bad_words(sampling)

@@ -104,7 +104,7 @@ class ChatMessage(RequestPart):
         """
         return {**self.model_dump(exclude_none=True), "content": self._content()}
 
-    def said(self) -> tuple[str, str]:
+    def texts(self) -> tuple[str, str]:
         """Return the text and the reasoning of the message."""
         content = self._content()
         if not isinstance(content, str):

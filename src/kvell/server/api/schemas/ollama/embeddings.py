@@ -6,13 +6,13 @@ from pydantic import Field
 
 from kvell.server.api.schemas.embeddings import EmbeddingsRequest
 from kvell.server.api.schemas.generation import Texts
-from kvell.server.api.schemas.ollama.models import OllamaNamed
+from kvell.server.api.schemas.ollama.models import OllamaModelBody
 from kvell.server.api.schemas.ollama.options import OllamaOptions
 from kvell.server.api.schemas.other_fields import OLLAMA_EMBEDDING_OTHERS
 from kvell.server.api.schemas.sampling_fields import MAX_INT32
 
 
-class OllamaEmbedRequest(OllamaNamed):
+class OllamaEmbedRequest(OllamaModelBody):
     """Body of ``/api/embed``."""
 
     others = OLLAMA_EMBEDDING_OTHERS
@@ -33,7 +33,7 @@ class OllamaEmbedRequest(OllamaNamed):
         )
 
 
-class OllamaEmbeddingsRequest(OllamaNamed):
+class OllamaEmbeddingsRequest(OllamaModelBody):
     """Body of ``/api/embeddings``."""
 
     others = OLLAMA_EMBEDDING_OTHERS

@@ -6,7 +6,7 @@ from kvell.server.api.schemas.other_fields import PULL_OTHERS, SHOW_OTHERS
 from kvell.server.api.schemas.request_body import RequestBody
 
 
-class OllamaNamed(RequestBody):
+class OllamaModelBody(RequestBody):
     """A body that names a model; ``name`` is the older spelling of ``model``."""
 
     model: str
@@ -24,13 +24,13 @@ class OllamaNamed(RequestBody):
         return data
 
 
-class OllamaShowRequest(OllamaNamed):
+class OllamaShowRequest(OllamaModelBody):
     """Body of ``/api/show``."""
 
     others = SHOW_OTHERS
 
 
-class OllamaPullRequest(OllamaNamed):
+class OllamaPullRequest(OllamaModelBody):
     """Body of ``/api/pull``."""
 
     others = PULL_OTHERS

@@ -23,7 +23,7 @@ from kvell.server.api.schemas.chat import (
 )
 from kvell.server.api.schemas.formats import JsonSchemaFormat, ResponseFormat
 from kvell.server.api.schemas.generation import CompletionRequest
-from kvell.server.api.schemas.ollama.models import OllamaNamed
+from kvell.server.api.schemas.ollama.models import OllamaModelBody
 from kvell.server.api.schemas.ollama.options import SAME, OllamaOptions
 from kvell.server.api.schemas.other_fields import GENERATE_OTHERS, OLLAMA_CHAT_OTHERS
 from kvell.server.api.schemas.request_body import RequestPart, rename
@@ -98,7 +98,7 @@ class OllamaMessage(RequestPart):
         )
 
 
-class OllamaRequest(OllamaNamed):
+class OllamaRequest(OllamaModelBody):
     """The fields that ``/api/chat`` and ``/api/generate`` share."""
 
     stream: bool = True
