@@ -15,6 +15,7 @@ from kvell.cli.plan.devices import DEVICES_BYTES, DeviceFit, device_fit
 from kvell.cli.plan.report import PlanReport, Taken, make_report
 from kvell.cli.plan.text import device_table, fit_table, group_table, summary_lines
 from kvell.cli.terminal.commands import EngineCommand
+from kvell.cli.terminal.files import config_names
 from kvell.cli.terminal.options import (
     json_option,
     models_argument,
@@ -44,6 +45,15 @@ def _show_families(ctx: click.Context, _: click.Parameter, is_given: bool) -> No
     ctx.exit()
 
 
+def _show_models(ctx: click.Context, _: click.Parameter, is_given: bool) -> None:
+    if not is_given or ctx.resilient_parsing:
+        return
+    from kvell.models.sources.packaged import MODEL_NAME
+
+    click.echo("\n".join(sorted({*config_names(), MODEL_NAME})))
+    ctx.exit()
+
+
 @click.command(cls=EngineCommand)
 @models_argument
 @setting_option("kv_memory_bytes")
@@ -58,6 +68,15 @@ def _show_families(ctx: click.Context, _: click.Parameter, is_given: bool) -> No
     expose_value=False,
     callback=_show_families,
     help="Show the families of models that are served, and exit.",
+)
+@click.option(
+    "--models",
+    "shows_models",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_models,
+    help="Show the names that MODEL may have besides paths and hub ids, and exit.",
 )
 @json_option
 @debug_option

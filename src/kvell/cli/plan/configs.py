@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from kvell.cli.terminal.files import named_config
+from kvell.cli.terminal.files import named_config, near_config
 from kvell.cli.terminal.progress import progress_bar
 from kvell.cli.terminal.session import Session
 from kvell.errors import ChangeSomething
@@ -28,10 +28,17 @@ def config_path(model: str, session: Session, report: Progress) -> Path:
 
     :raises ChangeSomething: if there is no such config.
     """
+    from kvell.models.sources.packaged import MODEL_NAME
     from kvell.models.sources.source import resolve_model
 
     path = Path(named_config(model)).expanduser()
-    return path if path.is_file() else resolve_model(model, session.cache_dir, report, fetch_config)
+    if path.is_file():
+        return path
+    if model != MODEL_NAME and not path.exists() and (near := near_config(model)):
+        problem = "is neither a name of a config nor a local model"
+        remedy = f"did you mean {near}? kvell plan --models lists the names; a hub id has an owner"
+        raise ChangeSomething("model", model, problem, remedy)
+    return resolve_model(model, session.cache_dir, report, fetch_config)
 
 
 def fetch_config(model: str) -> Path:

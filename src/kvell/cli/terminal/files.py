@@ -4,9 +4,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from kvell.equivalents.nearest import nearest
 from kvell.errors import ChangeSomething
 
 CONFIGS = Path("bench", "configs")
+SHORTEST_PART = 3
+"""The shortest beginning of a name, in characters, that is taken for the name."""
+NEAR_NAME = 0.6
+"""The least similarity of a name that is offered: names of sizes and versions differ in more."""
 REPOSITORY = Path(__file__).resolve().parents[4]
 """The directory that contains ``CONFIGS`` when Kvell runs from its repository."""
 
@@ -40,3 +45,31 @@ def named_config(model: str) -> str:
         if path.is_file() and not Path(model).exists():
             return str(path)
     return model
+
+
+def config_names() -> list[str]:
+    """Return the names that :func:`named_config` finds."""
+    folders = [place / CONFIGS for place in (Path(), REPOSITORY)]
+    return sorted(
+        {
+            str(path.relative_to(folder).with_suffix(""))
+            for folder in folders
+            for path in folder.rglob("*.json")
+        }
+    )
+
+
+def near_config(model: str) -> str:
+    """Return the name of a config that a user may have meant; "" if none is near.
+
+    Ids of hub models have an owner, and are not compared.
+    """
+    names = config_names()
+    owner, _, own = model.rpartition("/")
+    if not any(name.startswith(f"{owner}/") for name in names) and owner:
+        return ""
+    by_end = {name.rpartition("/")[2]: name for name in reversed(names)}
+    word = own.lower()
+    begun = [end for end in by_end if len(word) >= SHORTEST_PART and end.startswith(word)]
+    near = begun[:1] or nearest(word, by_end, NEAR_NAME)
+    return by_end[near[0]] if near else ""

@@ -6,13 +6,14 @@ fail but answer wrongly.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from kvell.errors import ChangeSomething
 from kvell.models.config.state_sizes import MixerKind
+from kvell.models.families.sized_families import SIZED
 
 if TYPE_CHECKING:
     from kvell.models.images.image_families import ImageKind
@@ -128,6 +129,8 @@ _TIED = (
     *(("attn_logit_softcapping", None), ("final_logit_softcapping", None)),
     ("use_bidirectional_attention", None),
 )
+_GEMMA = (*_TIED, ("head_dim", 256))
+_NO_WINDOW = (("use_sliding_window", False), ("sliding_window", None), ("layer_types", None))
 _WINDOWS = ("layer_types", "sliding_window")
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 
@@ -151,7 +154,7 @@ FUSED: Mapping[str, FusedFamily] = MappingProxyType(
             sandwich=True,
             scales_embedding=True,
             fields=(*_WINDOWS, *_CAPS),
-            size_defaults=_TIED,
+            size_defaults=_GEMMA,
         ),
         "Gemma3ForCausalLM": FusedFamily(
             "gemma3_text",
@@ -164,7 +167,7 @@ FUSED: Mapping[str, FusedFamily] = MappingProxyType(
             scales_embedding=True,
             ropes_by_type=True,
             fields=(*_WINDOWS, *_CAPS, "use_bidirectional_attention"),
-            size_defaults=_TIED,
+            size_defaults=_GEMMA,
             body="Gemma3TextModel",
         ),
         "GemmaForCausalLM": FusedFamily(
@@ -173,6 +176,7 @@ FUSED: Mapping[str, FusedFamily] = MappingProxyType(
             attention_bias="attention_bias",
             scales_embedding=True,
             fields=("use_bidirectional_attention",),
+            size_defaults=_GEMMA,
         ),
         "LlamaForCausalLM": FusedFamily(
             "llama",
@@ -181,15 +185,23 @@ FUSED: Mapping[str, FusedFamily] = MappingProxyType(
             size_defaults=(*_UNTIED, ("mlp_bias", False)),
         ),
         "MinistralForCausalLM": FusedFamily("ministral", fields=_WINDOWS, size_defaults=_UNTIED),
-        "MistralForCausalLM": FusedFamily("mistral", fields=("sliding_window",)),
+        "MistralForCausalLM": FusedFamily(
+            "mistral",
+            fields=("sliding_window",),
+            size_defaults=(*_UNTIED, ("sliding_window", 4096)),
+        ),
         "Qwen2ForCausalLM": FusedFamily(
-            "qwen2", biased_inputs=True, fields=(*_WINDOWS, "use_sliding_window")
+            "qwen2",
+            biased_inputs=True,
+            fields=(*_WINDOWS, "use_sliding_window"),
+            size_defaults=(*_UNTIED, *_NO_WINDOW),
         ),
         "Qwen3ForCausalLM": FusedFamily(
             "qwen3",
             attention_bias="attention_bias",
             head_norms=True,
             fields=(*_WINDOWS, "use_sliding_window"),
+            size_defaults=(*_UNTIED, *_NO_WINDOW, ("head_dim", 128)),
         ),
         "SmolLM3ForCausalLM": FusedFamily(
             "smollm3",
@@ -197,6 +209,7 @@ FUSED: Mapping[str, FusedFamily] = MappingProxyType(
             mlp_bias="mlp_bias",
             rope_layers="no_rope_layers",
             fields=(*_WINDOWS, "use_sliding_window"),
+            size_defaults=(*_TIED, *_NO_WINDOW, ("mlp_bias", False), ("no_rope_layers", [])),
         ),
     }
 )
@@ -323,13 +336,46 @@ def fused_class(config: Any) -> str | None:
     return fused
 
 
+def require_plain_weights(config: object, name: str) -> None:
+    """Refuse weights that are stored as anything but floating-point numbers.
+
+    transformers loads some of them by separate libraries, and others wrongly or not at all.
+
+    :param name: the class that transformers would run.
+    :raises ChangeSomething: naming the class and its quantisation.
+    """
+    quantised = getattr(config, "quantization_config", None)
+    if not quantised:
+        return
+    fields = quantised if isinstance(quantised, Mapping) else vars(quantised)
+    raise ChangeSomething(
+        "model",
+        name,
+        f"its weights are quantised ({fields.get('quant_method', 'unknown')}): "
+        "it needs kernels that read them",
+        "use the same model in bfloat16 or float32",
+    )
+
+
+def listed_class(config: object) -> str | None:
+    """Return the exact class of a config whose type and class are listed here; else None."""
+    named: Iterable[str] = getattr(config, "architectures", None) or ()
+    model_type = getattr(config, "model_type", None)
+    for name, family in FUSED.items():
+        if family.model_type == model_type and set(named) <= classes_of(name):
+            return name
+    sized = SIZED.get(str(model_type))
+    return sized.architecture if sized and set(named) <= {sized.architecture} else None
+
+
 def check_architecture(config: Any) -> None:
     """Raise unless the class that transformers would run for a config is known to be exact.
 
     :raises ChangeSomething: naming the class and the missing feature; also for weights that are
         quantised.
     """
-    if fused_class(config) is not None:
+    if (name := listed_class(config)) is not None:
+        require_plain_weights(config, name)
         return
     # Imported here: it reads transformers' tables of all models, which import slowly.
     from kvell.models.families.refusals import require_served

@@ -12,11 +12,15 @@ from typing import Any
 from kvell.models.config.config_values import check_config_values
 from kvell.models.config.json_files import (
     CONFIG_FILE,
+    MALFORMED,
+    REPAIR_CONFIG,
     overridden,
     parsed_overrides,
+    read_by_library,
     read_optional_json,
 )
 from kvell.models.families.families import FUSED, FusedFamily, classes_of
+from kvell.models.families.sized_families import completed
 
 SIZES = (
     "head_dim",
@@ -36,7 +40,9 @@ UNUSUAL = frozenset(
 )
 """Fields that need transformers: custom code, other weights, and rotations of older files."""
 
-ROTATIONS = frozenset({"rope_scaling", "rope_theta"})
+READ_FOR_SIZES = frozenset({"auto_map", "quantization_config", "rope_scaling", "rope_theta"})
+READ_ROPES = frozenset({None, "default", "llama3", "linear", "yarn"})
+"""Rotations of which a context's length is known: of all but linear and YaRN, the file's own."""
 
 
 def plain_config(path: Path, overrides: str | None = None) -> Any | None:
@@ -80,17 +86,25 @@ def sizes_config(path: Path, overrides: str | None = None) -> Any:
     :raises ChangeSomething: if it is missing, is not a JSON object, or is not understood.
     """
     raw = _raw(path, overrides)
+    if not _is_readable(raw):
+        return known_config(path, overrides)
+    with read_by_library(path, MALFORMED, REPAIR_CONFIG):
+        fields = completed(raw)
+    if fields is not None:
+        return SimpleNamespace(**fields | {"rope_parameters": _ropes(raw)})
     family = _family(raw)
-    if family is not None and family.size_defaults and not raw.keys() & (UNUSUAL - ROTATIONS):
+    if family is not None and family.size_defaults:
         hidden, heads = raw.get("hidden_size"), raw.get("num_attention_heads")
         width = {}
         if isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
             width["head_dim"] = hidden // heads
-        filled = {"rms_norm_eps": 1e-6, **width, **dict(family.size_defaults), **raw}
+        given = {name: value for name, value in raw.items() if (name, value) != ("head_dim", None)}
+        filled = {"rms_norm_eps": 1e-6, **width, **dict(family.size_defaults), **given}
         filled.setdefault(family.activation, "unread")
         filled.setdefault(family.scaled_by or family.activation, 1)
-        if _has_all_fields(filled, family) and not _rope_changes_lengths(raw):
-            return SimpleNamespace(**filled)
+        has_types = not filled.get("use_sliding_window") or filled.get("layer_types") is not None
+        if has_types and _has_all_fields(filled, family):
+            return SimpleNamespace(**filled | {"rope_parameters": _ropes(raw)})
     return known_config(path, overrides)
 
 
@@ -101,16 +115,25 @@ def _raw(path: Path, overrides: str | None) -> Mapping[str, Any]:
     return raw
 
 
-def _rope_changes_lengths(raw: Mapping[str, Any]) -> bool:
-    scaling = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-    if not isinstance(scaling, dict):
-        return True
-    return scaling.get("rope_type", scaling.get("type")) not in (
-        None,
-        "default",
-        "llama3",
-        "linear",
-    )
+def _is_readable(raw: Mapping[str, object]) -> bool:
+    """Return whether no field needs transformers, and rotations change a length by a factor."""
+    if raw.keys() & (UNUSUAL - READ_FOR_SIZES):
+        return False
+    ropes = _ropes(raw)
+    if ropes is None:
+        return False
+    nested = [rope for rope in ropes.values() if isinstance(rope, dict)] or [ropes]
+    return all(rope.get("rope_type") in READ_ROPES for rope in nested)
+
+
+def _ropes(raw: Mapping[str, object]) -> dict[str, object] | None:
+    """Return a config's rotations in the form of newer files; None if they are malformed."""
+    ropes = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if not isinstance(ropes, dict):
+        return None
+    if any(isinstance(rope, dict) for rope in ropes.values()):
+        return ropes
+    return ropes | {"rope_type": ropes.get("rope_type", ropes.get("type"))}
 
 
 def _family(raw: Mapping[str, Any]) -> FusedFamily | None:

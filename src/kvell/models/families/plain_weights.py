@@ -1,44 +1,435 @@
-"""Bytes of a dense model's weights, computed from its config without torch."""
+"""Tensors of common families' weights, computed from their configs without torch.
 
-from typing import Any
+Names are those of transformers' modules, where experts of a layer are one tensor.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType, SimpleNamespace
 
 from kvell.models.families.families import FUSED, FusedFamily
 
+Shape = tuple[int, ...]
+Shapes = dict[str, Shape]
 
-def plain_weights_bytes(config: Any, element_bytes: int) -> int | None:
-    """Return the bytes of all parameters of a model with a plain config; tied ones count once.
+
+def plain_tensors(config: SimpleNamespace) -> Shapes | None:
+    """Return the shapes of all parameters of a model with a plain config, tied ones once.
 
     None stands for another family.
 
-    :param config: a config of :func:`kvell.models.families.plain_config.plain_config`.
-    :param element_bytes: bytes of an element.
+    :param config: a config of :func:`kvell.models.families.plain_config.sizes_config`.
     """
-    types = {family.model_type: family for family in FUSED.values() if not family.mixer}
-    family = types.get(config.model_type)
-    if family is None:
+    family = next((f for f in FUSED.values() if f.model_type == config.model_type), None)
+    layer = LAYERS.get(config.model_type)
+    if layer is None and (family is None or family.mixer):
         return None
-    hidden: int = config.hidden_size
-    vocab: int = config.vocab_size
-    embeddings = vocab * hidden * (1 if config.tie_word_embeddings else 2)
-    layers: int = config.num_hidden_layers * _layer_numbers(config, family)
-    return (embeddings + layers + hidden) * element_bytes
+    hidden, vocab = config.hidden_size, config.vocab_size
+    tensors: Shapes = {"model.embed_tokens.weight": (vocab, hidden)}
+    if NORMS.get(config.model_type, TWO):
+        tensors["model.norm.weight"] = (hidden,)
+    if config.model_type == "starcoder2":
+        tensors["model.norm.bias"] = (hidden,)
+    # transformers never ties Nemotron-H's head.
+    ties = config.tie_word_embeddings and config.model_type != "nemotron_h"
+    if not ties and not str(config.architectures[0]).endswith("Model"):
+        tensors["lm_head.weight"] = (vocab, hidden)
+    for index in range(config.num_hidden_layers):
+        if layer is not None:
+            own = layer(config, index) | _norms(NORMS.get(config.model_type, TWO), hidden)
+        else:
+            assert family is not None, "a layer is of one of the two kinds"
+            own = _dense_layer(config, family)
+        tensors |= {f"model.layers.{index}.{name}": shape for name, shape in own.items()}
+    return tensors
 
 
-def _layer_numbers(config: Any, family: FusedFamily) -> int:
-    """Return the numbers in the parameters of one layer."""
-    hidden: int = config.hidden_size
-    inner: int = config.intermediate_size
-    queries: int = config.num_attention_heads * config.head_dim
-    keys: int = config.num_key_value_heads * config.head_dim
-    attention = hidden * (2 * queries + 2 * keys)
+def _dense_layer(config: SimpleNamespace, family: FusedFamily) -> Shapes:
     has_bias = bool(family.attention_bias and getattr(config, family.attention_bias))
-    if has_bias or family.biased_inputs:
-        attention += queries + 2 * keys
-    if has_bias:
-        attention += hidden
-    mlp = 3 * hidden * inner
-    if family.mlp_bias and getattr(config, family.mlp_bias):
-        mlp += 2 * inner + hidden
-    norms = hidden * (4 if family.sandwich else 2)
-    head_norms: int = 2 * config.head_dim if family.head_norms else 0
-    return attention + mlp + norms + head_norms
+    attention = _attention(config, has_bias or family.biased_inputs, has_bias, family.head_norms)
+    mlp_bias = bool(family.mlp_bias and getattr(config, family.mlp_bias))
+    mlp = _mlp("mlp", config.hidden_size, config.intermediate_size, mlp_bias)
+    norms = ("input", "post_attention", *(("before_mlp", "after_mlp") if family.sandwich else ()))
+    return attention | mlp | _norms(norms, config.hidden_size)
+
+
+def _attention(
+    config: SimpleNamespace,
+    biased_inputs: bool,
+    biased_output: bool,
+    head_norms: bool,
+    query_parts: int = 1,
+) -> Shapes:
+    """Return the tensors of attention.
+
+    :param query_parts: 2 if queries have gates of their size.
+    """
+    size, hidden = config.head_dim, config.hidden_size
+    queries, keys = (size * n for n in (config.num_attention_heads, config.num_key_value_heads))
+    tensors: Shapes = {}
+    for name, out in (("q", queries * query_parts), ("k", keys), ("v", keys)):
+        tensors |= _linear(f"self_attn.{name}_proj", out, hidden, biased_inputs)
+    tensors |= _linear("self_attn.o_proj", hidden, queries, biased_output)
+    if head_norms:
+        tensors |= {"self_attn.q_norm.weight": (size,), "self_attn.k_norm.weight": (size,)}
+    return tensors
+
+
+def _linear(name: str, out: int, width: int, has_bias: bool = False) -> Shapes:
+    weight: Shapes = {f"{name}.weight": (out, width)}
+    return weight | {f"{name}.bias": (out,)} if has_bias else weight
+
+
+def _mlp(name: str, hidden: int, inner: int, has_bias: bool = False) -> Shapes:
+    return {
+        **_linear(f"{name}.gate_proj", inner, hidden, has_bias),
+        **_linear(f"{name}.up_proj", inner, hidden, has_bias),
+        **_linear(f"{name}.down_proj", hidden, inner, has_bias),
+    }
+
+
+def _experts(hidden: int, inner: int, count: int) -> Shapes:
+    """Return the tensors of experts and their router, of which each token takes a few."""
+    return {
+        "mlp.experts.gate_up_proj": (count, 2 * inner, hidden),
+        "mlp.experts.down_proj": (count, hidden, inner),
+        "mlp.gate.weight": (count, hidden),
+    }
+
+
+def _norms(names: tuple[str, ...], hidden: int) -> Shapes:
+    return {f"{name}_layernorm.weight": (hidden,) for name in names}
+
+
+def _mixtral(config: SimpleNamespace, _index: int) -> Shapes:
+    experts = _experts(config.hidden_size, config.intermediate_size, config.num_local_experts)
+    return _attention(config, False, False, False) | experts
+
+
+def _qwen3_moe(config: SimpleNamespace, _index: int) -> Shapes:
+    bias = bool(config.attention_bias)
+    experts = _experts(config.hidden_size, config.moe_intermediate_size, config.num_experts)
+    return _attention(config, bias, bias, head_norms=True) | experts
+
+
+def _gpt_oss(config: SimpleNamespace, _index: int) -> Shapes:
+    hidden, inner, count = config.hidden_size, config.intermediate_size, config.num_local_experts
+    bias = bool(config.attention_bias)
+    return {
+        **_attention(config, bias, bias, head_norms=False),
+        "self_attn.sinks": (config.num_attention_heads,),
+        **_linear("mlp.router", count, hidden, has_bias=True),
+        "mlp.experts.gate_up_proj": (count, 2 * inner, hidden),
+        "mlp.experts.gate_up_proj_bias": (count, 2 * inner),
+        "mlp.experts.down_proj": (count, hidden, inner),
+        "mlp.experts.down_proj_bias": (count, hidden),
+    }
+
+
+def _latent_attention(config: SimpleNamespace) -> Shapes:
+    hidden, heads, latent = config.hidden_size, config.num_attention_heads, config.kv_lora_rank
+    rope, plain, values = config.qk_rope_head_dim, config.qk_nope_head_dim, config.v_head_dim
+    queries = heads * (plain + rope)
+    bias = bool(config.attention_bias)
+    tensors: Shapes = {}
+    if config.q_lora_rank:
+        tensors |= _linear("self_attn.q_a_proj", config.q_lora_rank, hidden, bias)
+        tensors |= _linear("self_attn.q_b_proj", queries, config.q_lora_rank)
+        tensors["self_attn.q_a_layernorm.weight"] = (config.q_lora_rank,)
+    else:
+        tensors |= _linear("self_attn.q_proj", queries, hidden)
+    tensors |= _linear("self_attn.kv_a_proj_with_mqa", latent + rope, hidden, bias)
+    tensors |= _linear("self_attn.kv_b_proj", heads * (plain + values), latent)
+    tensors |= _linear("self_attn.o_proj", hidden, heads * values, bias)
+    tensors["self_attn.kv_a_layernorm.weight"] = (latent,)
+    return tensors
+
+
+def _deepseek(config: SimpleNamespace, index: int) -> Shapes:
+    """Return a layer with latent keys and values, and experts after the first layers."""
+    hidden = config.hidden_size
+    tensors = _latent_attention(config)
+    if index < config.first_k_dense_replace:
+        return tensors | _mlp("mlp", hidden, config.intermediate_size)
+    inner = config.moe_intermediate_size
+    if config.model_type != "deepseek_v2":
+        tensors["mlp.gate.e_score_correction_bias"] = (config.n_routed_experts,)
+    shared = _mlp("mlp.shared_experts", hidden, inner * (config.n_shared_experts or 0))
+    return tensors | _experts(hidden, inner, config.n_routed_experts) | shared
+
+
+def _qwen3_next(config: SimpleNamespace, index: int) -> Shapes:
+    """Return a layer of gated attention or of the gated delta rule, with experts."""
+    hidden = config.hidden_size
+    shared = _mlp("mlp.shared_expert", hidden, config.shared_expert_intermediate_size)
+    tensors = _experts(hidden, config.moe_intermediate_size, config.num_experts) | shared
+    tensors["mlp.shared_expert_gate.weight"] = (1, hidden)
+    return tensors | _gated_mixer(config, index)
+
+
+def _gated_mixer(config: SimpleNamespace, index: int) -> Shapes:
+    """Return gated attention, or the gated delta rule."""
+    hidden = config.hidden_size
+    if config.layer_types[index] == "full_attention":
+        bias = bool(config.attention_bias)
+        return _attention(config, bias, bias, head_norms=True, query_parts=2)
+    heads, size = config.linear_num_value_heads, config.linear_value_head_dim
+    keys = config.linear_num_key_heads * config.linear_key_head_dim
+    values = heads * size
+    return {
+        "linear_attn.dt_bias": (heads,),
+        "linear_attn.A_log": (heads,),
+        "linear_attn.conv1d.weight": (2 * keys + values, 1, config.linear_conv_kernel_dim),
+        "linear_attn.in_proj_qkvz.weight": (2 * keys + 2 * values, hidden),
+        "linear_attn.in_proj_ba.weight": (2 * heads, hidden),
+        "linear_attn.norm.weight": (size,),
+        "linear_attn.out_proj.weight": (hidden, values),
+    }
+
+
+def _llama(config: SimpleNamespace, _index: int) -> Shapes:
+    bias = bool(config.attention_bias)
+    mlp = _mlp("mlp", config.hidden_size, config.intermediate_size, bool(config.mlp_bias))
+    return _attention(config, bias, bias, head_norms=False) | mlp
+
+
+def _arcee(config: SimpleNamespace, index: int) -> Shapes:
+    tensors = _llama(config, index)
+    return {name: shape for name, shape in tensors.items() if "gate_proj" not in name}
+
+
+def _seed_oss(config: SimpleNamespace, _index: int) -> Shapes:
+    inputs, output = bool(config.attention_bias), bool(config.attention_out_bias)
+    mlp = _mlp("mlp", config.hidden_size, config.intermediate_size, bool(config.mlp_bias))
+    return _attention(config, inputs, output, head_norms=False) | mlp
+
+
+def _exaone4(config: SimpleNamespace, _index: int) -> Shapes:
+    mlp = _mlp("mlp", config.hidden_size, config.intermediate_size)
+    return _attention(config, False, False, head_norms=True) | mlp
+
+
+def _olmo(config: SimpleNamespace, _index: int) -> Shapes:
+    bias = bool(config.attention_bias)
+    mlp = _mlp("mlp", config.hidden_size, config.intermediate_size)
+    return _attention(config, bias, bias, head_norms=False) | mlp
+
+
+def _olmo2(config: SimpleNamespace, index: int) -> Shapes:
+    """Return a layer whose queries and keys are normalised as a whole."""
+    sizes = (config.num_attention_heads, config.num_key_value_heads)
+    queries, keys = (config.head_dim * heads for heads in sizes)
+    norms = {"self_attn.q_norm.weight": (queries,), "self_attn.k_norm.weight": (keys,)}
+    return _olmo(config, index) | norms
+
+
+def _mamba1(name: str, hidden: int, inner: int, state: int, rank: int, kernel: int) -> Shapes:
+    return {
+        f"{name}.A_log": (inner, state),
+        f"{name}.D": (inner,),
+        f"{name}.conv1d.weight": (inner, 1, kernel),
+        **_linear(f"{name}.in_proj", 2 * inner, hidden),
+        **_linear(f"{name}.x_proj", rank + 2 * state, inner),
+        **_linear(f"{name}.dt_proj", inner, rank, has_bias=True),
+        **_linear(f"{name}.out_proj", hidden, inner),
+    }
+
+
+def _mamba2(
+    name: str, hidden: int, sizes: tuple[int, int, int, int, int], has_norm: bool
+) -> Shapes:
+    """Return the tensors of a Mamba 2 mixer.
+
+    :param sizes: heads, a head's size, groups, state and the convolution's kernel.
+    """
+    heads, size, groups, state, kernel = sizes
+    inner = heads * size
+    convolved = inner + 2 * groups * state
+    return {
+        **dict.fromkeys((f"{name}.dt_bias", f"{name}.A_log", f"{name}.D"), (heads,)),
+        f"{name}.conv1d.weight": (convolved, 1, kernel),
+        **_linear(f"{name}.in_proj", inner + convolved + heads, hidden),
+        **({f"{name}.norm.weight": (inner,)} if has_norm else {}),
+        **_linear(f"{name}.out_proj", hidden, inner),
+    }
+
+
+def _conv_bias(tensors: Shapes, name: str, has_bias: bool) -> Shapes:
+    channels = tensors[f"{name}.conv1d.weight"][0]
+    return tensors | ({f"{name}.conv1d.bias": (channels,)} if has_bias else {})
+
+
+def _jamba(config: SimpleNamespace, index: int) -> Shapes:
+    """Return a layer of attention or Mamba 1, with experts in every n-th."""
+    hidden, state = config.hidden_size, config.mamba_d_state
+    if index % config.expert_layer_period == config.expert_layer_offset:
+        tensors = _experts(hidden, config.intermediate_size, config.num_experts)
+    else:
+        tensors = _mlp("feed_forward", hidden, config.intermediate_size)
+    if config.layer_types[index] == "full_attention":
+        return tensors | _attention(config, False, False, head_norms=False)
+    rank = config.mamba_dt_rank
+    inner = config.mamba_expand * hidden
+    mixer = _mamba1("mamba", hidden, inner, state, rank, config.mamba_d_conv)
+    norms = {"dt": rank, "b": state, "c": state}
+    tensors |= {f"mamba.{name}_layernorm.weight": (size,) for name, size in norms.items()}
+    return tensors | _conv_bias(mixer, "mamba", config.mamba_conv_bias)
+
+
+def _lfm2(config: SimpleNamespace, index: int) -> Shapes:
+    """Return a layer of attention or of a short convolution, whose MLP's size is adjusted."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    if config.block_auto_adjust_ff_dim:
+        step = config.block_multiple_of
+        inner = int(config.block_ffn_dim_multiplier * int(2 * inner / 3))
+        inner = step * -(-inner // step)
+    return _lfm2_mixer(config, index) | _mlp("feed_forward", hidden, inner)
+
+
+def _lfm2_mixer(config: SimpleNamespace, index: int) -> Shapes:
+    hidden = config.hidden_size
+    if config.layer_types[index] == "full_attention":
+        return _attention(config, False, False, head_norms=True)
+    return {
+        "conv.conv.weight": (hidden, 1, config.conv_L_cache),
+        **_linear("conv.in_proj", 3 * hidden, hidden),
+        **_linear("conv.out_proj", hidden, hidden),
+    }
+
+
+def _bamba_mixer(config: SimpleNamespace, has_norm: bool) -> Shapes:
+    sizes = (config.mamba_n_heads, config.mamba_d_head, config.mamba_n_groups)
+    rest = (config.mamba_d_state, config.mamba_d_conv)
+    mixer = _mamba2("mamba", config.hidden_size, (*sizes, *rest), has_norm)
+    return _conv_bias(mixer, "mamba", config.mamba_conv_bias)
+
+
+def _bamba(config: SimpleNamespace, index: int) -> Shapes:
+    if config.layer_types[index] == "full_attention":
+        return _llama(config, index)
+    mlp_bias = bool(config.mlp_bias)
+    mlp = _mlp("feed_forward", config.hidden_size, config.intermediate_size, mlp_bias)
+    return mlp | _bamba_mixer(config, has_norm=True)
+
+
+def _falcon_h1(config: SimpleNamespace, index: int) -> Shapes:
+    return _llama(config, index) | _bamba_mixer(config, has_norm=False)
+
+
+def _nemotron_h(config: SimpleNamespace, index: int) -> Shapes:
+    """Return a layer of one block: Mamba 2, attention or an MLP without gates."""
+    hidden = config.hidden_size
+    match config.layer_types[index]:
+        case "full_attention":
+            bias = bool(config.attention_bias)
+            return _attention(config, bias, bias, head_norms=False)
+        case "mlp":
+            bias = bool(config.mlp_bias)
+            inner = config.intermediate_size
+            up = _linear("mixer.up_proj", inner, hidden, bias)
+            return up | _linear("mixer.down_proj", hidden, inner, bias)
+    sizes = (config.mamba_num_heads, config.mamba_head_dim, config.n_groups)
+    rest = (config.ssm_state_size, config.conv_kernel)
+    mixer = _mamba2("mixer", hidden, (*sizes, *rest), has_norm=True)
+    return _conv_bias(mixer, "mixer", config.use_conv_bias)
+
+
+def _mamba(config: SimpleNamespace, _index: int) -> Shapes:
+    sizes = (config.intermediate_size, config.state_size, config.time_step_rank)
+    mixer = _mamba1("mixer", config.hidden_size, *sizes, config.conv_kernel)
+    return _conv_bias(mixer, "mixer", config.use_conv_bias)
+
+
+def _youtu(config: SimpleNamespace, _index: int) -> Shapes:
+    return _latent_attention(config) | _mlp("mlp", config.hidden_size, config.intermediate_size)
+
+
+def _starcoder2(config: SimpleNamespace, _index: int) -> Shapes:
+    bias = bool(config.use_bias)
+    hidden, inner = config.hidden_size, config.intermediate_size
+    norms = ("input_layernorm.bias", "post_attention_layernorm.bias")
+    return {
+        **_attention(config, bias, bias, head_norms=False),
+        **_linear("mlp.c_fc", inner, hidden, bias),
+        **_linear("mlp.c_proj", hidden, inner, bias),
+        **dict.fromkeys(norms, (hidden,)),
+    }
+
+
+def _llama4(config: SimpleNamespace, index: int) -> Shapes:
+    bias = bool(config.attention_bias)
+    hidden, inner = config.hidden_size, config.intermediate_size
+    attention = _attention(config, bias, bias, head_norms=False)
+    if index not in config.moe_layers:
+        return attention | _mlp("feed_forward", hidden, config.intermediate_size_mlp)
+    experts = _experts(hidden, inner, config.num_local_experts)
+    return attention | experts | _mlp("feed_forward.shared_expert", hidden, inner)
+
+
+def _lfm2_moe(config: SimpleNamespace, index: int) -> Shapes:
+    """Return a layer of attention or of a short convolution, with experts after the first ones."""
+    hidden = config.hidden_size
+    mixer = _lfm2_mixer(config, index)
+    if index < config.num_dense_layers:
+        return mixer | _mlp("feed_forward", hidden, config.intermediate_size)
+    count = config.num_experts
+    bias: Shapes = {"feed_forward.expert_bias": (count,)} if config.use_expert_bias else {}
+    return mixer | _experts(hidden, config.moe_intermediate_size, count) | bias
+
+
+def _mamba2_alone(config: SimpleNamespace, _index: int) -> Shapes:
+    sizes = (config.num_heads, config.head_dim, config.n_groups, config.state_size)
+    mixer = _mamba2("mixer", config.hidden_size, (*sizes, config.conv_kernel), has_norm=True)
+    return _conv_bias(mixer, "mixer", config.use_conv_bias)
+
+
+def _qwen3_5(config: SimpleNamespace, index: int) -> Shapes:
+    mlp = _mlp("mlp", config.hidden_size, config.intermediate_size)
+    return _gated_mixer(config, index) | mlp
+
+
+LAYERS: Mapping[str, Callable[[SimpleNamespace, int], Shapes]] = MappingProxyType(
+    {
+        "arcee": _arcee,
+        "bamba": _bamba,
+        "deepseek_v2": _deepseek,
+        "deepseek_v3": _deepseek,
+        "exaone4": _exaone4,
+        "falcon_h1": _falcon_h1,
+        "falcon_mamba": _mamba,
+        "glm4_moe_lite": _deepseek,
+        "gpt_oss": _gpt_oss,
+        "granite": _llama,
+        "jamba": _jamba,
+        "lfm2": _lfm2,
+        "lfm2_moe": _lfm2_moe,
+        "llama4_text": _llama4,
+        "mamba": _mamba,
+        "mamba2": _mamba2_alone,
+        "mixtral": _mixtral,
+        "nemotron_h": _nemotron_h,
+        "olmo": _olmo,
+        "olmo2": _olmo2,
+        "olmo3": _olmo2,
+        "phi3": _olmo,
+        "qwen3_5_moe_text": _qwen3_next,
+        "qwen3_5_text": _qwen3_5,
+        "qwen3_moe": _qwen3_moe,
+        "qwen3_next": _qwen3_next,
+        "seed_oss": _seed_oss,
+        "starcoder2": _starcoder2,
+        "youtu": _youtu,
+    }
+)
+"""Tensors of a layer without its norms, by model type: families without a compiled pass."""
+TWO = ("input", "post_attention")
+FLOAT32: Mapping[str, str] = MappingProxyType(
+    {"glm4_moe_lite": "e_score_correction_bias", "lfm2_moe": "expert_bias"}
+)
+"""Ends of names of tensors that stay in float32, by model type."""
+NORMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        **dict.fromkeys(("falcon_mamba", "mamba", "mamba2", "nemotron_h"), ("input",)),
+        "olmo": (),
+    }
+)
+"""Norms of a layer, where they are not two; without any, their functions have no weights."""

@@ -9,7 +9,6 @@ from typing import Any
 
 from transformers.models.auto import modeling_auto
 
-from kvell.errors import ChangeSomething
 from kvell.models.config.config_fields import architecture, optional_size, text_config
 from kvell.models.config.layer_kinds import LAYER_KINDS
 from kvell.models.config.multimodal import ENCODERS, images_in_text, is_encoder_decoder
@@ -25,6 +24,7 @@ from kvell.models.families.families import (
     UNKNOWN,
     WITH_IMAGES,
     require_exact,
+    require_plain_weights,
 )
 from kvell.pages.layout import GroupKind
 
@@ -79,26 +79,6 @@ def find_needed(config: Any) -> str:
     return UNKNOWN
 
 
-def require_plain_weights(config: Any) -> None:
-    """Refuse weights that are stored as anything but floating-point numbers.
-
-    transformers loads some of them by separate libraries, and others wrongly or not at all.
-
-    :raises ChangeSomething: naming the class and its quantisation.
-    """
-    quantised = getattr(config, "quantization_config", None)
-    if not quantised:
-        return
-    fields = quantised if isinstance(quantised, Mapping) else vars(quantised)
-    raise ChangeSomething(
-        "model",
-        class_run(config),
-        f"its weights are quantised ({fields.get('quant_method', 'unknown')}): "
-        "it needs kernels that read them",
-        "use the same model in bfloat16 or float32",
-    )
-
-
 def require_served(config: Any) -> None:
     """Raise unless the class that transformers would run for a config is known to be exact.
 
@@ -113,7 +93,7 @@ def require_served(config: Any) -> None:
     require_exact(class_run(config), need)
     if WITH_IMAGES.get(class_run(config), "cross") not in OWN_TEXT:
         require_exact(class_run(text_config(config)))
-    require_plain_weights(config)
+    require_plain_weights(config, class_run(config))
 
 
 def is_body(config: object) -> bool:

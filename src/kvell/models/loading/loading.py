@@ -91,12 +91,11 @@ def load_paged_model(
         skeleton = _skeleton(weights, config, dtype) if fits else None
         if skeleton is not None:
             with unkept(quantization):
-                decoder = fused_decoder(
-                    skeleton, description, kernels, quantization, blocks, memory
-                )
+                parts = (skeleton, description, kernels)
+                decoder = fused_decoder(*parts, quantization, blocks, memory)
             if decoder is not None:
-                parts = skeleton, description, kernels, kv_dtype, decoder
-                return PagedModel(*parts, has_head=has_head, quantization=quantization)
+                parts_run = (*parts, kv_dtype, decoder)
+                return PagedModel(*parts_run, has_head=has_head, quantization=quantization)
         from kvell.models.loading.module_loading import load_module, paged_module
 
         module = load_module(weights, config, dtype, place)

@@ -35,7 +35,7 @@ def load_module(weights: WeightMap, config: Any, dtype: torch.dtype, device: tor
     return module.to(device)
 
 
-def _class_of(config: Any) -> Any:
+def _class_of(config: object) -> Any:
     """Return the class that transformers would run; Kvell's own for types that it lacks."""
     name = class_run(config)
     return getattr(transformers, name, None) or getattr(parallel_heads, name)

@@ -1,0 +1,101 @@
+"""Sizes that are read from configs without transformers, against what transformers reads."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvell.models.config.activations import activation_model
+from kvell.models.config.configs import read_config
+from kvell.models.config.description import describe
+from kvell.models.families.families import EXACT, FUSED
+from kvell.models.families.plain_config import sizes_config
+from kvell.models.families.plain_weights import LAYERS
+from kvell.models.families.sized_families import SIZED
+from kvell.models.families.weight_sizes import weights_bytes
+from tests.models.harness import tiny_config
+
+CONFIGS = Path(__file__).parents[3] / "bench" / "configs"
+WITH_TORCH = {
+    *("gemma3n-e4b", "kimi-linear-48b", "llama-3.2-11b-vision", "llava-onevision-7b"),
+    *("paligemma2-10b", "qwen2.5-vl-7b", "zamba2-7b"),
+}
+"""Shapes whose families need transformers."""
+NAMES = sorted(str(path.relative_to(CONFIGS).with_suffix("")) for path in CONFIGS.rglob("*.json"))
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+CHANGES: dict[str, list[dict[str, Any]]] = {
+    "qwen2": [{"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}],
+    "mistral": [{"sliding_window": None}, {"sliding_window": 9}],
+    "qwen3_moe": [{"mlp_only_layers": [0]}, {"decoder_sparse_step": 2}],
+    "deepseek_v3": [{"q_lora_rank": None}, {"first_k_dense_replace": 2}, {"attention_bias": True}],
+    "gpt_oss": [{"tie_word_embeddings": True}],
+    "jamba": [{"expert_layer_offset": 0}, {"mamba_dt_rank": "auto"}],
+    "lfm2": [{"block_auto_adjust_ff_dim": True}],
+    "glm4_moe_lite": [{"mlp_layer_types": ["sparse", "dense", "sparse"]}],
+    "llama4_text": [{"no_rope_layers": [0, 1, 1], "layer_types": None, "moe_layers": None}],
+}
+
+
+def compare(sized: Any, whole: Any) -> None:
+    assert describe(sized, 2) == describe(whole, 2)
+    assert weights_bytes(sized, 2) == weights_bytes(whole, 2)
+    assert weights_bytes(sized, 4) == weights_bytes(whole, 4)
+    needs = [activation_model(config).need_bytes(2048, 256) for config in (sized, whole)]
+    assert needs[0] == needs[1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_named_shapes_need_no_transformers(name: str) -> None:
+    path = CONFIGS / f"{name}.json"
+    sized = sizes_config(path)
+    assert isinstance(sized, SimpleNamespace) is (name not in WITH_TORCH)
+    if name not in WITH_TORCH:
+        compare(sized, read_config(path))
+
+
+def test_each_sized_family_is_exact_and_has_tensors() -> None:
+    assert {family.architecture for family in SIZED.values()} <= EXACT
+    assert SIZED.keys() == LAYERS.keys()
+
+
+ARCHITECTURES = sorted(
+    {family.architecture for family in SIZED.values()}
+    | {name for name, family in FUSED.items() if not family.mixer}
+)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_family_has_the_sizes_of_transformers(architecture: str, tmp_path: Path) -> None:
+    """As transformers writes the file, without what it adds, and with other values."""
+    config = tiny_config(architecture)
+    config.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    raw = json.loads(file.read_text())
+    assert isinstance(sizes_config(tmp_path), SimpleNamespace)
+    for change in ({}, {"tie_word_embeddings": True}, *CHANGES.get(config.model_type, ())):
+        file.write_text(json.dumps(raw | change))
+        compare(sizes_config(tmp_path), read_config(tmp_path))
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "MixtralForCausalLM"])
+@pytest.mark.parametrize("kind", ["yarn", "linear", "llama3"])
+def test_rotations_that_stretch_a_context(architecture: str, kind: str, tmp_path: Path) -> None:
+    tiny_config(architecture).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    raw = json.loads(file.read_text())
+    theta = raw.pop("rope_parameters")["rope_theta"]
+    scaling = YARN | {"rope_type": kind, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    for name in ("rope_type", "type"):
+        given = {name if field == "rope_type" else field: v for field, v in scaling.items()}
+        file.write_text(json.dumps(raw | {"rope_theta": theta, "rope_scaling": given}))
+        compare(sizes_config(tmp_path), read_config(tmp_path))
+
+
+def test_code_of_a_repository_changes_nothing(tmp_path: Path) -> None:
+    raw = json.loads((CONFIGS / "deepseek-v2-lite.json").read_text())
+    code = {"AutoConfig": "configuration_deepseek.DeepseekV2Config"}
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"auto_map": code}))
+    assert isinstance(sizes_config(tmp_path), SimpleNamespace)
+    compare(sizes_config(tmp_path), read_config(tmp_path))
