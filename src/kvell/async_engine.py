@@ -210,10 +210,15 @@ class AsyncEngine:
     def shutdown(self) -> Awaitable[None]:
         """Let running requests end within the drain time of the limits, then end the instances.
 
-        This begins when it is called; the returned object can be awaited.
+        In a running loop this begins when it is called, as in vLLM; the returned object can be
+        awaited.  Outside of one the returned object must be run.
         """
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return self._shut_down()
         if self._ending is None:
-            self._ending = asyncio.get_running_loop().create_task(self._shut_down())
+            self._ending = loop.create_task(self._shut_down())
         return self._ending
 
     async def _shut_down(self) -> None:

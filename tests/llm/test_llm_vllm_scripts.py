@@ -171,6 +171,13 @@ class TestStreaming:
         assert len(token_ids) == 6
 
 
+def test_an_engine_is_shut_down_outside_of_a_loop_too(arguments: dict[str, Any]) -> None:
+    engine = kvell.AsyncEngine("smollm2", **arguments)
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(engine.shutdown())
+    loop.close()
+
+
 def test_prefix_caching(llm: LLM, arguments: dict[str, Any]) -> None:
     from kvell.distributed import cleanup_dist_env_and_memory
 
