@@ -34,6 +34,7 @@ from kvell.models.families.families import (
     UNKNOWN,
     WITH_IMAGES,
     check_architecture,
+    require_plain_weights,
 )
 from kvell.models.families.refusals import (
     ENCODED,
@@ -41,7 +42,6 @@ from kvell.models.families.refusals import (
     WRITES_NOTHING,
     class_run,
     find_needed,
-    require_plain_weights,
 )
 from kvell.models.loading.loading import check_model
 from kvell.models.paged_model import PagedModel
@@ -228,12 +228,13 @@ def test_quantised_weights_are_refused_with_their_method(method: str) -> None:
 def test_quantised_weights_without_a_method() -> None:
     config = SimpleNamespace(model_type="llama", quantization_config=SimpleNamespace(bits=4))
     with pytest.raises(ChangeSomething, match=r"quantised \(unknown\)"):
-        require_plain_weights(config)
+        require_plain_weights(config, "LlamaForCausalLM")
 
 
 def test_plain_weights_pass() -> None:
-    require_plain_weights(tiny_config("LlamaForCausalLM"))
-    require_plain_weights(SimpleNamespace(model_type="llama", quantization_config=None))
+    require_plain_weights(tiny_config("LlamaForCausalLM"), "LlamaForCausalLM")
+    plain = SimpleNamespace(model_type="llama", quantization_config=None)
+    require_plain_weights(plain, "LlamaForCausalLM")
 
 
 TEXT_FIELDS: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 2}

@@ -20,7 +20,7 @@ from kvell.models.config.json_files import (
     read_optional_json,
 )
 from kvell.models.families.families import FUSED, FusedFamily, classes_of
-from kvell.models.families.sized_families import completed
+from kvell.models.families.sized_families import complete_fields
 
 SIZES = (
     "head_dim",
@@ -89,7 +89,7 @@ def sizes_config(path: Path, overrides: str | None = None) -> Any:
     if not _is_readable(raw):
         return known_config(path, overrides)
     with read_by_library(path, MALFORMED, REPAIR_CONFIG):
-        fields = completed(raw)
+        fields = complete_fields(raw)
     if fields is not None:
         return SimpleNamespace(**fields | {"rope_parameters": _ropes(raw)})
     family = _family(raw)

@@ -164,7 +164,7 @@ class SizedFamily:
 
 
 _PLAIN = (("tie_word_embeddings", False), ("attention_bias", False))
-_SPARSE = (("decoder_sparse_step", 1), ("mlp_only_layers", []))
+_SPARSE: tuple[tuple[str, object], ...] = (("decoder_sparse_step", 1), ("mlp_only_layers", []))
 _HEADS = ("num_key_value_heads",)
 _DENSE = (*_DECODER, "intermediate_size")
 _MAMBA1 = (("mamba_d_state", 16), ("mamba_d_conv", 4), ("mamba_expand", 2))
@@ -357,7 +357,7 @@ SIZED: Mapping[str, SizedFamily] = MappingProxyType(
 """Families by model type; ``plain_weights.LAYERS`` has their tensors."""
 
 
-def completed(raw: Mapping[str, object]) -> Fields | None:
+def complete_fields(raw: Mapping[str, Any]) -> Fields | None:
     """Return a config's fields with those that its file omits; None if they are not known here."""
     family = SIZED.get(str(raw.get("model_type")))
     if family is None or raw.get("architectures") != [family.architecture]:

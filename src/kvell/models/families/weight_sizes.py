@@ -43,7 +43,9 @@ def weights_bytes(config: Any, element_bytes: int) -> int | None:
         tensors = _built(config, element_bytes)
         if tensors is not None and not quantised:
             return sum(tensor.nbytes for tensor in tensors.values())
-        shapes = tensors and {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        shapes = None
+        if tensors is not None:
+            shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     return None if shapes is None else quantised_bytes(shapes, quantised, element_bytes)
 
 
