@@ -9,6 +9,7 @@ from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.server.api.bodies.ollama_models import VERSION, description, loaded_entry, tag_entry
 from kvell.server.api.bodies.pieces import json_response
 from kvell.server.api.http_errors import OLLAMA, OLLAMA_DESCRIBED, UnknownModel
+from kvell.server.api.routes.ollama import DESCRIBED
 from kvell.server.api.schemas.ollama.models import OllamaPullRequest, OllamaShowRequest
 from kvell.server.api.serving import AppState
 from kvell.server.api.streaming import LINES_TYPE, EventStream, json_line
@@ -25,9 +26,9 @@ class OllamaModelsApi:
     def install(self, app: FastAPI) -> None:
         """Add the routes."""
         errors = dict(OLLAMA_DESCRIBED)
-        posts = (("show", self.on_show), ("pull", self.on_pull))
-        for name, handler in posts:
-            app.add_api_route(OLLAMA + name, handler, methods=["POST"], responses=errors)
+        lines = {**DESCRIBED}
+        app.add_api_route(f"{OLLAMA}pull", self.on_pull, methods=["POST"], responses=lines)
+        app.add_api_route(f"{OLLAMA}show", self.on_show, methods=["POST"], responses=errors)
         gets = (("tags", self.on_tags), ("ps", self.on_ps), ("version", self.on_version))
         for name, getter in gets:
             app.add_api_route(OLLAMA + name, getter, methods=["GET"], responses=errors)
