@@ -64,7 +64,9 @@ def test_requests_without_a_seed_sample_alike_with_the_same_seed(shallow_path: P
 
 
 def test_arguments_that_cannot_be_used_name_the_class() -> None:
-    with pytest.raises(TypeError, match=r"^LLM\(\) got .*'kv_memory_byte'; did you mean 'kv_mem"):
+    with pytest.raises(
+        TypeError, match=r"^kv_memory_byte=1: is not .* of LLM; did you mean kv_mem"
+    ):
         LLM("smollm2", kv_memory_byte=1)
     with pytest.raises(ChangeSomething, match="seed=-3: must be between 0 and"):
         LLM("smollm2", seed=-3)

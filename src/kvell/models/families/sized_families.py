@@ -362,7 +362,7 @@ def complete_fields(raw: Mapping[str, Any]) -> Fields | None:
     family = SIZED.get(str(raw.get("model_type")))
     if family is None or raw.get("architectures") != [family.architecture]:
         return None
-    fields = dict(family.defaults) | dict(family.plain) | dict(raw)
+    fields: Fields = dict(family.defaults) | dict(family.plain) | dict(raw)
     if "layers_block_type" in raw:
         fields.setdefault("num_hidden_layers", len(raw["layers_block_type"]))
     if "num_experts" in family.needed:  # newer files have the other name
