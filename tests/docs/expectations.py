@@ -219,7 +219,12 @@ EXPECTED: dict[str, dict[str, tuple[Check, ...]]] = {
         "From Python": ("Paris",),
     },
     "docs/replay.md": {
-        "Plan": ("Requests, while decoding", "Qwen3Next", "longest request: 131,072 tokens"),
+        "Plan": (
+            "Requests, while decoding",
+            "Qwen3Next",
+            "jamba-mini",
+            "longest request: 131,072 tokens",
+        ),
         "Replay": ("stranded",),
         "Timelines": ("", draws),
         "Replay several instances": ("decode",),

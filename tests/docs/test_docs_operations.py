@@ -47,7 +47,7 @@ MESSAGES = (
     ": the answer took longer",
     "the body exceeds ",
     "This model's maximum context length is",
-    "and the prompt is too long; send at most ",
+    "and the prompt is too long",
     "decides how much of a CPU buffer prompts may use, and there is none",
 )
 """Fixed parts of messages that the guide quotes."""

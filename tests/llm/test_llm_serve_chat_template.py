@@ -103,7 +103,7 @@ def test_the_library_takes_the_same_words(
         [output] = llm.chat(conversation, SamplingParams(max_tokens=1), **more)
         return llm.tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)
 
-    assert "Be brief." in read() and "Hi you" in read()
+    assert "Be brief." in read() and "Hi \nyou" in read()  # SmolLM2's template reads texts
     assert read(chat_template=str(template)) == READ
     assert read(chat_template=PARTS, chat_template_content_format="string") == "[system][user]"
     tools = read(chat_template="{{ tools | tojson }}{{ style }}", tools=[TOOL],

@@ -23,6 +23,7 @@ from kvell.engine.running.runner import Runner
 from kvell.engine.setup.options import EngineOptions
 from kvell.memory import Manager
 from kvell.models.loading.random_model import random_paged_model
+from kvell.testing.accepting import is_accepted
 from kvell.vocabulary import RequestId
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -140,9 +141,9 @@ class Contender:
             count = case.output_tokens
             params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
             name = RequestId(f"{self._runs}/{index}")
-            refused = self._engine.handle(Submit(RequestSpec(name, prompt, params)))
-            if refused:
-                raise RuntimeError(f"{case.shape}: a request is refused: {refused}")
+            events = self._engine.handle(Submit(RequestSpec(name, prompt, params)))
+            if not is_accepted(events):
+                raise RuntimeError(f"{case.shape}: a request is refused: {events}")
 
 
 def alternated(case: Case, rounds: int, *, pressed: bool) -> dict[str, dict[str, list[Figures]]]:

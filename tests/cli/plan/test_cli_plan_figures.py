@@ -238,7 +238,7 @@ def test_no_weights_are_known_of_a_class_that_is_not_there(
     kvell: Kvell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvell.models.families.refusals.class_run", lambda config: "NoSuchClass")
-    args = ("plan", "--model", CONFIGS / "deepseek-v2-lite.json", "--kv-memory", "4GiB")
+    args = ("plan", "--model", CONFIGS / "zamba2-7b.json", "--kv-memory", "4GiB")
     data = json.loads(kvell(*args, "--json").stdout)
     assert (data["weights_bytes"], data["devices"]) == (None, [])
     assert "GPU" not in kvell(*args).stdout

@@ -33,6 +33,7 @@ from kvell.engine.running.runner import ModelRunner
 from kvell.engine.setup.contract import make_contract
 from kvell.models.paged_model import PagedModel
 from kvell.pages.slots import SlotTable
+from kvell.testing.accepting import is_accepted
 from kvell.vocabulary import MIB, RequestId, StepNumber
 from tests.device.fake_chunks import FakeChunks
 from tests.engine.conftest import make_engine_core, make_layout, make_submit
@@ -147,7 +148,7 @@ def test_a_pulse_counts_what_no_running_request_uses() -> None:
 
 def test_a_request_is_served_from_submission_to_its_end() -> None:
     engine, _ = make_engine()
-    assert engine.handle(make_submit("a", [1, 2, 3], 4)) == []
+    assert is_accepted(engine.handle(make_submit("a", [1, 2, 3], 4)))
     events: list[Event] = []
     while engine.has_work():
         events += engine.step()

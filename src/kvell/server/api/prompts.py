@@ -218,14 +218,16 @@ class PromptEncoder:
         """Return the sampling parameters with the tokens of their bad words."""
         return await self._texts.with_bad_words(sampling)
 
-    async def decode(self, field: str, token_ids: Sequence[int]) -> str:
+    async def decode(self, token_ids: Sequence[int], sent_as: str = "") -> str:
         """Return the text of token ids.
 
+        :param sent_as: field in which a client sent them; "" if they are a prompt's.
         :raises ChangeSomething: naming the field, if an id is not in the vocabulary.
         """
 
         def read() -> str:
-            self._check_known(field, token_ids)
+            if sent_as:
+                self._check_known(sent_as, token_ids)
             return self._model.decode(token_ids)
 
         return await self._work.run(BYTES_PER_DECODED_TOKEN * len(token_ids), read)

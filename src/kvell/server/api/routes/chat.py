@@ -145,7 +145,7 @@ class ChatApi:
         forced = forced_schema(choice, tools, parallel=parallel)
         offered = [] if choice == "none" else tools
         prompt, tensors = await _prompt(served.prompts, body, offered)
-        end = await served.prompts.decode("messages", prompt[-PROMPT_END_TOKENS:].tolist())
+        end = await served.prompts.decode(prompt[-PROMPT_END_TOKENS:].tolist())
         if body.continues_last():
             end = served.answers.reasoning_context(end, *body.messages[-1].texts())
         room = served.prompts.answer_room(prompt)

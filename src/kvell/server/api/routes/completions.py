@@ -106,12 +106,12 @@ class CompletionsApi:
         echoes = [
             prompt
             if isinstance(prompt, str) and not form.cuts
-            else await served.prompts.decode("prompt", ids.tolist())
+            else await served.prompts.decode(ids.tolist())
             for prompt, ids in zip(given, prompts, strict=True)
             if body.echo
         ]
         added_chars = [
-            len(await served.prompts.decode("prompt", ids.tolist())) - len(echo)
+            len(await served.prompts.decode(ids.tolist())) - len(echo)
             for ids, echo in zip(prompts, echoes, strict=False)
             if body.logprobs is not None
         ]

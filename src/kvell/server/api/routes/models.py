@@ -99,6 +99,6 @@ class ModelsApi:
         """Turn token ids into text, which the answer has as ``prompt``."""
         self.serving.note(body)
         _, served = self.serving.find_model(body.model, visit_of(request).tenant)
-        text = await served.prompts.decode("tokens", body.tokens)
+        text = await served.prompts.decode(body.tokens, "tokens")
         visit_of(request).keep(served.prompts.answers.texts, text_bytes(text))
         return json_response({"prompt": text})

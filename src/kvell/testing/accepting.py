@@ -1,0 +1,10 @@
+"""What an engine says to a request that it takes."""
+
+from collections.abc import Sequence
+
+from kvell.engine.protocol.messages import Acknowledgement, Event
+
+
+def is_accepted(events: Sequence[Event]) -> bool:
+    """Return whether the events say that a request is valid and waits, and nothing else."""
+    return [type(event) for event in events] == [Acknowledgement]
