@@ -282,7 +282,7 @@ class TestInstance:
 class FakeTokenizer:
     eos_token_ids = frozenset({2})
     special_ids = frozenset({6})
-    decoder = template = None
+    decoder = template = gap_tokens = None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return [len(text)]

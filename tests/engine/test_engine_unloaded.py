@@ -1,5 +1,6 @@
 """Settings that cannot work are found before weights are loaded."""
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -64,7 +65,10 @@ def test_the_remedy_leaves_room_for_weights_and_activations(
 ) -> None:
     (tmp_path / "config.json").write_text((directory / "config.json").read_text())
     with (tmp_path / "model.safetensors").open("wb") as file:
-        file.truncate(GIB)
+        entry = {"dtype": "U8", "shape": [GIB], "data_offsets": [0, GIB]}
+        header = json.dumps({"w": entry}).encode()
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + GIB)
     with pytest.raises(ChangeSomething) as caught:
         check(replace(PLAIN, kv_memory_bytes=4 * GIB), tmp_path)
     most_mib = int(caught.value.remedy.removesuffix("MiB").split()[-1])

@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 
 from kvell.engine.protocol.codec import decode_event, encode_frame
-from kvell.engine.protocol.messages import Command, Event, Heartbeat, Submit, Tokens
+from kvell.engine.protocol.messages import (
+    Acknowledgement,
+    Command,
+    Event,
+    Heartbeat,
+    Submit,
+    Tokens,
+)
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.serving.lone import serve_instance
@@ -84,7 +91,7 @@ class Peer:
         """Read until so many heartbeats came; nothing else may come before."""
         while len(self.beats) < count:
             event = self.read_any()
-            assert isinstance(event, Heartbeat)
+            assert isinstance(event, Heartbeat | Acknowledgement)
 
     def has_more(self) -> bool:
         """Whether anything was sent that is not read yet."""

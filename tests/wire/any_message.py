@@ -1,6 +1,7 @@
 """Messages whose fields have any values of their types: what passes the decoders of a receiver."""
 
 import dataclasses
+import enum
 import types
 import typing
 from collections.abc import Mapping
@@ -51,6 +52,8 @@ def any_of(kind: Any, known: dict[Any, st.SearchStrategy[Any]]) -> st.SearchStra
         return st.lists(any_of(inner[0], known), max_size=3)
     if origin in (dict, Mapping):
         return st.dictionaries(*(any_of(one, known) for one in inner), max_size=3)
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return st.sampled_from(kind)
     if isinstance(kind, typing.NewType):
         return any_of(kind.__supertype__, known)
     if dataclasses.is_dataclass(kind) or issubclass(kind, msgspec.Struct):

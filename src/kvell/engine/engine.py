@@ -230,11 +230,11 @@ class Engine:
     def _entered(self, command: CoreCommand) -> list[Event]:
         """Pass a command to the core, once its images and its grammar are ready."""
         events = self.loop.tell(command)
-        if isinstance(command, Submit) and not _ends(command, events):
-            events = [Acknowledgement(command.request_id, command.attempt), *events]
         self.grammars.follow(self.core.constrained.values())
         if self._objectives is not None and isinstance(command, Submit | Cancel):
             self._objectives.on_command(command, events)
+        if isinstance(command, Submit) and not _ends(command, events):
+            events = [Acknowledgement(command.request_id, command.attempt), *events]
         return self._times.add_times(events)
 
     def _shown(self, command: AskPages | AskLargePage) -> Event:

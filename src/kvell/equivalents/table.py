@@ -506,7 +506,7 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
         ("-t",), "translated to --threads", translate=rename("--threads"), system="llama.cpp"
     ),
     Equivalent(
-        ("--n-predict", "--predict", "-n"),
+        ("--n-predict", "--predict"),
         "translated to --max-tokens",
         translate=rename("--max-tokens"),
         system="llama.cpp",

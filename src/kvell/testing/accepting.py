@@ -1,4 +1,4 @@
-"""What an engine says to a request that it takes."""
+"""The answer of an engine to a request that it takes."""
 
 from collections.abc import Sequence
 

@@ -28,7 +28,7 @@ def model(max_model_len: int = 32_768, specs: Sequence[LayerSpec] = GEMMA) -> Pa
     description = SimpleNamespace(
         max_model_len=max_model_len, vocab_size=262_144, layers=specs, short_rope_tokens=0
     )
-    return cast(PagedModel, SimpleNamespace(description=description))
+    return cast(PagedModel, SimpleNamespace(description=description, has_head=True))
 
 
 def gemma_pool(kv_bytes: int) -> Layout:
@@ -176,7 +176,7 @@ def drafting(vocab_size: int, kind: GroupKind = GroupKind.FULL) -> PagedModel:
         vocab_size=vocab_size,
         layers=(LayerSpec(0, kind, 1, 64, 2),),
     )
-    return cast(PagedModel, SimpleNamespace(description=description))
+    return cast(PagedModel, SimpleNamespace(description=description, has_head=True))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ Render = Callable[[Sequence[Message]], str]
 ROLES = frozenset({"system", "user", "assistant", "tool"})
 USER = "user"
 BETWEEN_PARTS = "\n"
-"""What is between the text parts of a message for a template that reads texts, as in vLLM."""
+"""The text between the text parts of a message for a template that reads texts, as in vLLM."""
 PROBE = "kvellprobe7f3a"
 _CALL = {"id": "call00001", "type": "function", "function": {"name": "probe", "arguments": {}}}
 

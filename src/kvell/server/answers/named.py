@@ -253,7 +253,7 @@ _TOOLS_BY_TEXT: tuple[tuple[str, str], ...] = (
     (mistral.START, "mistral"),
     ("<|python_start|>", "pythonic"),
 )
-"""What a template contains, and the parser of its calls; the first that fits."""
+"""Texts of templates, and the parser of their calls; the first that fits."""
 _TOOLS_BY_TYPE: tuple[tuple[str, str], ...] = (
     ("granite", "granite"),
     ("jamba", "jamba"),

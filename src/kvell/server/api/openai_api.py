@@ -217,7 +217,7 @@ def _served(
     reasoning: str | None = None,
 ) -> ServerModel:
     default_tool, default_reasoning = default_parsers(text.model_type, text.chat_template)
-    if tool is None and default_tool == NONE and text.takes_tools:
+    if tool is None and default_tool == NONE and "tools" in text.chat_template:
         tell(logger, logging.WARNING, "no_tool_parser", model=text.name, remedy=NO_PARSER)
     answers = parser_named(
         default_tool if tool is None else tool,

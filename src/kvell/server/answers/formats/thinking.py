@@ -107,7 +107,7 @@ class Thinking(Chain):
 
 
 class CallTrial:
-    """What may be a call in the reasoning, held back: it is one if the answer ends with it.
+    """A possible call in the reasoning, held back: it is one if the answer ends with it.
 
     If it can be none, all but ``opening`` is left to the next mode; if the reasoning ends behind it
     (``is_closed``), it is a part of the reasoning.
