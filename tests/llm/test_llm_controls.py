@@ -1,7 +1,7 @@
 """Controlled requests over a real model: transformers' own answers, whoever else is served."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,18 @@ def alone(llm: LLM) -> list[RequestOutput]:
     return llm.generate(CROWD, WISHES, sequential=True)
 
 
+def assert_near(one: Any, other: Any) -> None:
+    """Log probabilities of one position: of one token, or by token; None before the first."""
+    if isinstance(one, Mapping):
+        assert one.keys() == other.keys()
+        for token, likely in one.items():
+            assert_near(likely, other[token])
+    elif one is None:
+        assert other is None
+    else:
+        assert abs(one.logprob - other.logprob) < MAX_ERROR
+
+
 def assert_same(outputs: list[RequestOutput], expected: list[RequestOutput]) -> None:
     assert len(outputs) == len(expected)
     for ours, theirs in zip(outputs, expected, strict=True):
@@ -54,7 +66,7 @@ def assert_same(outputs: list[RequestOutput], expected: list[RequestOutput]) -> 
             told, wanted = getattr(ours, name), getattr(theirs, name)
             assert (told is None) == (wanted is None)
             for one, other in zip(told or (), wanted or (), strict=True):
-                assert abs(one.logprob - other.logprob) < MAX_ERROR
+                assert_near(one, other)
                 assert len(one.top) == len(other.top)
 
 

@@ -18,6 +18,7 @@ from kvell.engine.setup.several_models import ServedModel
 from kvell.memory import Manager
 from kvell.models.loading.loading import describe_as
 from kvell.models.paged_model import PagedModel
+from kvell.testing.accepting import is_accepted
 from kvell.vocabulary import MIB, RequestId
 from tests.models.harness import tiny_module
 from tests.models.served import MAX_MODEL_LEN, Answer, Audited, Recorder, assert_answer
@@ -76,9 +77,8 @@ class Together(Audited):
         self.answers[name], self.models[name] = Answer(list(prompt)), model or "m0"
         params = SamplingParams(temperature=0, max_tokens=outputs, ignore_eos=True)
         ids = np.asarray(prompt, "<i4").tobytes()
-        assert (
-            self.engine.handle(Submit(RequestSpec(RequestId(name), ids, params, model=model))) == []
-        )
+        command = Submit(RequestSpec(RequestId(name), ids, params, model=model))
+        assert is_accepted(self.engine.handle(command))
 
     def ask(self, name: str, model: str, prompt: Sequence[int], outputs: int = 8) -> Answer:
         """One request, served alone."""
