@@ -43,8 +43,9 @@ def test_nothing_public_lacks_a_description() -> None:
 
 @pytest.mark.parametrize("name", [name for name in kvell.__all__ if name != "__version__"])
 def test_what_kvell_exports_is_described(name: str) -> None:
-    assert f"kvell.{name}" in described("python/")
-    assert f"kvell.{name}" in pages()["python/index.rst"]
+    own = getattr(kvell, name).__name__  # vLLM's names of a class are described as Kvell's own
+    assert f"kvell.{own}" in described("python/")
+    assert f"kvell.{own}" in pages()["python/index.rst"]
 
 
 def test_what_the_memory_core_exports_is_described() -> None:

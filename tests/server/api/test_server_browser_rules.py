@@ -55,6 +55,7 @@ def refused(
     "host",
     [
         *("localhost", "localhost:8000", "LOCALHOST:1", "localhost.", "localhost.:8000"),
+        *("kvell", "my-container:8000", "x", "Server_2"),
         *("127.0.0.1", "127.0.0.1:8000", "192.168.1.7:80", "[::1]", "[::1]:8000", "[FE80::1]"),
         *("kvell.lan", "Kvell.LAN.:8000", "a.team.example", "b.a.team.example:1", ""),
     ],

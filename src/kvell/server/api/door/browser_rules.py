@@ -15,7 +15,8 @@ from kvell.server.api.door.body_headers import Headers
 from kvell.server.api.door.face_options import ANY, FaceOptions
 from kvell.server.api.http_errors import ApiError
 
-LOCAL = "localhost"
+SINGLE_LABEL = re.compile(r"[a-z][a-z0-9_-]{0,62}", re.IGNORECASE)
+"""A host name without a dot, such as ``localhost`` or a container's: no page can own it."""
 PAGES = frozenset({"/", "/docs"})
 """Pages that show nothing by themselves: links of other sites may lead to them."""
 OWN_SITES = frozenset({b"same-origin", b"none"})
@@ -30,8 +31,8 @@ FOREIGN_HOST, FOREIGN_ORIGIN = "foreign_host", "foreign_origin"
 class BrowserRules:
     """The requests of browsers that need no key.
 
-    :param hosts: host names besides ``localhost`` and IP addresses; ``*.name`` are all below a
-        name, ``*`` are all.
+    :param hosts: host names besides those without a dot and IP addresses; ``*.name`` are all below
+        a name, ``*`` are all.
     :param origins: origins of other pages that may send requests; ``*`` are all.
     """
 
@@ -67,7 +68,8 @@ class BrowserRules:
 
     def _is_served(self, host: bytes) -> bool:
         name = _host_and_port(host.decode("latin-1"))[0]
-        if ANY in self.hosts or name in ("", LOCAL) or _is_address(name):
+        is_single = not host.startswith(b"[") and SINGLE_LABEL.fullmatch(name)
+        if ANY in self.hosts or not name or is_single or _is_address(name):
             return True
         return any(_matches(name, allowed.lower()) for allowed in self.hosts)
 
