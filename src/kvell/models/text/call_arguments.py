@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 
 from kvell.errors import ChangeSomething
-from kvell.models.text.content_format import Message, Render, roles_content
+from kvell.models.text.content_format import Message, Render, with_content
 from kvell.wire.json_text import read_json, write_json
 
 MOST_ARGUMENT_PARTS = 1 << 19
@@ -46,15 +46,11 @@ def _shown(render: Render, parts_for: frozenset[str], arguments: object) -> str:
     call = {"name": "probe", "arguments": arguments}
     calls = [{"id": "call00001", "type": "function", "function": call}]
     conversation: list[Message] = [
-        {"role": "user", "content": roles_content("user", "hello", parts_for)},
-        {
-            "role": "assistant",
-            "content": roles_content("assistant", "", parts_for),
-            "tool_calls": calls,
-        },
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "", "tool_calls": calls},
     ]
     try:
-        return render(conversation)
+        return render(with_content(conversation, parts_for))
     except ChangeSomething:
         raise
     except Exception:  # a template may do anything but show the arguments

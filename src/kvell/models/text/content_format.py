@@ -78,11 +78,6 @@ def _is_text(parts: Sequence[object]) -> bool:
     return all(isinstance(part, Mapping) and part.get("type") == "text" for part in parts)
 
 
-def roles_content(role: str, text: str, parts_for: frozenset[str]) -> str | list[dict[str, str]]:
-    """Return a text as the content of a role's message."""
-    return _content(text, is_parts=role in parts_for)
-
-
 def _content(text: str, *, is_parts: bool) -> str | list[dict[str, str]]:
     return [{"type": "text", "text": text}] if is_parts else text
 

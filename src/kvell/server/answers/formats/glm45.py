@@ -18,7 +18,7 @@ from kvell.server.answers.deltas import ToolCallArguments, ToolCallBegin
 from kvell.server.answers.reading.json_calls import MOST_NAME_CHARS
 from kvell.server.answers.reading.markers import Expect, TextUntil
 from kvell.server.answers.reading.modes import SPACE, Chain, Mode, Say
-from kvell.server.answers.reading.schema_values import TEXT, parameter_types
+from kvell.server.answers.reading.schema_values import TEXT, ParameterTypes
 from kvell.server.answers.reading.tags import HeadUntil, Value
 from kvell.wire.json_text import write_json
 
@@ -39,15 +39,14 @@ class Glm45(Chain):
 
     def __init__(self, tools: Sequence[Schema] = ()) -> None:
         super().__init__(TextUntil((START,)))
-        self._tools = tools
+        self._types = ParameterTypes(tools)
 
     def _next(self, ended: Mode) -> Mode:
         match ended:
             case TextUntil():
                 return HeadUntil("<", _NAME, ended.opening)
             case HeadUntil() if ended.name:
-                types = parameter_types(self._tools, ended.name)
-                return _Call(self._calls, ended.name, types)
+                return _Call(self._calls, ended.name, self._types.of(ended.name))
             case _Call():
                 self._calls += 1
                 return TextUntil((START,), drops_blank=True)

@@ -37,7 +37,7 @@ class PythonCalls(Chain):
             case Expect() if ended.marker == self._end:
                 return TextUntil((self._start,), drops_blank=True)
             case Expect(marker="]"):
-                return Expect(self._end, before="")
+                return Expect(self._end)
             case Expect(marker="[" | ","):
                 return PythonCall(self._calls, ended.opening)
             case Expect():

@@ -20,7 +20,7 @@ from kvell.engine.protocol.schemas.references import Schema
 from kvell.server.answers.deltas import Content, ToolCallArguments, ToolCallBegin
 from kvell.server.answers.reading.markers import Expect, TextUntil
 from kvell.server.answers.reading.modes import Chain, Mode, Say
-from kvell.server.answers.reading.schema_values import TEXT, parameter_types
+from kvell.server.answers.reading.schema_values import TEXT, ParameterTypes
 from kvell.server.answers.reading.tags import TagName, Value
 from kvell.wire.json_text import write_json
 
@@ -39,8 +39,7 @@ class Qwen3Coder(Chain):
     def __init__(self, tools: Sequence[Schema] = (), tags: tuple[str, str] = (START, END)) -> None:
         self._start, self._end = tags
         super().__init__(TextUntil((self._start, FUNCTION)))
-        self._tools = tools
-        self._types: dict[str, Mapping[str, frozenset[str]]] = {}
+        self._types = ParameterTypes(tools)
 
     def _next(self, ended: Mode) -> Mode:
         match ended:
@@ -49,7 +48,7 @@ class Qwen3Coder(Chain):
             case TextUntil() | Expect(marker="<function="):
                 return TagName(ended.opening)
             case TagName(name=name) if name:
-                return FunctionBody(self._calls, name, self._parameters(name), self._end)
+                return FunctionBody(self._calls, name, self._types.of(name), self._end)
             case FunctionBody():
                 self._calls += 1
                 return Expect(self._end) if ended.end == FUNCTION_END else self._text()
@@ -57,12 +56,6 @@ class Qwen3Coder(Chain):
                 return Say(Content(before))
             case _:
                 return self._text(drops_blank=isinstance(ended, Expect))
-
-    def _parameters(self, function: str) -> Mapping[str, frozenset[str]]:
-        """Return the types of a function's parameters, which are read once for all its calls."""
-        if function not in self._types:
-            self._types[function] = parameter_types(self._tools, function)
-        return self._types[function]
 
     def _text(self, drops_blank: bool = True) -> TextUntil:
         return TextUntil((self._start, FUNCTION), drops_blank=drops_blank)

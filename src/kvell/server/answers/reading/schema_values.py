@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from kvell.engine.protocol.schemas.references import Schema
 from kvell.server.answers.reading.modes import SPACE
 from kvell.wire.json_text import read_json, write_json
 
@@ -40,6 +41,23 @@ def parameter_types(tools: Iterable[Mapping[str, Any]], function: str) -> dict[s
             if isinstance(properties, Mapping):
                 return {name: _types(schema) for name, schema in properties.items()}
     return {}
+
+
+class ParameterTypes:
+    """The types of parameters by function, which are read once for all calls of an answer.
+
+    :param tools: as in :func:`parameter_types`.
+    """
+
+    def __init__(self, tools: Sequence[Schema]) -> None:
+        self._tools = tools
+        self._types: dict[str, Mapping[str, frozenset[str]]] = {}
+
+    def of(self, function: str) -> Mapping[str, frozenset[str]]:
+        """Return the JSON types of each parameter of a function."""
+        if function not in self._types:
+            self._types[function] = parameter_types(self._tools, function)
+        return self._types[function]
 
 
 def value_text(text: str, types: frozenset[str]) -> str:
