@@ -8,6 +8,7 @@ from kvell.engine.protocol.messages import Finished, Submit, Tokens
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.memory import GroupKind
+from kvell.testing.accepting import is_accepted
 from kvell.vocabulary import RequestId
 from tests.llm.test_llm_random_shapes import small_engine
 
@@ -26,10 +27,8 @@ def answers(
 ) -> tuple[dict[int, list[int]], list[int], int]:
     """Tokens of each choice, their cached tokens, and the most full-attention pages in use."""
     for index, sampling in choices.items():
-        assert (
-            engine.handle(Submit(RequestSpec(RequestId(str(index)), PROMPT.tobytes(), sampling)))
-            == []
-        )
+        spec = RequestSpec(RequestId(str(index)), PROMPT.tobytes(), sampling)
+        assert is_accepted(engine.handle(Submit(spec)))
     tokens: dict[int, list[int]] = {index: [] for index in choices}
     cached, most = [], 0
     groups = engine.core.memory.layout.groups
