@@ -147,7 +147,7 @@ def test_a_conversation_goes_on_behind_a_call(client: openai.OpenAI) -> None:
 
 
 def test_a_schema_that_cannot_be_followed_is_refused_by_name(client: openai.OpenAI) -> None:
-    bad: Any = {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}
+    bad: Any = {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}}
     text: Any = {"format": {"type": "json_schema", "name": "bad", "schema": bad}}
     for stream in (False, True):
         with pytest.raises(openai.BadRequestError) as caught:

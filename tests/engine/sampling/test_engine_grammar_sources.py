@@ -22,8 +22,6 @@ TEXTS = ("", "a", "b", "xax", "ab", "1", "12", "٣", "_", "é", " ", "\u00a0", "
         (r"\D", {"a", "b", "٣", "_", "é", " ", "\u00a0", "\n", "A", "/", "-"}),
         (r"\w", {"a", "b", "1", "_", "A"}),
         (r"\W", {"٣", "é", " ", "\u00a0", "\n", "/", "-"}),
-        (r"\s", {" ", "\n"}),
-        (r"[^\s\w]", {"٣", "é", "\u00a0", "/", "-"}),
         (r"[\d_]", {"1", "_"}),
         ("a|b", {"a", "b"}),
         ("^a$", {"a"}),
@@ -44,6 +42,14 @@ def test_a_pattern_has_one_meaning_wherever_it_stands(pattern: str, matched: set
         (StructuredOutputs(json=json.dumps(named)), lambda text: f"{{{written_as_json(text)}: 1}}"),
     ):
         assert {text for text in TEXTS if accepts(made, written(text))} == matched
+
+
+def test_spaces_of_a_schema_are_those_of_ecma_262_and_others_are_ascii() -> None:
+    schema = StructuredOutputs(json='{"type": "string", "pattern": "^\\\\s$"}')
+    spaces = {text for text in TEXTS if accepts(schema, written_as_json(text))}
+    assert spaces == {" ", "\n", "\u00a0"}
+    for made in (StructuredOutputs(regex=r"\s"), StructuredOutputs(grammar=r"start: /\s/")):
+        assert {text for text in TEXTS if accepts(made, text)} == {" ", "\n"}
 
 
 def written_as_json(text: str) -> str:

@@ -1,4 +1,4 @@
-r"""Regular expressions with one meaning in a ``regex``, a grammar and a schema.
+r"""Regular expressions with one meaning in a ``regex`` and a grammar.
 
 ``\d`` is an ASCII digit, ``\w`` an ASCII letter, digit or underscore, ``\s`` an ASCII space.
 llguidance would read them as Unicode in a ``regex`` and a grammar.
@@ -8,7 +8,6 @@ import re
 
 _CLASSES = {"d": "0-9", "w": "0-9A-Za-z_", "s": r" \t\n\r\f\v"}
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
-_AROUND = re.compile(r"\(\?(?:[=!]|<[=!]|P=)")
 _LARK = re.compile(
     r"""
     (?P<kept> //[^\n]* | \#[^\n]* | "(?:[^"\\\n]|\\.)*" )
@@ -40,13 +39,3 @@ def ascii_lark(grammar: str) -> str:
         return match[0] if pattern is None else f"/{ascii_classes(pattern)}/"
 
     return _LARK.sub(written, grammar)
-
-
-def looks_around(pattern: str) -> bool:
-    """Return whether a pattern has look-around, word boundaries or back references.
-
-    No grammar supports such a pattern.
-    """
-    escapes = {match[1] for match in _ESCAPE.finditer(pattern)}
-    bare = _ESCAPE.sub("", pattern)
-    return bool(escapes & set("123456789bBk")) or _AROUND.search(bare) is not None

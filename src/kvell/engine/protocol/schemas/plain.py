@@ -5,7 +5,7 @@ Removing a keyword makes a schema allow more than before, never less.
 
 from collections.abc import Callable, Mapping
 
-from kvell.engine.protocol.schemas.patterns import ascii_classes, looks_around
+from kvell.engine.protocol.schemas.ecmascript import rust_pattern
 from kvell.engine.protocol.schemas.references import Document, Schema
 
 FORMATS = frozenset(
@@ -55,14 +55,19 @@ def _texts(out: Schema, tell: Tell) -> None:
         tell("format")
     pattern, patterns = out.get("pattern"), out.get("patternProperties")
     if isinstance(pattern, str):
-        if looks_around(pattern):
+        if (equivalent := rust_pattern(pattern)) is None:
             del out["pattern"]
             tell("pattern")
         else:
-            out["pattern"] = ascii_classes(pattern)
+            out["pattern"] = equivalent
     if isinstance(patterns, dict):
-        supported = {key: value for key, value in patterns.items() if not looks_around(key)}
-        out["patternProperties"] = {ascii_classes(key): value for key, value in supported.items()}
+        equivalents = {key: rust_pattern(key) for key in patterns}
+        supported = {
+            equivalent: patterns[key]
+            for key, equivalent in equivalents.items()
+            if equivalent is not None
+        }
+        out["patternProperties"] = supported
         if len(supported) < len(patterns):
             out["additionalProperties"] = True  # the names that match are not known
             tell("patternProperties")
@@ -130,8 +135,8 @@ def _property_names(out: Schema, names: object, document: Document, tell: Tell) 
         document.operations.count(len(texts))
         out["properties"] = {name: rest for name in texts if isinstance(name, str)}
         out["additionalProperties"] = False
-    elif bounds == {"pattern"} and not looks_around(str(names["pattern"])):
-        out["patternProperties"] = {ascii_classes(str(names["pattern"])): rest}
+    elif bounds == {"pattern"} and (pattern := rust_pattern(str(names["pattern"]))) is not None:
+        out["patternProperties"] = {pattern: rest}
         out["additionalProperties"] = False
     elif bounds and bounds <= {"minLength", "maxLength"}:
         max_length = names.get("maxLength", "")

@@ -26,8 +26,8 @@ JSON_OPTIONS: Any = {
 """Options of a JSON grammar.  Spaces are fixed: a small model may otherwise write only spaces.
 
 Without ``\\u``, which would allow a property twice in different spellings."""
-CONTROL = re.compile(r"\\u00(?:[01][0-9a-f]|7f)")
-"""A character that needs ``\\u``."""
+CONTROL = re.compile(r"\\u00(?:[01][0-9a-f]|7f)|\\x\{(?:1?[0-9a-f]|7f)\}")
+"""A character that needs ``\\u``, in a text or in a pattern."""
 BRACKETS = re.compile(r"[\[{]|[^\[{]+")
 """Pieces of a text: a bracket, with which JSON begins, must be a separate lexeme everywhere."""
 ANY_OBJECT = '{"type": "object"}'
