@@ -19,7 +19,12 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "Model": (
             *("--model", "--tokenizer", "--load-format", "--dtype", "--quantization"),
             *("--hf-overrides", "--device", "--seed", "--chat-template"),
-            *("--chat-template-content-format", "--generation-config", "--tool-call-parser"),
+            *(
+                "--chat-template-content-format",
+                "--special-tokens-in-text",
+                "--generation-config",
+                "--tool-call-parser",
+            ),
             *("--reasoning-parser", "--config"),
         ),
         "Memory": (

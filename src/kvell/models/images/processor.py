@@ -99,9 +99,14 @@ class PictureProcessor:
     @cached_property
     def _template(self) -> ChatTemplate | None:
         """The chat template, probed once for its content format; None if there is none."""
-        own_template = self._processor.chat_template
-        special_tokens = self._processor.tokenizer.special_tokens_map
-        return read_template(own_template, self._chosen, self._path, special_tokens)
+        own_template, tokenizer = self._processor.chat_template, self._processor.tokenizer
+        return read_template(
+            own_template,
+            self._chosen,
+            self._path,
+            tokenizer.special_tokens_map,
+            tokenizer.added_tokens_decoder,
+        )
 
     @cached_property
     def _processor(self) -> Any:

@@ -1,7 +1,7 @@
 """A model's chat template: its file, the format of its input, and templates that users give."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,13 @@ from kvell.models.text.content_format import (
     Render,
     roles_with_parts,
     with_content,
+)
+from kvell.models.text.rendering.control_tokens import (
+    NO_ADDED_TOKENS,
+    AddedToken,
+    ControlTokens,
+    SpecialTokensInText,
+    control_tokens,
 )
 from kvell.wire.decoding import read_bounded
 
@@ -38,27 +45,34 @@ class ChosenTemplate:
     :param text: the template; None for the model's own.
     :param name: its file, for messages.
     :param content_format: the form of content; ``auto`` probes the template.
+    :param special_tokens_in_text: whether special tokens that a message names are such tokens, or
+        stay text.
     """
 
     text: str | None = None
     name: str = ""
     content_format: ContentFormat = "auto"
+    special_tokens_in_text: SpecialTokensInText = "allow"
 
 
 THE_MODELS_OWN = ChosenTemplate()
 
 
-def chosen_template(template: str | None, content_format: ContentFormat = "auto") -> ChosenTemplate:
+def chosen_template(
+    template: str | None,
+    content_format: ContentFormat = "auto",
+    special_tokens_in_text: SpecialTokensInText = "allow",
+) -> ChosenTemplate:
     """Read and check a template that a user gives.
 
     :param template: a file, or the text itself; None for the model's own.
     :raises ChangeSomething: if there is no such file, or the template does not compile.
     """
     if template is None:
-        return ChosenTemplate(content_format=content_format)
+        return ChosenTemplate(None, "", content_format, special_tokens_in_text)
     text, name = _read(template)
     compiled_template(text, "chat_template", name)
-    return ChosenTemplate(text, name, content_format)
+    return ChosenTemplate(text, name, content_format, special_tokens_in_text)
 
 
 @dataclass(frozen=True)
@@ -70,6 +84,7 @@ class ChatTemplate:
     :param parts_for: roles whose content it reads as a list of parts.
     :param takes_tools: whether it shows tools at all.
     :param takes_argument_text: whether it takes arguments of calls as text, not as objects.
+    :param control_tokens: the tokens that stay text in what clients send; None if they do not.
     """
 
     compiled: "Mapping[str, CompiledTemplate]"
@@ -77,6 +92,7 @@ class ChatTemplate:
     parts_for: frozenset[str]
     takes_tools: bool
     takes_argument_text: bool
+    control_tokens: ControlTokens | None = None
 
     @property
     def text(self) -> str:
@@ -105,11 +121,15 @@ class ChatTemplate:
         :raises Exception: of any type, from the template.
         """
         template = self.compiled[FOR_TOOLS if tools and FOR_TOOLS in self.compiled else DEFAULT]
+        messages = with_content(messages, self.parts_for)
+        messages = with_arguments(messages, as_text=self.takes_argument_text)
+        if self.control_tokens is not None:
+            messages = self.control_tokens.mark_messages(messages)
+            tools = [self.control_tokens.mark_mapping(tool) for tool in tools or ()]
+            fields = self.control_tokens.mark_mapping(fields)
         try:
             return template.render(
-                with_arguments(
-                    with_content(messages, self.parts_for), as_text=self.takes_argument_text
-                ),
+                messages,
                 list(tools) if tools else None,
                 {**self.special_tokens, **fields},
                 opens_answer=opens_answer,
@@ -124,12 +144,14 @@ def read_template(
     chosen: ChosenTemplate,
     path: Path | None,
     special_tokens: Mapping[str, object],
+    added_tokens: Mapping[int, AddedToken] = NO_ADDED_TOKENS,
 ) -> ChatTemplate | None:
     """Return the template to use; None if there is none.
 
     :param own_template: transformers' result for the model's directory: one, or several by name.
     :param path: the directory, for one that transformers leaves to processors; None if unknown.
     :param special_tokens: the tokenizer's special tokens by their names.
+    :param added_tokens: the tokens that the tokenizer finds in a text first, by id.
     :raises ChangeSomething: if a template does not compile, naming its file and line, or works
         without end.
     """
@@ -159,7 +181,10 @@ def read_template(
         parts_for = roles_with_parts(_rendering(usual, special_tokens), iterates=iterates)
     calling = _rendering(compiled.get(FOR_TOOLS, usual), special_tokens)
     takes_text = takes_argument_text(calling, parts_for)
-    return ChatTemplate(compiled, special_tokens, parts_for, takes_tools, takes_text)
+    made = ChatTemplate(compiled, special_tokens, parts_for, takes_tools, takes_text)
+    if chosen.special_tokens_in_text == "allow":
+        return made
+    return replace(made, control_tokens=control_tokens(added_tokens.values(), made.text))
 
 
 def _usual(compiled: "Mapping[str, CompiledTemplate]") -> "CompiledTemplate":

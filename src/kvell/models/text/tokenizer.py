@@ -20,6 +20,7 @@ from kvell.models.text.chat_template import (
 from kvell.models.text.content_format import NO_FIELDS
 from kvell.models.text.end_tokens import PLAIN_CLASS, eos_token_ids, ids_of
 from kvell.models.text.gap_tokens import GapTokens, gap_tokens
+from kvell.models.text.rendering.control_tokens import MARK
 from kvell.models.text.token_bytes import most_token_bytes
 from kvell.models.text.tokenizer_faults import TOKENIZER_FILES, own_code, tokenizer_fault
 from kvell.models.text.tokenizer_settings import plain_settings
@@ -122,13 +123,19 @@ class Tokenizer:
         return self.template if chosen == THE_MODELS_OWN else self._read(chosen)
 
     def _read(self, chosen: ChosenTemplate) -> ChatTemplate | None:
-        own_template = self.backend.chat_template
-        special_tokens = self.backend.special_tokens_map
-        return read_template(own_template, chosen, self._directory, special_tokens)
+        backend = self.backend
+        special_tokens, added_tokens = backend.special_tokens_map, backend.added_tokens_decoder
+        return read_template(
+            backend.chat_template, chosen, self._directory, special_tokens, added_tokens
+        )
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> TokenIds:
         """Return token ids of a text, int32 [tokens], with the special tokens of the model."""
-        ids = self.backend(text, add_special_tokens=add_special_tokens)["input_ids"]
+        escapes = self._chosen.special_tokens_in_text == "escape"
+        first, *others = text.split(MARK) if escapes else [text]
+        ids = list(self.backend(first, add_special_tokens=add_special_tokens)["input_ids"])
+        for piece in others:
+            ids += self.backend(piece, add_special_tokens=False)["input_ids"]
         return np.asarray(ids, dtype=np.int32)
 
     def encode_chat(

@@ -10,6 +10,7 @@ from kvell.errors import ChangeSomething
 from kvell.flags import setting
 from kvell.models.sources.progress import Progress
 from kvell.models.text.content_format import ContentFormat
+from kvell.models.text.rendering.control_tokens import SpecialTokensInText
 from kvell.server.text.text_model import LoadedTexts, Texts
 
 if TYPE_CHECKING:
@@ -31,6 +32,13 @@ class TextOptions:
         "--chat-template-content-format",
         "What the template gets as content: texts, parts (openai), or as it reads it.",
         choices=get_args(ContentFormat),
+    )
+    special_tokens_in_text: SpecialTokensInText = setting(
+        "escape",
+        "--special-tokens-in-text",
+        "Whether special tokens named in messages (<|im_end|>) stay text, or are such tokens as"
+        " in vLLM.",
+        choices=get_args(SpecialTokensInText),
     )
     generation_config: GenerationConfig = setting(
         "auto",
@@ -76,13 +84,15 @@ def texts_of(
     def load() -> LoadedTexts:
         # Imported here, while instances start: the import of tokenizers is slow.
         from kvell.device.process_size import give_back_freed, process_bytes
+        from kvell.models.text.chat_template import ChosenTemplate
         from kvell.server.text.served_text import ServedText
 
         floor_bytes = process_bytes()
+        own = ChosenTemplate(special_tokens_in_text=options.special_tokens_in_text)
         (name, path), *beside = zip([model.name for model in named], paths, strict=True)
         read = [
-            ServedText.load(name, path, sampling, chosen, hf_overrides, text_path),
-            *(ServedText.load(*model, sampling) for model in beside),
+            ServedText.load(name, path, sampling, chosen or own, hf_overrides, text_path),
+            *(ServedText.load(*model, sampling, own) for model in beside),
         ]
         give_back_freed()
         return LoadedTexts(read, floor_bytes)
@@ -109,4 +119,4 @@ def _chosen(options: TextOptions) -> "ChosenTemplate | None":
     # Imported here: most starts need it only later, while the instance starts.
     from kvell.models.text.chat_template import chosen_template
 
-    return chosen_template(template, content_format)
+    return chosen_template(template, content_format, options.special_tokens_in_text)

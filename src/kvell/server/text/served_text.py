@@ -68,20 +68,19 @@ class ServedText:
         name: str,
         path: Path,
         generation_config: GenerationConfig = "auto",
-        chosen: ChosenTemplate | None = None,
+        chosen: ChosenTemplate = THE_MODELS_OWN,
         overrides: str | None = None,
         tokenizer_path: Path | None = None,
     ) -> "ServedText":
         """Read the config and the tokenizer in a model's directory.
 
         :param generation_config: whether the model's recommended sampling is the default.
-        :param chosen: the user's choice of its chat template; None for the model's own.
+        :param chosen: the user's choice of its chat template.
         :param overrides: JSON object of fields that replace those of its config.
         :param tokenizer_path: directory of its tokenizer; None for ``path``.
         :raises ChangeSomething: if its files are damaged.
         """
         config = known_config(path, overrides)
-        chosen = chosen or THE_MODELS_OWN
         vocab_size = int(text_config(config).vocab_size)
         processor = PictureProcessor.of(path, chosen)
         embeddings = embedding_facts(path, config)
