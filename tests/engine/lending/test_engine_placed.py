@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -26,7 +27,13 @@ from tests.engine.lending.test_engine_borrowed import (
     run,
     turn,
 )
-from tests.engine.moving.handing_over import REACH_TOKENS, SECTION_TOKENS, Cluster, Entry
+from tests.engine.moving.handing_over import (
+    REACH_TOKENS,
+    SECTION_TOKENS,
+    Cluster,
+    Entry,
+    Extras,
+)
 from tests.engine.moving.test_engine_handovers import NAMES, cluster_of, prompt_of
 from tests.engine.virtual_model import expected_output
 from tests.models.cases import covering
@@ -381,6 +388,34 @@ def test_what_lies_here_too_is_not_read_elsewhere() -> None:
     turn(cluster)
     assert request.remote_tokens == 0 and starts(cluster)[-1] > 9 * SECTION_TOKENS
     settle(cluster)
+
+
+def test_a_request_resumes_after_what_is_elsewhere_though_its_prefix_is_in_a_buffer() -> None:
+    """Another request has computed the same prefix; it was evicted into the CPU buffer."""
+    cluster = cluster_of("full", 12, extras=Extras(buffer=40, seed=-1))
+    prompt = prompt_of(1, 44)
+    entry = Entry(prompt, 16, "", placement=(("p", 2), ("d", 5)))
+    cluster.submit(NAME, entry, "p", "")
+    debtor = cluster.instances["p"]
+    run(cluster, lambda: away(debtor) == 4)
+    for number, other in enumerate([Entry(prompt, 1, ""), Entry(prompt_of(4, 50), 1, "")]):
+        cluster.submit(f"other-{number}", other, "p", "")
+        run(cluster, partial(ends, other))
+    request = give_way(cluster)
+    swapping = debtor.core._scheduler.swapping
+    assert swapping is not None and swapping.prefixes is not None
+    kept = request.remote_tokens
+    (group,) = cluster.layout.groups
+    assert 0 < kept < len(swapping.prefixes.pages) * group.page_tokens
+    before = len(starts(cluster))
+    turn(cluster)
+    assert starts(cluster)[before] == kept
+    settle(cluster)
+    assert preemptions(cluster) == 1
+
+
+def ends(entry: Entry) -> bool:
+    return entry.end is not None
 
 
 def submission(prompt: Sequence[int], entry: Entry) -> Submit:

@@ -184,9 +184,15 @@ class BufferedPrefixes:
 
     def resume(self, request: Request) -> None:
         """Resume an opened request after the prefix in both tiers, as far as copying is quicker
-        than computing.  A request that runs alone starts without a prefix."""
+        than computing.
+
+        A request that runs alone starts without a prefix.  One with pages at other instances has a
+        root of its own, so that the pool's part of a prefix is not its.
+        """
         self._coming = None
-        if not len(self.pages) or request.runs_alone or not self._serves(request):
+        if not len(self.pages) or request.runs_alone or request.remote_tokens:
+            return
+        if not self._serves(request):
             return
         hit = request.computed
         tokens = request.tokens(0, request.num_tokens)

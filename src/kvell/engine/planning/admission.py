@@ -203,13 +203,15 @@ class Admission:
         request.handle = handle
         request.computed = self._core.hit_tokens(handle)
         request.found_tokens = request.computed
-        if kept:
-            self._core.receive(handle, kept)
-            self._core.send_away(handle, kept)
-            request.computed = kept
         request.remote_tokens = kept
+        if kept:
+            request.computed = kept
         if self._seats.swapping is not None:
             self._seats.swapping.resume(request)
+        if kept:
+            if request.computed == kept:  # else the saved pages are received with these
+                self._core.receive(handle, kept)
+            self._core.send_away(handle, kept)
         request.settled = request.computed
         if self._fits(request, draft, room_tokens) and self._start(request, draft):
             return True
