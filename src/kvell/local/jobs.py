@@ -90,7 +90,7 @@ class AnswerJob:
         shows = sampling.include_stop_str_in_output
         detokenizer = IncrementalDetokenizer(tokenizer, sampling.skip_special_tokens, self.prompt)
         ends = EndTokens(sequence, stop_ids, are_shown=shows)
-        self._writer = AnswerText(detokenizer, sampling.stop, ends)
+        self._writer = AnswerText(detokenizer, sampling.stop, ends, sampling.min_tokens)
 
     def score(self, logprobs: Sequence[TokenLogprobs]) -> None:
         """Append log probabilities of further tokens of the prompt."""

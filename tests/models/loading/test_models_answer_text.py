@@ -40,6 +40,24 @@ def test_a_token_is_where_the_characters_before_it_end(
     assert chars == len(text)
 
 
+@pytest.mark.parametrize(
+    ("min_tokens", "shown"), [(0, "x "), (2, "x "), (3, "x END y "), (9, "x END y END z")]
+)
+def test_no_stop_string_ends_an_answer_before_its_fewest_tokens(
+    smollm2_tokenizer: Tokenizer, min_tokens: int, shown: str
+) -> None:
+    ids = [
+        token
+        for word in ("x ", "END", " y ", "END", " z")
+        for token in smollm2_tokenizer.encode(word, add_special_tokens=False).tolist()
+    ]
+    for cut in range(1, len(ids)):
+        detokenizer = IncrementalDetokenizer(smollm2_tokenizer)
+        answer = AnswerText(detokenizer, ("END",), NOTHING, min_tokens)
+        text = answer.push(ids[:cut]) + answer.push(ids[cut:]) + answer.finish()
+        assert text == shown
+
+
 def _is_text(data: bytes) -> bool:
     return "\ufffd" not in data.decode(errors="replace")
 

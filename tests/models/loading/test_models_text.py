@@ -274,19 +274,19 @@ def test_ids_are_decoded_in_slices_as_they_are_together(
         assert decode_in_slices(tokenizer, many) == whole
 
 
-def run_stops(stops: tuple[str, ...], pushes: list[str]) -> tuple[str, bool]:
+def run_stops(stops: tuple[str, ...], pushes: list[str], passed: int = 0) -> tuple[str, bool]:
     matcher, given_out, stopped = StopStrings(stops), "", False
-    for text in pushes:
-        emitted, stopped = matcher.push(text)
+    for number, text in enumerate(pushes):
+        emitted, stopped = matcher.push(text, may_end=number >= passed)
         given_out += emitted
         if stopped:
             break
     return given_out + matcher.finish(), stopped
 
 
-def by_character(stops: tuple[str, ...], text: str) -> tuple[str, bool]:
+def by_character(stops: tuple[str, ...], text: str, passed: int = 0) -> tuple[str, bool]:
     """What stop strings mean, said slowly: grow the text by one character at a time."""
-    for end in range(len(text) + 1):
+    for end in range(passed + 1, len(text) + 1):
         for stop in sorted(stops, key=len, reverse=True):
             if text[:end].endswith(stop):
                 return text[: end - len(stop)], True
@@ -297,9 +297,13 @@ def by_character(stops: tuple[str, ...], text: str) -> tuple[str, bool]:
 @given(
     st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=3),
     st.lists(st.text("ab\n", max_size=4), max_size=8),
+    st.integers(0, 4),
 )
-def test_stopping_does_not_depend_on_the_cuts(stops: list[str], pushes: list[str]) -> None:
-    assert run_stops(tuple(stops), pushes) == by_character(tuple(stops), "".join(pushes))
+def test_stopping_does_not_depend_on_the_cuts(
+    stops: list[str], pushes: list[str], passed: int
+) -> None:
+    expected = by_character(tuple(stops), "".join(pushes), len("".join(pushes[:passed])))
+    assert run_stops(tuple(stops), pushes, passed) == expected
 
 
 def test_nothing_of_a_stop_string_is_given_out() -> None:

@@ -10,8 +10,10 @@ from kvell.engine.protocol.schemas.strict import find_violation
 from kvell.errors import ChangeSomething
 from kvell.server.answers.deltas import Content, ParsedAnswer, ToolCall, ToolCallArguments, parse
 from kvell.server.answers.forced import (
+    AllowedFunctions,
     NamedFunction,
     ToolChoice,
+    callable_tools,
     forced_schema,
     forced_tool_calls,
     strict_parts,
@@ -31,12 +33,19 @@ G = {"type": "function", "function": {"name": "g"}}
 NAMED = {"type": "function", "function": {"name": "f"}}
 
 
+def allowed(mode: object, *tools: object) -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}
+
+
 def test_what_a_client_may_choose() -> None:
     assert tool_choice(None, []) == "none"
     assert tool_choice(None, [F]) == tool_choice("auto", [F]) == "auto"
     assert tool_choice("none", [F]) == "none"
     assert tool_choice("required", [F]) == "required"
     assert tool_choice(NAMED, [F]) == NamedFunction("f")
+    assert tool_choice(allowed("auto", NAMED), [F, G]) == AllowedFunctions(frozenset("f"), False)
+    assert tool_choice(allowed("required", NAMED), [F]) == AllowedFunctions(frozenset("f"), True)
+    assert tool_choice(allowed("auto"), [F]) == AllowedFunctions(frozenset(), False)
 
 
 @pytest.mark.parametrize(
@@ -48,12 +57,28 @@ def test_what_a_client_may_choose() -> None:
         ("any", [F], "tool_choice=any: is not known; use"),
         ({"type": "function"}, [F], "is not known"),
         (7, [F], "is not known"),
+        (allowed("none", NAMED), [F], 'allowed_tools.mode=none: is not known; use "auto"'),
+        (allowed("required"), [F], "allowed_tools.tools=[]: has no function to call"),
+        (allowed("auto", NAMED), [G], "allowed_tools.tools[0].function.name=f: is not one of"),
+        (allowed("auto", NAMED, 7), [F], "allowed_tools.tools[1]=…: is not a function"),
+        ({"type": "allowed_tools"}, [F], "is not known"),
     ],
 )
 def test_other_choices_are_refused(value: object, tools: list[Any], message: str) -> None:
     with pytest.raises(ChangeSomething) as refused:
         tool_choice(value, tools)
     assert message in str(refused.value)
+
+
+def test_only_allowed_functions_are_seen_and_called() -> None:
+    some, must = (AllowedFunctions(frozenset("g"), is_required) for is_required in (False, True))
+    expected: list[tuple[ToolChoice, list[Any]]] = [(some, [G]), (must, [G])]
+    for choice, tools in [*expected, ("auto", [F, G]), ("none", [])]:
+        assert callable_tools(choice, [F, G]) == tools
+    assert forced_schema(some, [F, G]) is None
+    assert forced_tool_calls(some) is None
+    assert forced_schema(must, [F, G]) == forced_schema("required", [G])
+    assert forced_tool_calls(must) is not None
 
 
 def test_a_free_answer_has_no_schema() -> None:
@@ -146,6 +171,10 @@ def test_only_a_strict_function_must_be_followed_whole() -> None:
     assert refused_field("required", [F, beyond]) == f"{field}.properties.a.format"
     assert refused_field(NamedFunction("h"), [F, beyond]) == f"{field}.properties.a.format"
     assert refused_field(NamedFunction("f"), [F, beyond]) is None
+    assert refused_field(AllowedFunctions(frozenset("h"), True), [F, beyond]) == (
+        f"{field}.properties.a.format"
+    )
+    assert refused_field(AllowedFunctions(frozenset("f"), True), [F, beyond]) is None
     odd = {"P": {"type": "string", "format": "path"}}
     beyond["function"]["parameters"] = {"items": {"$ref": "#/$defs/P"}, "$defs": odd}
     strict = F | {"function": F["function"] | {"strict": True, "name": "h.properties"}}

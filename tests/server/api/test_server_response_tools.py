@@ -75,6 +75,21 @@ def test_a_tool_beside_a_function_changes_nothing(client: openai.OpenAI, other: 
     assert without_ids(reply) == without_ids(answer(client, tools=[SHELL], tool_choice="auto"))
 
 
+def test_allowed_tools_are_those_of_chat(client: openai.OpenAI) -> None:
+    """Tools of other types may be allowed; there are none."""
+    named = {"type": "function", "name": "shell"}
+    choice: Any = {
+        "type": "allowed_tools",
+        "mode": "auto",
+        "tools": [{"type": "web_search"}, named],
+    }
+    tools = [SHELL, SHELL | {"name": "other"}, OTHERS[0]]
+    reply = answer(client, tools=tools, tool_choice=choice)
+    alone = answer(client, tools=[SHELL], tool_choice="auto")
+    assert reply.usage.input_tokens == alone.usage.input_tokens
+    assert answer(client, tools=tools).usage.input_tokens > alone.usage.input_tokens
+
+
 @pytest.mark.parametrize("choice", ["auto", "none", None])
 def test_without_a_function_there_are_no_tools(client: openai.OpenAI, choice: Any) -> None:
     reply = answer(client, tools=OTHERS, tool_choice=choice)
@@ -99,6 +114,11 @@ def test_items_of_other_tools_are_left_out(client: openai.OpenAI, item: Any) -> 
          "tool_choice", "force a function"),
         ({"tools": [OTHERS[3]], "tool_choice": {"type": "function", "name": "shell"}},
          "tool_choice.name", "send tools"),
+        ({"tools": [SHELL], "tool_choice": {"type": "allowed_tools", "mode": "auto",
+          "tools": [{"type": "function", "name": "other"}]}}, "tool_choice.tools[0].name",
+         "use one of shell"),
+        ({"tools": [SHELL], "tool_choice": {"type": "allowed_tools", "mode": "x", "tools": []}},
+         "tool_choice.mode", 'use "auto"'),
         ({"tools": [OTHERS[0], {"type": "function"}]}, "tools[1].name", "use 1 to 64"),
         ({"tools": [OTHERS[0], SHELL, OTHERS[1], SHELL]}, "tools[3].name", "its own name"),
         ({"tools": [OTHERS[0], {"type": 7}]}, "tools[1].type", 'use "function"'),

@@ -43,12 +43,20 @@ class AnswerText:
     """One answer's text, from its tokens; after ``stopped`` it takes no more.
 
     :param stops: the request's stop strings; may be empty.
+    :param min_tokens: the number of tokens in whose text no stop string ends the answer.
     :ivar stopped: whether a stop string has ended the text.
     :ivar token_count: tokens up to that end.
     """
 
-    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str], ends: EndTokens) -> None:
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        stops: Sequence[str],
+        ends: EndTokens,
+        min_tokens: int = 0,
+    ) -> None:
         self._detokenizer, self._ends = detokenizer, ends
+        self._min_tokens = min_tokens
         self._watcher = StopStrings(tuple(stops), includes=ends.are_shown) if stops else None
         self._silent: Set[int] = frozenset() if ends.are_shown else ends.sequence | ends.asked
         self._last: int | None = None
@@ -90,5 +98,6 @@ class AnswerText:
     def _match(self, text: str) -> str:
         if self._watcher is None:
             return text
-        text, self.stopped = self._watcher.push(text)
+        may_end = self.token_count > self._min_tokens
+        text, self.stopped = self._watcher.push(text, may_end=may_end)
         return text

@@ -20,6 +20,7 @@ class StopStrings:
         """
         self._stops, self._includes = stops, includes
         self._held = ""
+        self._passed = 0  # characters of the held text in which no stop string ends
         self._found: str | None = None
 
     @property
@@ -27,12 +28,15 @@ class StopStrings:
         """The stop string that ended the text; None until then."""
         return self._found
 
-    def push(self, text: str) -> tuple[str, bool]:
-        """Return final text, and whether the text ends there."""
+    def push(self, text: str, *, may_end: bool = True) -> tuple[str, bool]:
+        """Return final text, and whether the text ends there.
+
+        :param may_end: whether a stop string that is completed in ``text`` ends it.
+        """
         if self._found is not None:
             return "", True
         pending = self._held + text
-        stop = self._first_stop(pending)
+        stop = self._first_stop(pending) if may_end else None
         if stop is not None:
             end, start = stop
             self._found = pending[start:end]
@@ -40,6 +44,7 @@ class StopStrings:
             return pending[: end if self._includes else start], True
         keep = self._possible_start(pending)
         self._held = pending[keep:]
+        self._passed = len(self._held) if not may_end else max(0, self._passed - keep)
         return pending[:keep], False
 
     def finish(self) -> str:
@@ -49,8 +54,11 @@ class StopStrings:
 
     def _first_stop(self, text: str) -> tuple[int, int] | None:
         """Return end and start of the stop string that is completed first; None if none is."""
+        passed = self._passed
         matches = [
-            (start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0
+            (start + len(stop), start)
+            for stop in self._stops
+            if (start := text.find(stop, max(0, passed - len(stop) + 1))) >= 0
         ]
         return min(matches, default=None)
 

@@ -26,7 +26,18 @@ class NamedFunction:
     name: str
 
 
-ToolChoice: TypeAlias = Literal["none", "auto", "required"] | NamedFunction
+@dataclass(frozen=True)
+class AllowedFunctions:
+    """The functions that may be called; the model sees no others.
+
+    :param is_required: whether one of them must be called.
+    """
+
+    names: frozenset[str]
+    is_required: bool
+
+
+ToolChoice: TypeAlias = Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions
 
 
 def tool_choice(value: object, tools: Tools) -> ToolChoice:
@@ -43,16 +54,56 @@ def tool_choice(value: object, tools: Tools) -> ToolChoice:
         case "required" if tools:
             return value
         case {"type": "function", "function": {"name": str(name)}}:
-            if name in _names(tools):
-                return NamedFunction(name)
-            remedy = f"use one of {', '.join(_names(tools))}" if tools else "send tools"
-            raise ChangeSomething(
-                "tool_choice.function.name", name[:64], "is not one of the tools", remedy
-            )
+            _check_name("tool_choice.function.name", name, tools)
+            return NamedFunction(name)
+        case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(allowed)}}:
+            return _allowed(mode, allowed, tools)
         case "required":
             raise ChangeSomething("tool_choice", value, "needs tools", "send tools")
-    remedy = 'use "none", "auto", "required" or {"type": "function", "function": {"name": …}}'
+    remedy = (
+        'use "none", "auto", "required", {"type": "function", "function": {"name": …}} or'
+        ' {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": […]}}'
+    )
     raise ChangeSomething("tool_choice", str(value)[:64], "is not known", remedy)
+
+
+def _allowed(mode: object, allowed: Sequence[object], tools: Tools) -> AllowedFunctions:
+    """Return the functions that a request allows.
+
+    :raises ChangeSomething: if the mode is not known, or one is no function of the request.
+    """
+    place = "tool_choice.allowed_tools"
+    if mode not in ("auto", "required"):
+        remedy = 'use "auto" or "required"'
+        raise ChangeSomething(f"{place}.mode", str(mode)[:64], "is not known", remedy)
+    names = set()
+    for i, tool in enumerate(allowed):
+        match tool:
+            case {"type": "function", "function": {"name": str(name)}}:
+                _check_name(f"{place}.tools[{i}].function.name", name, tools)
+                names.add(name)
+            case _:
+                remedy = 'use {"type": "function", "function": {"name": …}}'
+                raise ChangeSomething(f"{place}.tools[{i}]", "…", "is not a function", remedy)
+    if mode == "required" and not names:
+        raise ChangeSomething(f"{place}.tools", "[]", "has no function to call", "name one")
+    return AllowedFunctions(frozenset(names), mode == "required")
+
+
+def _check_name(field: str, name: str, tools: Tools) -> None:
+    if name in _names(tools):
+        return
+    remedy = f"use one of {', '.join(_names(tools))}" if tools else "send tools"
+    raise ChangeSomething(field, name[:64], "is not one of the tools", remedy)
+
+
+def callable_tools(choice: ToolChoice, tools: Tools) -> list[Schema]:
+    """Return the tools that the model sees and may call."""
+    if choice == "none":
+        return []
+    if isinstance(choice, AllowedFunctions):
+        return [tool for tool in tools if tool["function"]["name"] in choice.names]
+    return list(tools)
 
 
 def forced_schema(choice: ToolChoice, tools: Tools, *, parallel: bool = True) -> Schema | None:
@@ -62,11 +113,11 @@ def forced_schema(choice: ToolChoice, tools: Tools, *, parallel: bool = True) ->
     """
     if isinstance(choice, NamedFunction):
         return arguments_schema(tools[_names(tools).index(choice.name)])
-    if choice != "required":
+    if not _is_required(choice):
         return None
     calls = []
     definitions = {}
-    for i, tool in enumerate(tools):
+    for i, tool in enumerate(callable_tools(choice, tools)):
         arguments = arguments_schema(tool)
         place = f"#/$defs/{i}"
         moved = within(arguments, place)
@@ -82,16 +133,16 @@ def forced_schema(choice: ToolChoice, tools: Tools, *, parallel: bool = True) ->
 def strict_parts(choice: ToolChoice, tools: Tools) -> tuple[StrictPart, ...]:
     """Return the parts of :func:`forced_schema` that are schemas of strict functions."""
     fields = {
-        i: f"tools[{i}].function.parameters"
+        tool["function"]["name"]: f"tools[{i}].function.parameters"
         for i, tool in enumerate(tools)
         if tool["function"].get("strict")
     }
     if isinstance(choice, NamedFunction):
-        i = _names(tools).index(choice.name)
-        return (StrictPart("", fields[i]),) if i in fields else ()
+        return (StrictPart("", fields[choice.name]),) if choice.name in fields else ()
     return tuple(
-        StrictPart(path, field)
-        for i, field in fields.items()
+        StrictPart(path, fields[name])
+        for i, name in enumerate(_names(callable_tools(choice, tools)))
+        if name in fields
         for path in (f"items.anyOf[{i}].properties.parameters.", f"$defs.{i}.")
     )
 
@@ -127,7 +178,7 @@ def forced_tool_calls(choice: ToolChoice) -> Mode | None:
     """
     if isinstance(choice, NamedFunction):
         return _OneCall(choice.name)
-    return _ListOfCalls() if choice == "required" else None
+    return _ListOfCalls() if _is_required(choice) else None
 
 
 class _OneCall(Chain):
@@ -155,6 +206,10 @@ class _ListOfCalls(Chain):
                 return Expect(",", "]")
             case _:
                 return PlainText(drops_blank=self._calls > 0)
+
+
+def _is_required(choice: ToolChoice) -> bool:
+    return choice == "required" or (isinstance(choice, AllowedFunctions) and choice.is_required)
 
 
 def _names(tools: Tools) -> list[str]:

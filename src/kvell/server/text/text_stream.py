@@ -94,7 +94,7 @@ def answer_text(model: TextModel, spec: RequestSpec) -> AnswerText:
     )
     skips = sampling.skip_special_tokens
     detokenizer = model.detokenizer(skip_special_tokens=skips, after=spec.token_ids)
-    return AnswerText(detokenizer, sampling.stop, ends)
+    return AnswerText(detokenizer, sampling.stop, ends, sampling.min_tokens)
 
 
 async def text_deltas(

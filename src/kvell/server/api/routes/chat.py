@@ -31,6 +31,7 @@ from kvell.server.answers.forced import (
     NamedFunction,
     ToolChoice,
     Tools,
+    callable_tools,
     forced_schema,
     forced_tool_calls,
     schema_field,
@@ -121,7 +122,7 @@ class ChatApi:
         """
         _, served = self.serving.find_model(body.model, visit.tenant)
         tools = chat_tools(body.tools)
-        offered = [] if tool_choice(body.tool_choice, tools) == "none" else tools
+        offered = callable_tools(tool_choice(body.tool_choice, tools), tools)
         prompt, _ = await _prompt(served.prompts, body, offered, fits=False)
         return len(prompt)
 
@@ -143,7 +144,7 @@ class ChatApi:
         choice = tool_choice(body.tool_choice, tools)
         parallel = body.parallel_tool_calls is not False
         forced = forced_schema(choice, tools, parallel=parallel)
-        offered = [] if choice == "none" else tools
+        offered = callable_tools(choice, tools)
         prompt, tensors = await _prompt(served.prompts, body, offered)
         end = await served.prompts.decode(prompt[-PROMPT_END_TOKENS:].tolist())
         if body.continues_last():
@@ -154,7 +155,7 @@ class ChatApi:
         if forced is not None:
             sampling = _forced(sampling, forced, choice, tools)
         elif offered:
-            calls = partial(served.answers.calls_instead, tools, parallel=parallel)
+            calls = partial(served.answers.calls_instead, offered, parallel=parallel)
             sampling = _or_calls(sampling, calls)
         reasoning = served.answers.reasoning_behind(end)
         sampling = _bound_behind(sampling, reasoning)

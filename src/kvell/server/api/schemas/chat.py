@@ -149,7 +149,8 @@ class ChatRequest(GenerationRequest):
     )
     """Functions that may be called: ``{"type": "function", "function": {"name": …}}``."""
     tool_choice: str | dict[str, Any] | None = None
-    """``"none"``, ``"auto"``, ``"required"``, or one function: ``{"type": "function", …}``."""
+    """``"none"``, ``"auto"``, ``"required"``, one function: ``{"type": "function", …}``, or some:
+    ``{"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": […]}}``."""
     parallel_tool_calls: bool | None = None
     """Whether ``required`` allows several calls; true if null."""
     reasoning_effort: str | None = Field(default=None, max_length=32)

@@ -54,14 +54,31 @@ def chat_choice(
             return choice
         case {"type": "function", "name": str(name)}:
             return {"type": FUNCTION, "function": {"name": name}}
+        case {"type": "allowed_tools", "mode": mode, "tools": list(allowed)}:
+            return _allowed(mode, allowed, left_out_tools(tools))
         case {"type": str(kind)} if kind in left_out_tools(tools):
             remedy = 'use "auto", or force a function'
             raise ChangeSomething(
                 "tool_choice", kind[:64], "forces a tool that is left out", remedy
             )
-    remedy = 'use "none", "auto", "required" or {"type": "function", "name": …}'
+    remedy = (
+        'use "none", "auto", "required", {"type": "function", "name": …} or'
+        ' {"type": "allowed_tools", "mode": "auto", "tools": […]}'
+    )
     shown = choice[:64] if isinstance(choice, str) else "…"
     raise ChangeSomething("tool_choice", shown, "is not known", remedy)
+
+
+def _allowed(mode: object, allowed: Sequence[object], left_out: set[str]) -> dict[str, object]:
+    """Return allowed tools in the format of chat, without those of types that are left out."""
+    functions = [
+        {"type": FUNCTION, "function": {"name": tool.get("name")}}
+        if isinstance(tool, Mapping) and _type(tool) == FUNCTION
+        else tool
+        for tool in allowed
+        if not (isinstance(tool, Mapping) and _type(tool) in left_out)
+    ]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": functions}}
 
 
 def _kept(tools: Sequence[Tool]) -> list[int]:

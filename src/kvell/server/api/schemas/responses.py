@@ -36,6 +36,8 @@ _SAME = (
 """Fields that chat has under the same name."""
 _NAMES_HERE = (
     (re.compile(r"messages\b.*"), "input"),
+    (re.compile(r"tool_choice\.allowed_tools(\.tools\[\d+\])\.function"), r"tool_choice\1"),
+    (re.compile(r"tool_choice\.allowed_tools"), "tool_choice"),
     (re.compile(r"(tools\[\d+\]|tool_choice)\.function"), r"\1"),
     (re.compile(r"max_(completion_)?tokens"), "max_output_tokens"),
     (re.compile(r"response_format(\.json_schema)?"), "text.format"),
@@ -117,7 +119,8 @@ class ResponsesRequest(SamplingFields):
     Tools of other types are left out, and so are functions inside a ``namespace``.
     """
     tool_choice: str | dict[str, Any] | None = None
-    """``"none"``, ``"auto"``, ``"required"``, or ``{"type": "function", "name": …}``."""
+    """``"none"``, ``"auto"``, ``"required"``, ``{"type": "function", "name": …}``, or
+    ``{"type": "allowed_tools", "mode": "auto", "tools": […]}``."""
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None
     """Accepted and not used, but repeated in the answer."""
