@@ -21,7 +21,7 @@ from kvell.errors import ChangeSomething
 from kvell.fleet.instance.death import InstanceDeath
 from kvell.front.request_log import LogEntry
 from kvell.front.request_queue import RequestQueue
-from kvell.front.routes import RequestTransfer
+from kvell.front.routes import RequestTransfer, TransferTotals, totals_by_target
 from kvell.vocabulary import RequestId
 from tests.reports import facts, load
 
@@ -56,15 +56,15 @@ def submitted(queue: RequestQueue, request: LogEntry) -> tuple[str, str]:
     return instance, command.goes_to
 
 
-def moved(request: LogEntry) -> Finished:
-    return Finished(request.request_id, request.attempt, "moved")
+def moved(request: LogEntry, size_bytes: int = 0) -> Finished:
+    return Finished(request.request_id, request.attempt, "moved", moved_bytes=size_bytes)
 
 
 def test_a_prompt_goes_to_one_and_its_request_on_to_the_other() -> None:
     queue, request = opened(PREFILL, DECODE), entry()
     assert submitted(queue, request) == (PREFILL, DECODE)
     queue.tokens(Tokens(request.request_id, 0, 0, (7,)), 1.0)
-    queue.on_finished(moved(request), 1.0)
+    queue.on_finished(moved(request, 70), 1.0)
     prefill, decode = queue.line(PREFILL), queue.line(DECODE)
     assert not prefill.in_flight and list(decode.in_flight) == [request.request_id]
     assert (prefill.outstanding_prompt_tokens, decode.outstanding_prompt_tokens) == (0, 0)
@@ -73,20 +73,31 @@ def test_a_prompt_goes_to_one_and_its_request_on_to_the_other() -> None:
     queue.on_finished(Finished(request.request_id, 0, "length"), 3.0)
     assert not decode.in_flight and queue.in_flight == 0
     assert list(request.output) == [7, 8, 9]
-    assert queue.entries().transfers == {RequestTransfer("move", PREFILL, DECODE): 1}
+    handover = RequestTransfer("handover", PREFILL, DECODE)
+    assert queue.entries().transfers == {handover: TransferTotals(1, 70)}
 
 
 def test_counts_of_transfers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of instances that are gone are dropped."""
+    """Sums of each instance that is left never fall, since metrics are made of them."""
     monkeypatch.setattr("kvell.front.routes.MOST_COUNTED", 2)
     queue = opened(PREFILL, DECODE)
     for number in range(2):
-        queue._routes.transfers[RequestTransfer("move", f"gone-{number}", DECODE)] = 1
+        queue._routes.transfers |= {
+            RequestTransfer("move", f"gone-{number}", DECODE): TransferTotals(1, 5),
+            RequestTransfer("pull", DECODE, f"gone-{number}"): TransferTotals(1, 9),
+        }
     request = entry()
     submitted(queue, request)
     queue.tokens(Tokens(request.request_id, 0, 0, (7,)), 1.0)
     queue.on_finished(moved(request), 1.0)
-    assert queue.entries().transfers == {RequestTransfer("move", PREFILL, DECODE): 1}
+    transfers = queue.entries().transfers
+    assert transfers == {
+        RequestTransfer("move", "", DECODE): TransferTotals(2, 10),
+        RequestTransfer("handover", PREFILL, DECODE): TransferTotals(1, 0),
+    }
+    assert totals_by_target(transfers) == {
+        DECODE: {"move": TransferTotals(2, 10), "handover": TransferTotals(1, 0)}
+    }
 
 
 def test_tokens_may_come_from_the_other_before_the_first_says_that_it_moved() -> None:
@@ -182,8 +193,23 @@ def test_a_request_whose_session_was_elsewhere_pulls_from_there() -> None:
         queue.add(LogEntry(RequestSpec(name, prompt, SamplingParams(), session="s"), 0.0))
         ((instance, command),) = queue.due(0.0)
         asked.append((instance, command.pulls_from))
-        queue.on_finished(Finished(name, 0, "length"), 1.0)
+        queue.on_finished(Finished(name, 0, "length", pulled_bytes=8 * number), 1.0)
     assert asked == [("mixed-0", ""), ("mixed-1", "mixed-0"), ("mixed-0", "")]
+    pull = RequestTransfer("pull", "mixed-0", "mixed-1")
+    assert queue.entries().transfers == {pull: TransferTotals(1, 8)}
+
+
+def test_a_pull_that_copied_no_page_is_not_counted() -> None:
+    queue = RequestQueue(8, router=router_named("round-robin"))
+    for number, name in enumerate(("mixed-0", "mixed-1")):
+        queue.line(name).open(facts(4, 100 + number))
+    for number in range(2):
+        prompt = np.arange(90, dtype="<i4").tobytes()
+        name = RequestId(f"r{number}")
+        queue.add(LogEntry(RequestSpec(name, prompt, SamplingParams(), session="s"), 0.0))
+        ((_, command),) = queue.due(0.0)
+        queue.on_finished(Finished(name, 0, "length"), 1.0)
+    assert command.pulls_from == "mixed-0" and queue.entries().transfers == {}
 
 
 # ------------------------------------------------------------------------- migration
@@ -213,9 +239,11 @@ def test_a_request_goes_on_where_it_was_sent() -> None:
     assert queue.migrate(request.request_id, "mixed-1") == [("mixed-0", command)]
     assert queue.migrate(request.request_id, "mixed-1") == []  # it is on its way
     queue.tokens(Tokens(request.request_id, 0, 1, (8,)), 2.0)
-    queue.on_finished(moved(request), 2.0)
+    queue.on_finished(moved(request, 90), 2.0)
     assert list(queue.line("mixed-1").in_flight) == [request.request_id]
     assert not queue.line("mixed-0").in_flight and request.attempt == 0
+    move = RequestTransfer("move", "mixed-0", "mixed-1")
+    assert queue.entries().transfers == {move: TransferTotals(1, 90)}
     assert not queue.line("mixed-1").coming
 
 

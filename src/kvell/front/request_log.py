@@ -102,6 +102,7 @@ class LogEntry:
     :param line: the instance that has it, or had it last; "" before the first.
     :param goes_to: the instance that continues it once its prompt is computed; "" if it stays.
         ``goes_to_incarnation`` is the incarnation of that instance.
+    :param is_migrating: whether it goes there in the middle of its answer.
     :param pulls_from: the instance to fetch its history from; "" for none.
     :param placement: of its KV cache, if it is longer than its instance's memory.
     :param predicted: when its first token comes, as seen at the choice of its instance; None if
@@ -127,6 +128,7 @@ class LogEntry:
     prefix: str = ""
     goes_to: str = ""
     goes_to_incarnation: int = 0
+    is_migrating: bool = False
     pulls_from: str = ""
     placement: tuple[RequestPlacementEntry, ...] = ()
     predicted: FirstToken | None = None

@@ -256,9 +256,10 @@ class RequestQueue:
         if entry.has_gap and event.reason in ("stop", "length"):
             entry.early_end = event  # tokens before it are on their way from another instance
             return []
+        self._routes.count_pull(entry, event.pulled_bytes)
         taker = self._routes.taker(entry) if event.reason == "moved" else None
         if taker is not None:
-            self._routes.on_moved(entry, taker)
+            self._routes.on_moved(entry, taker, event.moved_bytes)
             self._in_flight.hand_over(entry, taker, now)
             return [] if taker.is_open else self.evacuate(taker.instance_id)
         self._routes.set_target(entry, "")
@@ -309,7 +310,7 @@ class RequestQueue:
             raise ChangeSomething("instance_id", target, problem, "choose another")
         if entry.goes_to:
             return []  # it moves already
-        self._routes.set_target(entry, target)
+        self._routes.set_target(entry, target, is_migration=True)
         return [(entry.line, Migrate(request_id, entry.attempt, target))]
 
     def stays(self, event: MigrationRefused) -> None:

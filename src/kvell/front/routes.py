@@ -6,7 +6,6 @@
             └─router──► prefill ──goes_to──► decode  computes it; continues it
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from math import inf
 from typing import Literal, NamedTuple
@@ -33,19 +32,50 @@ from kvell.front.request_log import LogEntry
 
 DECODE = "decode"
 MOST_COUNTED = 4096
-"""The most kinds of transfers that are counted before those of removed instances are dropped."""
+"""The most pairs of instances and kinds that are counted.  Beyond it, removed targets are dropped
+and removed sources merged into the source ""."""
+TransferKind = Literal["handover", "move", "pull"]
+"""A ``handover`` of a request after its prompt, a ``move`` in the middle of its answer, or a
+``pull`` of cached pages of its prompt."""
 
 Known = tuple[PromptChain, Mapping[str, int]]
 """A request's blocks, and the number of its tokens that each instance could resume."""
 
 
 class RequestTransfer(NamedTuple):
-    """A kind of transfer from one instance to another: a ``move`` of a request, or a ``pull`` of
-    the pages of its prompt."""
+    """A kind of transfer from one instance to another."""
 
-    kind: Literal["move", "pull"]
+    kind: TransferKind
     source: str
     target: str
+
+
+class TransferTotals(NamedTuple):
+    """The transfers of one kind so far.
+
+    :param size_bytes: the copied pages.
+    """
+
+    requests: int = 0
+    size_bytes: int = 0
+
+    def plus(self, other: "TransferTotals") -> "TransferTotals":
+        """Return the sum of both."""
+        return TransferTotals(self.requests + other.requests, self.size_bytes + other.size_bytes)
+
+
+NO_TRANSFER = TransferTotals()
+
+
+def totals_by_target(
+    transfers: Mapping[RequestTransfer, TransferTotals],
+) -> dict[str, dict[TransferKind, TransferTotals]]:
+    """Return the transfers to each instance by kind, from all sources together."""
+    sums: dict[str, dict[TransferKind, TransferTotals]] = {}
+    for (kind, _, target), totals in transfers.items():
+        of_target = sums.setdefault(target, {})
+        of_target[kind] = of_target.get(kind, NO_TRANSFER).plus(totals)
+    return sums
 
 
 class Routes:
@@ -57,7 +87,7 @@ class Routes:
     :param locality: prefixes that instances cache, for a router that reads them.
     :param moves: the moves between instances while memory is short.
     :ivar placements: of requests that are longer than one instance's memory.
-    :ivar transfers: numbers of moved requests and of requested pulls so far.
+    :ivar transfers: the moved requests and the pulls of ended requests so far.
     """
 
     def __init__(
@@ -70,7 +100,7 @@ class Routes:
         moves: Relief = DEFAULT_RELIEF,
     ) -> None:
         self._lines = lines
-        self.transfers: Counter[RequestTransfer] = Counter()
+        self.transfers: dict[RequestTransfer, TransferTotals] = {}
         self.placements = Placements(lines, lends_early=moves in ("all", "loans"))
         self._router = router or router_named(DEFAULT_ROUTING)
         self._decode_router: Router = EarliestEnd()
@@ -115,8 +145,6 @@ class Routes:
         if is_long or early is not None:
             self.placements.place(entry, line, early)
         entry.predicted = self._predicted(entry, line, match, now_seconds)
-        if entry.pulls_from:
-            self._count(RequestTransfer("pull", entry.pulls_from, line.instance_id))
         return line
 
     def _beginning(self, lines: list[InstanceLoad]) -> list[InstanceLoad]:
@@ -144,8 +172,11 @@ class Routes:
         takers = (line for line in self._lines.values() if line.role != PREFILL and line.has_room)
         return [line for line in takers if line.instance_id != instance_id]
 
-    def set_target(self, entry: LogEntry, target: str) -> None:
-        """Set the instance that is to continue a request; "" if it stays."""
+    def set_target(self, entry: LogEntry, target: str, *, is_migration: bool = False) -> None:
+        """Set the instance that is to continue a request; "" if it stays.
+
+        :param is_migration: whether it continues there in the middle of its answer.
+        """
         old, new = self._lines.get(entry.goes_to), self._lines.get(target)
         if old is not None:
             old.coming.pop(entry.request_id, None)
@@ -153,6 +184,7 @@ class Routes:
             new.coming[entry.request_id] = entry.prompt_tokens + entry.emitted_tokens
             entry.goes_to_incarnation = new.incarnation
         entry.goes_to = target
+        entry.is_migrating = is_migration
 
     def taker(self, entry: LogEntry) -> InstanceLoad | None:
         """Return the line to the instance that a request has moved to; None if that has died since.
@@ -163,19 +195,34 @@ class Routes:
         is_same = line is not None and line.incarnation == entry.goes_to_incarnation
         return line if is_same else None
 
-    def on_moved(self, entry: LogEntry, taker: InstanceLoad) -> None:
-        """Note that a request has moved from its line to its :meth:`taker`."""
-        self._count(RequestTransfer("move", entry.line, taker.instance_id))
+    def count_pull(self, entry: LogEntry, size_bytes: int) -> None:
+        """Count the pull of a request that ends at its line, if it has copied pages."""
+        if entry.pulls_from and size_bytes:
+            self._count(RequestTransfer("pull", entry.pulls_from, entry.line), size_bytes)
+
+    def on_moved(self, entry: LogEntry, taker: InstanceLoad, size_bytes: int) -> None:
+        """Note that a request has moved from its line to its :meth:`taker`.
+
+        :param size_bytes: the pages that were copied.
+        """
+        kind: TransferKind = "move" if entry.is_migrating else "handover"
+        self._count(RequestTransfer(kind, entry.line, taker.instance_id), size_bytes)
         self.set_target(entry, "")
         if self._histories is not None:
             self._note(entry, taker, self._histories)
 
-    def _count(self, transfer: RequestTransfer) -> None:
-        self.transfers[transfer] += 1
+    def _count(self, transfer: RequestTransfer, size_bytes: int) -> None:
+        self._add(transfer, TransferTotals(1, size_bytes))
         if len(self.transfers) > MOST_COUNTED:
             for old in list(self.transfers):
-                if old.source not in self._lines or old.target not in self._lines:
-                    del self.transfers[old]
+                if old.source in self._lines and old.target in self._lines:
+                    continue
+                totals = self.transfers.pop(old)
+                if old.target in self._lines:  # the sums of each target never fall
+                    self._add(old._replace(source=""), totals)
+
+    def _add(self, transfer: RequestTransfer, totals: TransferTotals) -> None:
+        self.transfers[transfer] = self.transfers.get(transfer, NO_TRANSFER).plus(totals)
 
     def _known(self, entry: LogEntry, locality: PrefixDirectory, now_seconds: float) -> Known:
         root = cache_root(entry.spec.cache_salt, "", is_scored=False)

@@ -9,13 +9,13 @@ from kvell.engine.requests.equal_parts import leaves_parts
 from kvell.engine.requests.turns import TurnQueue
 from kvell.front.instance_load import InstanceLoad
 from kvell.front.request_log import LogEntry, RequestObserver
-from kvell.front.routes import RequestTransfer, Routes
+from kvell.front.routes import RequestTransfer, Routes, TransferTotals
 from kvell.vocabulary import RequestId
 
 IDLE_WAIT_SECONDS = 10.0
 """Longer waits are reported if no instance has a request, since no end can make room then."""
 
-NO_TRANSFERS: Mapping[RequestTransfer, int] = MappingProxyType({})
+NO_TRANSFERS: Mapping[RequestTransfer, TransferTotals] = MappingProxyType({})
 
 logger = logging.getLogger(__name__)
 
@@ -36,13 +36,13 @@ class Entries(NamedTuple):
     """Requests that have not ended.
 
     :param in_flight: requests that instances have, and ``waiting``; each oldest first.
-    :param transfers: numbers of moved requests and of requested pulls so far.
+    :param transfers: the moved requests and the pulls of ended requests so far.
     """
 
     in_flight: list[LogEntry]
     waiting: list[LogEntry]
     idle_wait: IdleWait | None = None
-    transfers: Mapping[RequestTransfer, int] = NO_TRANSFERS
+    transfers: Mapping[RequestTransfer, TransferTotals] = NO_TRANSFERS
 
 
 class WaitingLine:

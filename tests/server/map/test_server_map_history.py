@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.front.routes import RequestTransfer
+from kvell.front.routes import RequestTransfer, TransferTotals
 from kvell.server.map.history import (
     HISTORY_SECONDS,
     MOST_SAMPLES,
@@ -93,7 +93,7 @@ def test_medians_are_those_of_all_samples() -> None:
 def test_rungs_and_transfers_of_the_beginning_are_kept() -> None:
     history = MapHistory()
     assert history.rungs_before("a") == {}
-    moves = {RequestTransfer("move", "a", "b"): 3}
+    moves = {RequestTransfer("move", "a", "b"): TransferTotals(3)}
     history.add(HistorySample(row(1.0), transfers=moves))
     history.add(HistorySample(row(2.0), rungs={"a": {"evict": 5}}))
     history.add(HistorySample(row(3.0), rungs={"a": {"evict": 9}}))

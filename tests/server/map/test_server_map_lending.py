@@ -80,7 +80,7 @@ def test_instances_lend_memory_and_requests_move(
     with served_page(browser, smollm2_path.parent, *flags) as url:
         legend = browser.evaluate("document.querySelector('.instance .legend').innerText")
         assert "borrowed section" in legend and "lent" in legend
-        assert "no loans now" in browser.evaluate(BETWEEN)
+        assert "no loans, moves or pulls" in browser.evaluate(BETWEEN)
         with load(url, 6, max_tokens=400):
             browser.wait_for("document.querySelectorAll('#requests td.id').length === 6", 60)
             browser.wait_for("window.kvellMap.history.rows.at(-1).output_tokens > 300", 120)
@@ -96,6 +96,8 @@ def test_instances_lend_memory_and_requests_move(
             assert browser.evaluate(CUT) == []
             browser.size(1200, 1000)
         browser.wait_for("document.querySelectorAll('.loan').length === 0", 60)
+        lent = "/mixed-[0-2] → mixed-[0-2]: [0-9]+ sections? lent in the last three minutes/"
+        browser.wait_for(f"{lent}.test({BETWEEN})", 10)
         with load(url, 1, max_tokens=1200):
             source = browser.wait_for(
                 "(({ output_tokens, instance } = {}) => output_tokens > 4 && instance)"

@@ -8,12 +8,14 @@ from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.front.request_log import LogEntry
-from kvell.front.routes import RequestTransfer
+from kvell.front.routes import RequestTransfer, TransferTotals
 from kvell.server.map.lending_view import (
     MOST_PAIRS,
     PeerSections,
     TransferRow,
+    ended_loans,
     loans_of,
+    sections_lent,
     transfer_rows,
 )
 from kvell.vocabulary import RequestId
@@ -78,19 +80,23 @@ def test_as_much_is_lent_as_is_borrowed(parts: dict[str, list[tuple[str, int]]])
 
 def test_transfers_are_counted_since_the_beginning_of_the_history() -> None:
     move, pull = RequestTransfer("move", "a", "b"), RequestTransfer("pull", "b", "a")
-    rows = transfer_rows([], {move: 9, pull: 4}, {move: 2, pull: 4})
+    merged = RequestTransfer("move", "", "b")
+    now = {move: TransferTotals(9), pull: TransferTotals(4), merged: TransferTotals(30)}
+    rows = transfer_rows([], now, {move: TransferTotals(2), pull: TransferTotals(4)})
     assert rows == [TransferRow("move", "a", "b", 0, 7)]
 
 
 def test_transfers_that_run_are_shown_first() -> None:
     entries = [
-        moving("m", line="a", goes_to="b"),
+        moving("m", line="a", goes_to="b", is_migrating=True),
+        moving("h", line="a", goes_to="b"),
         moving("p", line="b", pulls_from="a", pending_prompt_tokens=3),
         moving("ended", line="b", pulls_from="a"),
         moving("stays", line="a"),
     ]
-    rows = transfer_rows(entries, {RequestTransfer("move", "b", "a"): 5}, {})
+    rows = transfer_rows(entries, {RequestTransfer("move", "b", "a"): TransferTotals(5)}, {})
     assert rows == [
+        TransferRow("handover", "a", "b", 1, 0),
         TransferRow("move", "a", "b", 1, 0),
         TransferRow("pull", "a", "b", 1, 0),
         TransferRow("move", "b", "a", 0, 5),
@@ -98,6 +104,30 @@ def test_transfers_that_run_are_shown_first() -> None:
 
 
 def test_the_most_frequent_transfers_are_listed() -> None:
-    counts = {RequestTransfer("move", f"i{n}", "b"): n + 1 for n in range(MOST_PAIRS + 9)}
+    counts = {
+        RequestTransfer("move", f"i{n}", "b"): TransferTotals(n + 1) for n in range(MOST_PAIRS + 9)
+    }
     rows = transfer_rows([], counts, {})
     assert len(rows) == MOST_PAIRS and rows[0].recent == MOST_PAIRS + 9
+
+
+def test_loans_that_have_ended_are_listed_with_the_most_sections_of_the_history() -> None:
+    samples = [{}, {("a", "b"): 2}, {("a", "b"): 5, ("c", "b"): 1}, {("a", "b"): 1, ("c", "b"): 1}]
+    assert ended_loans({("c", "b"): 1}, samples) == [TransferRow("loan", "a", "b", 0, 5)]
+    assert ended_loans({("a", "b"): 3, ("c", "b"): 1}, samples) == [], "they are shown as loans now"
+    assert ended_loans({}, []) == []
+
+
+@given(st.dictionaries(NAMES, st.lists(st.tuples(NAMES, st.integers(1, 9)), max_size=6)))
+def test_loans_of_a_sample_are_those_that_its_chart_adds_up(
+    parts: dict[str, list[tuple[str, int]]],
+) -> None:
+    placements = {
+        debtor: tuple(part("r", creditor, blocks) for creditor, blocks in entries)
+        for debtor, entries in parts.items()
+    }
+    loans = loans_of(placements, dict.fromkeys("abcd", 1))
+    pairs = sections_lent(loans)
+    for name, each in loans.items():
+        assert each.lent == sum(count for (creditor, _), count in pairs.items() if creditor == name)
+        assert each.borrowed == sum(count for (_, debtor), count in pairs.items() if debtor == name)

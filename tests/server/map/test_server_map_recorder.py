@@ -11,7 +11,7 @@ from kvell.fleet.started.member import MemberStatus
 from kvell.front.front import Front
 from kvell.front.instance_load import InstanceLoad
 from kvell.front.waiting_line import Entries
-from kvell.server.map.history import MOST_INSTANCES, HistoryRow
+from kvell.server.map.history import HISTORY_SECONDS, MOST_INSTANCES, HistoryRow
 from kvell.server.map.recorder import STALE_SECONDS, HistoryRecorder
 from kvell.vocabulary import RequestId
 from tests.reports import facts
@@ -82,6 +82,28 @@ def test_a_sample_has_the_last_heartbeats_and_the_loans() -> None:
     assert (creditor.lent, creditor.borrowed, debtor.lent, debtor.borrowed) == (4, 0, 0, 4)
     assert creditor.activation is None and creditor.cpu_buffer is None
     assert recorder.history.medians() == (0.5, 0.25)
+
+
+def test_an_ended_loan_stays_in_the_history_for_three_minutes() -> None:
+    front = FakeFront()
+    front.add("mixed-0")
+    debtor = front.add("mixed-1")
+    recorder = recorder_of(front)
+    borrowed = RequestPlacementEntry(RequestId("r"), "mixed-0", 4, local=False)
+    debtor.placements = (borrowed,)
+    recorder.sample()
+    debtor.placements = ()
+    seconds = int(HISTORY_SECONDS)
+    for _ in range(seconds):
+        front.clock.advance(1.0)
+        recorder.sample()
+        lent = {
+            pair: count for sample in recorder.history.loans() for pair, count in sample.items()
+        }
+        assert lent == {("mixed-0", "mixed-1"): 4}
+    front.clock.advance(1.0)
+    recorder.sample()
+    assert not any(recorder.history.loans())
 
 
 def test_statistics_are_recorded_while_they_are_fresh() -> None:

@@ -7,6 +7,7 @@ import pytest
 from kvell.engine.protocol.messages import Finished
 from kvell.engine.protocol.statistics import GroupStats, InstanceFacts, InstanceReport, Stats
 from kvell.front.request_log import EndedRequest
+from kvell.front.routes import TransferTotals
 from kvell.server.metrics.front_metrics import MOST_LATEST, MOST_NOTED, ServerMetrics
 from kvell.server.metrics.instance_metrics import InstanceFigures
 from kvell.vocabulary import FinishReason, RequestId
@@ -359,6 +360,25 @@ def test_a_cpu_buffer_says_what_went_out_and_came_in() -> None:
     tell(metrics, dataclasses.replace(STATS, buffer=buffer | ahead))
     assert sample(metrics, "cpu_buffer_parked") == 1
     assert sample(metrics, "cpu_buffer_logical") == 6
+
+
+def test_transfers_between_instances_are_counted_by_kind() -> None:
+    metrics = ServerMetrics("m")
+    metrics.instances.instances = {
+        "mixed-0": InstanceFigures(transfers={"move": TransferTotals(3, 700)})
+    }
+    names = ("request_transfers_total", "request_transfer_bytes_total")
+    for kind, expected in {"handover": [0, 0], "move": [3, 700], "pull": [0, 0]}.items():
+        assert [sample(metrics, name, kind=kind) for name in names] == expected
+
+
+def test_loans_are_counted_and_stay_counted_when_they_have_ended() -> None:
+    metrics = ServerMetrics("m")
+    sections = {"lent": 0, "borrowed": 0, "loans": 4, "loaned_bytes": 900}
+    tell(metrics, dataclasses.replace(STATS, sections=sections))
+    assert sample(metrics, "kv_sections", side="borrowed") == 0
+    assert sample(metrics, "kv_section_loans_total") == 4
+    assert sample(metrics, "kv_section_loan_bytes_total") == 900
 
 
 def test_a_shared_pool_says_who_has_its_chunks() -> None:

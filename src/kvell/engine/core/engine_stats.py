@@ -1,6 +1,6 @@
 """Counters and gauges of an engine core, for its reports."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from kvell.engine.core.miss_watch import MissWatch
 from kvell.engine.lending.copy_cost import CopyCost
@@ -8,7 +8,7 @@ from kvell.engine.lending.memory_demand import memory_demand
 from kvell.engine.moving.pool_part import PoolPart
 from kvell.engine.planning.scheduler import Scheduler
 from kvell.engine.protocol.statistics import GroupStats, LoadStats, Stats
-from kvell.engine.requests.counting import DraftTokens, StepSizes, TeamCounts
+from kvell.engine.requests.counting import DraftTokens, StepSizes, TeamCounts, pages_bytes
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.requests.request import Request
 from kvell.memory import Layout, MemoryCore, PoolTotals
@@ -97,14 +97,14 @@ class EngineStats:
             waiting=self.num_waiting + outside,
             large_pages=layout.num_large_pages,
             empty_large_pages=totals.empty_large,
-            free_bytes=layout.pool_bytes - _bytes(totals.used_pages, layout),
+            free_bytes=layout.pool_bytes - pages_bytes(totals.used_pages, layout.groups),
             pool_bytes=layout.pool_bytes,
             placements=self._pool.placements(),
             held_tokens=sum(request.computed for request in running),
             waiting_tokens=sum(request.num_tokens for request in self._scheduler.waiting),
             longest=self._pool.longest(running),
             copy_seconds=self._copy_cost.section_seconds,
-            cached_bytes=_bytes(totals.cached_pages, layout),
+            cached_bytes=pages_bytes(totals.cached_pages, layout.groups),
             **memory_demand(self._scheduler, layout)._asdict(),
         )
 
@@ -125,7 +125,7 @@ class EngineStats:
             waiting=self.num_waiting,
             large_pages=layout.num_large_pages,
             empty_large_pages=totals.empty_large,
-            kv_cache_usage=_bytes(totals.used_pages, layout) / layout.pool_bytes,
+            kv_cache_usage=pages_bytes(totals.used_pages, layout.groups) / layout.pool_bytes,
             prompt_tokens=self._prompt_tokens,
             output_tokens=self.output_tokens,
             prefix_cache_queries=self._prompt_tokens,
@@ -174,13 +174,6 @@ class EngineStats:
             "parkings": parking.count,
             "logical_large_pages": parking.sizes.logical_chunks,
         }
-
-
-def _bytes(pages: Sequence[int], layout: Layout) -> int:
-    """Return the bytes of numbers of small pages, one for each group."""
-    return sum(
-        count * group.page_stride_bytes for count, group in zip(pages, layout.groups, strict=True)
-    )
 
 
 def _group_stats(totals: PoolTotals, layout: Layout) -> tuple[GroupStats, ...]:

@@ -245,6 +245,8 @@ def end_of(request: Request, kept_tokens: int) -> Finished:
         embedding=request.embedding,
         cache_write_tokens=max(0, kept_tokens - cached_tokens),
         bound="grammar" if request.problem == TOO_COMPLEX else None,
+        pulled_bytes=request.pulled_bytes,
+        moved_bytes=request.moved_bytes if request.finish_reason == "moved" else 0,
     )
 
 

@@ -37,12 +37,13 @@ from kvell.engine.moving.staying import staying_reason
 from kvell.engine.planning.scheduler import Scheduler
 from kvell.engine.protocol.messages import Cancel, NotTaken, Submit
 from kvell.engine.protocol.placements import RequestPlacementEntry
+from kvell.engine.requests.counting import pages_bytes
 from kvell.engine.requests.plan import NewPages, StepPlan
 from kvell.engine.requests.request import NO_HANDLE, Request
 from kvell.memory import GroupKind, Ints
 from kvell.mempool.agent import Agent
 from kvell.mempool.entries import PeerEntry, Ticked
-from kvell.mempool.loans.actions import LoanNews
+from kvell.mempool.loans.actions import LoanFilled, LoanNews
 from kvell.mempool.owners import Tick
 from kvell.mempool.rendezvous import DEFAULT_PD_CACHING, PdCaching
 from kvell.mempool.transfers.actions import Action, Arrived, Ended, Fetched, RoomGranted
@@ -87,6 +88,7 @@ class Handovers(PoolPart):
         """Replies awaited by each request's number: of a transfer, of a fetch, or ``JOINS``."""
         self._fetching: dict[int, Request] = {}
         self._actions: list[Action] = []
+        self._loans = self._loaned_bytes = 0
         agent.receiving.admits = scheduler.has_room_for
         agent.receiving.is_legible = is_legible
         agent.loans.lending.is_wanted = scheduler.wants_memory
@@ -272,7 +274,8 @@ class Handovers(PoolPart):
 
     @override
     def sections(self) -> dict[str, int]:
-        return {"lent": len(self.agent.loans.lending), **self.borrowed.tally()}
+        counts = {"loans": self._loans, "loaned_bytes": self._loaned_bytes}
+        return {"lent": len(self.agent.loans.lending), **self.borrowed.tally(), **counts}
 
     @override
     def plan_borrows(self, plan: StepPlan, rows: NewPages) -> StepPlan:
@@ -315,8 +318,9 @@ class Handovers(PoolPart):
             elif isinstance(action, Ended):
                 moved += self._ended(action)
             elif isinstance(action, Fetched):
-                self._answered(self._fetching.pop(action.number), action.number)
+                self._fetched(action)
             elif isinstance(action, LoanNews):
+                self._count_loan(action)
                 pending.extend(self.borrowed.take_in(action))
                 for request in self.borrowed.take_joined():
                     self._answered(request, JOINS)
@@ -337,15 +341,30 @@ class Handovers(PoolPart):
             del self._awaited[request.number]
             self._scheduler.enqueue(request)
 
+    def _fetched(self, action: Fetched) -> None:
+        request = self._fetching.pop(action.number)
+        request.pulled_bytes += pages_bytes(action.pages, self._core.layout.groups)
+        self._answered(request, action.number)
+
+    def _count_loan(self, news: LoanNews) -> None:
+        """Count a filled loan, unless it shares pages that another loan has copied."""
+        borrowing = self.agent.loans.borrowing
+        if isinstance(news, LoanFilled) and not borrowing.is_shared(news.loan):
+            pages = [len(pages) for pages in borrowing.readable[news.loan].pages]
+            self._loans += 1
+            self._loaned_bytes += pages_bytes(pages, self._core.layout.groups)
+
     def _ended(self, action: Ended) -> list[Request]:
         """Handle the end of a transfer; return its request if that has moved."""
         departure = self._departures.end(action.transfer)
+        size_bytes = pages_bytes(action.pages, self._core.layout.groups)
         if departure is None:
-            stays = self._migrations.on_copied(action.transfer, action.problem)
+            stays = self._migrations.on_copied(action.transfer, action.problem, size_bytes)
             self._stays += [] if stays is None else [stays]
             self._actions += self._left()
             return []
         request = departure.request
+        request.moved_bytes += size_bytes
         self._answered(request, action.transfer)
         if action.problem:
             self._stays.append(request)

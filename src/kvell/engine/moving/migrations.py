@@ -78,12 +78,16 @@ class Migrations:
             self._copies[leaving.copy] = request.request_id
         return actions
 
-    def on_copied(self, transfer: Transfer, problem: str) -> Request | None:
-        """Record the end of a transfer; return its request if its copy failed, so that it stays."""
+    def on_copied(self, transfer: Transfer, problem: str, size_bytes: int) -> Request | None:
+        """Record the end of a transfer; return its request if its copy failed, so that it stays.
+
+        :param size_bytes: the copied pages.
+        """
         leaving = self._leaving.get(self._copies.pop(transfer, RequestId("")))
         if leaving is None or leaving.copy != transfer:
             return None
         leaving.is_copied = not problem
+        leaving.request.moved_bytes += size_bytes
         if not problem:
             return None
         return self._leaving.pop(leaving.request.request_id).request

@@ -17,7 +17,9 @@ from kvell.mempool.owners import Tick
 from kvell.mempool.transfers.actions import Action
 from kvell.vocabulary import StepNumber
 
-NOTHING_LENT = dict.fromkeys(("lent", "borrowed", "returned", "replaced", "shared", "lost"), 0)
+NOTHING_LENT = dict.fromkeys(
+    ("lent", "borrowed", "returned", "replaced", "shared", "lost", "loans", "loaned_bytes"), 0
+)
 NO_ROWS = np.empty((0, 4), np.int32)
 NO_PAGES = np.empty((0, 2), np.int32)
 
@@ -146,7 +148,10 @@ class PoolPart:
         """Send the text of a request that ended well to the instance that computed its prompt."""
 
     def sections(self) -> dict[str, int]:
-        """Return the number of sections ``lent`` now, and :meth:`.BorrowingRequests.tally`."""
+        """Return the number of sections ``lent`` now, and :meth:`.BorrowingRequests.tally`.
+
+        ``loans`` of sections were filled so far, with ``loaned_bytes`` copied to creditors.
+        """
         return NOTHING_LENT
 
     def placements(self) -> tuple[RequestPlacementEntry, ...]:

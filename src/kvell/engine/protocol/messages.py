@@ -232,6 +232,9 @@ class Finished:
     ``cached_tokens`` of the prompt were cached at admission.  ``cache_write_tokens`` follow them,
     and are cached now for a repeat of the prompt.
 
+    ``pulled_bytes`` of cached pages were copied from another instance for the request, and
+    ``moved_bytes`` to the instance that continues it.
+
     ``embedding`` is the prompt's vector as little-endian float32 bytes, for a pooling request.
 
     :class:`.stage_times.StageTimes`, which has a clock, fills in the seconds that the request
@@ -253,6 +256,8 @@ class Finished:
     bound: Bound | None = None
     step_failed: StepBlame = ""
     cache_write_tokens: int = 0
+    pulled_bytes: int = 0
+    moved_bytes: int = 0
     queue_seconds: float = dataclasses.field(default=0.0, compare=False)
     prefill_seconds: float = dataclasses.field(default=0.0, compare=False)
     decode_seconds: float = dataclasses.field(default=0.0, compare=False)

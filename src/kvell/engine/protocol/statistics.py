@@ -225,7 +225,8 @@ class Stats:
     :param problems: contradictions that the audit found; None without an audit.
     :param misses: prompts whose prefix was not cached whole, by reason.
     :param sections: numbers of sections of 512 tokens: ``lent`` and ``borrowed`` now, ``returned``
-        from creditors, ``replaced`` by those of other creditors and ``lost`` there so far.
+        from creditors, ``replaced`` by those of other creditors and ``lost`` there so far; its
+        ``loans`` that were filled so far, and the ``loaned_bytes`` that were copied for them.
     :param team: ``threads`` of the last step, and whether its processors were ``shared``; so far:
         ``thread_seconds`` of all threads in steps, and the part ``lost_seconds`` in which other
         programs ran on their processors; empty without a compiled pass.

@@ -1,11 +1,18 @@
 """Engine counters with more than one number; deterministic, like the core."""
 
 from bisect import bisect_left
+from collections.abc import Sequence
 
 from kvell.engine.requests.plan import TeamTime
+from kvell.memory import GroupSpec
 
 STEP_TOKENS_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Upper bounds of step-size buckets, as in vLLM's ``iteration_tokens_total``."""
+
+
+def pages_bytes(pages: Sequence[int], groups: Sequence[GroupSpec]) -> int:
+    """Return the bytes of numbers of small pages, one for each of the first groups."""
+    return sum(count * groups[index].page_stride_bytes for index, count in enumerate(pages))
 
 
 class StepSizes:

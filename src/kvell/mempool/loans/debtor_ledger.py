@@ -123,6 +123,10 @@ class DebtorLedger:
         debt = self._borrowed[loan]
         return debt.peer, debt.incarnation
 
+    def is_shared(self, loan: Loan) -> bool:
+        """Return whether a loan shares the pages of another; a loan that has ended does not."""
+        return loan in self._borrowed and self._borrowed[loan].shares
+
     def borrow(
         self, creditor: str, counts: Sequence[int], now: Tick, ticks: Tick, *, model: str = ""
     ) -> tuple[Loan, list[Action]]:

@@ -77,6 +77,7 @@ class Arrived:
     """A notice that a text has arrived.  Unless it is inserted, its pages are held for the user.
 
     :param announced: the private bytes of its announcement; ``private`` arrived with the text.
+    :param pages: the number of copied pages of each group, up to the last with any.
     """
 
     transfer: Transfer
@@ -84,6 +85,7 @@ class Arrived:
     announced: bytes
     private: bytes
     is_inserted: bool = False
+    pages: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,19 +93,26 @@ class Ended:
     """A notice that the sender's side has ended. The user releases the pages, now unreadable.
 
     ``problem`` is "" if the receiver has the whole text.
+
+    :param pages: the number of copied pages of each group, up to the last with any.
     """
 
     transfer: Transfer
     problem: str
+    pages: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """A notice that a requested text is cached here up to ``computed`` tokens, or its problem."""
+    """A notice that a requested text is cached here up to ``computed`` tokens, or its problem.
+
+    :param pages: the number of copied pages of each group, up to the last with any.
+    """
 
     number: int
     computed: int
     problem: str
+    pages: tuple[int, ...] = ()
 
 
 Action = (

@@ -113,7 +113,7 @@ class Asking:
             is_it = action.announced == _named(self._incarnation, number)
             if is_it and action.transfer.sender == request.peer:
                 del self._asked[number]
-                return [Fetched(number, action.computed, "")]
+                return [Fetched(number, action.computed, "", action.pages)]
         return []
 
     def on_ended(self, action: Ended) -> list[Action]:

@@ -209,7 +209,12 @@ class Receiving:
         if len(self._came) > REMEMBERED:
             del self._came[next(iter(self._came))]
         arrived = Arrived(
-            transfer, coming.computed, coming.announced, coming.private, coming.inserts
+            transfer,
+            coming.computed,
+            coming.announced,
+            coming.private,
+            coming.inserts,
+            tuple(np.bincount(coming.missing[:, 0]).tolist()),
         )
         return [Send(coming.peer, Pulled(transfer)), arrived]
 

@@ -222,7 +222,9 @@ class Sending:
         sent = self._sent.pop(transfer)
         self._numbers.free(transfer.number)
         actions: list[Action] = [Revoke(transfer)] if sent.is_granted else []
-        return [*actions, Ended(transfer, problem)]
+        copied = [] if problem or sent.missing is None else [group for group, _ in sent.missing]
+        pages = np.bincount(np.asarray(copied, np.int32))
+        return [*actions, Ended(transfer, problem, tuple(pages.tolist()))]
 
 
 def _grant(transfer: Transfer, sent: _OutgoingTransfer, pages: bytes) -> Grant:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
-from kvell.front.routes import RequestTransfer
+from kvell.front.routes import RequestTransfer, TransferTotals
+from kvell.server.map.lending_view import LoanPair
 
 HISTORY_SECONDS = 180.0
 SAMPLE_SECONDS = 1.0
@@ -64,14 +65,16 @@ class HistorySample:
 
     :param first_tokens: latest times to first token since the sample before, in seconds.
     :param next_tokens: the same of times per further output token.
-    :param transfers: numbers of transfers so far.
+    :param transfers: the transfers so far.
+    :param loans: the number of sections that each creditor lends to each debtor.
     :param rungs: page allocations of instances by rung so far, where they are known.
     """
 
     row: HistoryRow
     first_tokens: Sequence[float] = ()
     next_tokens: Sequence[float] = ()
-    transfers: Mapping[RequestTransfer, int] = field(default_factory=dict)
+    transfers: Mapping[RequestTransfer, TransferTotals] = field(default_factory=dict)
+    loans: Mapping[LoanPair, int] = field(default_factory=dict)
     rungs: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
@@ -89,6 +92,10 @@ class MapHistory:
     def oldest(self) -> HistorySample | None:
         """The oldest sample; None before the first."""
         return self._samples[0] if self._samples else None
+
+    def loans(self) -> list[Mapping[LoanPair, int]]:
+        """Return the loans of each sample, the oldest first."""
+        return [sample.loans for sample in self._samples]
 
     def takes_sample(self, now_seconds: float) -> bool:
         """Return whether a sample may be added now."""

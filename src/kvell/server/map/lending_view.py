@@ -8,9 +8,11 @@ from msgspec import Struct
 
 from kvell.cluster.steering.placements import Placement
 from kvell.front.request_log import LogEntry
-from kvell.front.routes import RequestTransfer
+from kvell.front.routes import NO_TRANSFER, RequestTransfer, TransferKind, TransferTotals
 from kvell.vocabulary import SECTION_TOKENS
 
+LoanPair = tuple[str, str]
+"""A creditor and its debtor."""
 MOST_PAIRS = 64
 """The most kinds of transfers to list, the most frequent ones."""
 
@@ -51,13 +53,14 @@ class InstanceLoans(Struct, frozen=True):
 
 
 class TransferRow(Struct, frozen=True):
-    """The transfers of one kind from one instance to another.
+    """The transfers of one kind from one instance to another, or the ended loans of a creditor.
 
     :param running: transfers that run now.
-    :param recent: transfers that ended or began within the history.
+    :param recent: transfers that ended within the history; of ended loans, the most sections that
+        were lent at once.
     """
 
-    kind: Literal["move", "pull"]
+    kind: TransferKind | Literal["loan"]
     source: str
     target: str
     running: int
@@ -99,24 +102,54 @@ def loans_of(
     }
 
 
+def sections_lent(loans: Mapping[str, InstanceLoans]) -> dict[LoanPair, int]:
+    """Return the number of sections that each creditor lends to each debtor."""
+    return {
+        (creditor, peer.peer): peer.sections
+        for creditor, lending in loans.items()
+        for peer in lending.lends
+    }
+
+
+def ended_loans(
+    now: Mapping[LoanPair, int], samples: Iterable[Mapping[LoanPair, int]]
+) -> list[TransferRow]:
+    """Return the loans of the history that have ended, by creditor and debtor.
+
+    :param now: the number of sections that each creditor lends to each debtor now.
+    :param samples: the same of each sample of the history.
+    """
+    most: dict[LoanPair, int] = {}
+    for sample in samples:
+        for pair, sections in sample.items():
+            most[pair] = max(sections, most.get(pair, 0))
+    ended = sorted(pair for pair in most.keys() - now.keys() if most[pair])
+    return [TransferRow("loan", *pair, 0, most[pair]) for pair in ended[:MOST_PAIRS]]
+
+
 def transfer_rows(
     in_flight: Iterable[LogEntry],
-    now: Mapping[RequestTransfer, int],
-    before: Mapping[RequestTransfer, int],
+    now: Mapping[RequestTransfer, TransferTotals],
+    before: Mapping[RequestTransfer, TransferTotals],
 ) -> list[TransferRow]:
     """Return the transfers that run or ran within the history, the most frequent first.
 
     :param in_flight: requests that instances have.
-    :param now: numbers of transfers so far.
+    :param now: the transfers so far.
     :param before: the same at the beginning of the history.
     """
     running: Counter[RequestTransfer] = Counter()
     for entry in in_flight:
         if entry.goes_to:
-            running[RequestTransfer("move", entry.line, entry.goes_to)] += 1
+            kind: TransferKind = "move" if entry.is_migrating else "handover"
+            running[RequestTransfer(kind, entry.line, entry.goes_to)] += 1
         if entry.pulls_from and entry.pending_prompt_tokens:
             running[RequestTransfer("pull", entry.pulls_from, entry.line)] += 1
-    recent = {pair: count - before.get(pair, 0) for pair, count in now.items()}
+    recent = {
+        pair: totals.requests - before.get(pair, NO_TRANSFER).requests
+        for pair, totals in now.items()
+        if pair.source  # else those of removed instances, in one sum
+    }
     pairs = [pair for pair in running.keys() | recent.keys() if running[pair] or recent.get(pair)]
     rows = [TransferRow(*pair, running[pair], recent.get(pair, 0)) for pair in pairs]
     rows.sort(key=lambda row: (-row.running, -row.recent, row.source, row.target, row.kind))

@@ -14,7 +14,12 @@ from kvell.front.front import Front
 from kvell.front.waiting_line import Entries
 from kvell.server.map.figures import InstanceSnapshot, ServerLine, large_page_body, map_body
 from kvell.server.map.history import HistoryRow, InstanceSample
-from kvell.server.map.lending_view import InstanceLoans, transfer_rows
+from kvell.server.map.lending_view import (
+    InstanceLoans,
+    ended_loans,
+    sections_lent,
+    transfer_rows,
+)
 from kvell.server.map.page import make_page
 from kvell.server.map.recorder import HistoryRecorder
 from kvell.server.map.refreshed import LatestAnswer
@@ -125,12 +130,14 @@ class MapApi:
         ]
         entries = self._front.entries()
         before = {} if history.oldest is None else history.oldest.transfers
+        transfers = transfer_rows(entries.in_flight, entries.transfers, before)
+        ended = ended_loans(sections_lent(loans), history.loans())
         body = map_body(
             instances,
             entries,
             self._front.now_seconds(),
             self._line(entries, stats),
-            transfer_rows(entries.in_flight, entries.transfers, before),
+            [*transfers, *ended],
         )
         return msgspec.json.encode(body)
 

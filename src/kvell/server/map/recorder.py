@@ -17,7 +17,7 @@ from kvell.server.map.history import (
     InstanceSample,
     MapHistory,
 )
-from kvell.server.map.lending_view import InstanceLoans, loans_of
+from kvell.server.map.lending_view import InstanceLoans, loans_of, sections_lent
 
 STALE_SECONDS = 2.0
 """Older statistics of instances are not recorded."""
@@ -89,9 +89,9 @@ class HistoryRecorder:
             },
         )
         rungs = {name: stats[name].rungs for name in loads if name in stats}
-        self.history.add(
-            HistorySample(row, *self._measured.take_latencies(), entries.transfers, rungs)
-        )
+        latencies = self._measured.take_latencies()
+        lent = sections_lent(loans)
+        self.history.add(HistorySample(row, *latencies, entries.transfers, lent, rungs))
 
     @asynccontextmanager
     async def recording(self) -> AsyncIterator[None]:

@@ -1,8 +1,9 @@
 """The instances' statistics as Prometheus metrics: vLLM's names, and pages by group."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import get_args
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -14,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from kvell.engine.protocol.statistics import GroupStats, InstanceReport, Stats
 from kvell.engine.requests.counting import STEP_TOKENS_BUCKETS
+from kvell.front.routes import NO_TRANSFER, TransferKind, TransferTotals
 from kvell.server.metrics.memory_page import chunks_by_state, moves_by_kind
 
 LABELS = ("model_name", "instance")
@@ -42,12 +44,14 @@ class InstanceFigures:
     """The figures of one instance; ``stats`` is None if it did not answer.
 
     :param process_bytes: memory of its process now; 0 if unknown.
+    :param transfers: transfers of this front's requests to the instance so far, by kind.
     """
 
     stats: Stats | None = None
     report: InstanceReport | None = None
     restarts: int = 0
     process_bytes: int = 0
+    transfers: Mapping[TransferKind, TransferTotals] = field(default_factory=dict)
 
 
 class InstancesCollector(Collector):
@@ -84,12 +88,14 @@ class _InstanceMetrics:
         self._key = (model_name, instance)
         self.stats, self.report = figures.stats, figures.report
         self.restarts, self.process_bytes = figures.restarts, figures.process_bytes
+        self.transfers = figures.transfers
 
     def collect(self) -> Iterator[Metric]:
         """Yield each metric that has a value."""
         up = float(self.stats is not None)
         yield self._gauge("instance_up", "Whether the instance answered.", up)
         yield self._counter("instance_restarts", "Restarts of the instance.", self.restarts)
+        yield from self._of_transfers()
         if self.report is not None:
             yield from self._of_contract(self.report.facts.memory)
         if self.process_bytes:
@@ -113,6 +119,16 @@ class _InstanceMetrics:
         yield from self._of_sections(self.stats.sections)
         yield from self._of_team(self.stats.team)
         yield self._by_label("device_steps", "Steps on a GPU.", "how", self.stats.device_steps)
+
+    def _of_transfers(self) -> Iterator[Metric]:
+        """Yield the requests that arrived from other instances, and the pages that were copied."""
+        totals = {kind: self.transfers.get(kind, NO_TRANSFER) for kind in get_args(TransferKind)}
+        requests = {kind: each.requests for kind, each in totals.items()}
+        text = "Requests handed over or moved to the instance, or whose cached pages it pulled."
+        yield self._by_label("request_transfers", text, "kind", requests)
+        sizes = {kind: each.size_bytes for kind, each in totals.items()}
+        text = "Bytes of pages copied to the instance for these requests."
+        yield self._by_label("request_transfer_bytes", text, "kind", sizes)
 
     def _gauges(self, stats: Stats) -> Iterator[Metric]:
         gauge = self._gauge
@@ -240,6 +256,10 @@ class _InstanceMetrics:
         yield self._by_label("kv_sections_recalled", text, "end", ended)
         text = "Sections that a request shares with another request of the same text."
         yield self._counter("kv_sections_shared", text, sections.get("shared", 0))
+        text = "Loans of a section that the instance has taken."
+        yield self._counter("kv_section_loans", text, sections.get("loans", 0))
+        text = "Bytes copied to creditors for these loans."
+        yield self._counter("kv_section_loan_bytes", text, sections.get("loaned_bytes", 0))
 
     def _of_team(self, team: dict[str, float]) -> Iterator[Metric]:
         """Yield the share of processors that steps got; nothing without a compiled pass."""

@@ -9,6 +9,7 @@ from fastapi.responses import PlainTextResponse
 from kvell.engine.protocol.statistics import Stats
 from kvell.errors import TryLater
 from kvell.front.front import Front
+from kvell.front.routes import totals_by_target
 from kvell.server.api.bodies.pieces import JSON_TYPE, json_response
 from kvell.server.api.routes.process_sizes import ProcessSizes
 from kvell.server.map.refreshed import LatestAnswer
@@ -119,6 +120,7 @@ class OperatorApi:
     async def _make_metrics(self) -> _FiguresPage:
         stats = await self._stats()
         sizes = await self._sizes.measure()
+        transfers = totals_by_target(self.front.entries().transfers)
         figures = self.metrics.instances
         figures.front_waiting = self.front.waiting
         figures.front_bytes = sizes.front
@@ -128,6 +130,7 @@ class OperatorApi:
                 member.report,
                 member.restarts,
                 sizes.instances.get(member.instance_id, 0),
+                transfers.get(member.instance_id, {}),
             )
             for member, _ in self.front.instances()
         }

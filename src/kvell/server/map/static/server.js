@@ -77,7 +77,7 @@ class ServerView {
       `${lender.id} lends ${loan.sections} to ${loan.peer}`
       + ` (sections of ${count(loan.requests, "request")})`)));
     const lines = [...loans, ...snapshot.transfers.map(transferText)];
-    if (!lines.length) lines.push("no loans now, no moves or pulls in the last three minutes");
+    if (!lines.length) lines.push("no loans, moves or pulls in the last three minutes");
     if (lines.join("\n") === this.lines.join("\n")) return;
     this.lines = lines;
     byId("between-list").replaceChildren(
@@ -86,8 +86,10 @@ class ServerView {
 }
 
 const TRANSFERS = {
+  handover: ["request", "requests", "being handed over", "handed over"],
   move: ["request", "requests", "moving now", "moved"],
   pull: ["prefix", "prefixes", "pulled now", "pulled"],
+  loan: ["section", "sections", "lent now", "lent"],
 };
 
 function transferText(transfer) {
