@@ -54,8 +54,35 @@ def test_all_requests_are_counted_whether_or_not_they_get_a_line() -> None:
 
 
 def test_a_request_without_an_answer_has_no_tokens(told: pytest.LogCaptureFixture) -> None:
-    VisitLines(tells_requests=True).on_ended(EndedVisit("GET", "/health", "", 200, 0.5))
-    assert fields(told) == [{"method": "GET", "path": "/health", "status": 200, "seconds": 0.5}]
+    VisitLines(tells_requests=True).on_ended(EndedVisit("GET", "/health", "", 503, 0.5))
+    assert fields(told) == [{"method": "GET", "path": "/health", "status": 503, "seconds": 0.5}]
+
+
+ROUTINE = [
+    *(("GET", path) for path in ("/", "/livez", "/readyz", "/health", "/ping", "/metrics")),
+    *(
+        ("GET", path)
+        for path in ("/version", "/load", "/cluster", "/debug/pages", "/debug/pages/m/3")
+    ),
+    *(("POST", "/ping"), ("HEAD", "/health")),
+]
+OTHERS = [
+    *(("POST", path) for path in ("/cluster/scale", "/cluster/drain", "/reset_prefix_cache")),
+    *(("GET", path) for path in ("/v1/models", "/debug", "/metrics2", "/api/tags", "/docs")),
+    *(("POST", "/v1/completions"), ("POST", "/debug/pages"), ("DELETE", "/cluster")),
+]
+
+
+@pytest.mark.parametrize("status", [200, 302, 400, 404, 499, 503])
+@pytest.mark.parametrize(("method", "path"), [*ROUTINE, *OTHERS])
+def test_operators_reads_are_logged_only_if_they_fail(
+    told: pytest.LogCaptureFixture, method: str, path: str, status: int
+) -> None:
+    counted: list[tuple[str, int]] = []
+    lines = VisitLines(tells_requests=True, count=lambda *what: counted.append(what))
+    lines.on_ended(EndedVisit(method, path, "", status, 0.5))
+    assert len(told.records) == (status >= 400 or (method, path) in OTHERS)
+    assert counted == [(path, status)], "metrics count all"
 
 
 def test_refused_keys_are_always_told(told: pytest.LogCaptureFixture) -> None:

@@ -79,7 +79,13 @@ class ServeOptions:
     guard_metrics: bool = setting(
         False, "--guard-metrics", "Require an operator's key for /metrics, too.", "mark"
     )
-    log_requests: bool = setting(False, "--log-requests", "Log each request when it ends.", "mark")
+    log_requests: bool = setting(
+        False,
+        "--log-requests",
+        "Log each request when it ends; probes, scrapes and other reads of the server's state only "
+        "if they fail.",
+        "mark",
+    )
     stats_seconds: float = setting(
         10.0,
         "--stats-seconds",

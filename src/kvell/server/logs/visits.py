@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing_extensions import override
 
 from kvell.clock import Clock, MonotonicClock
+from kvell.server.access.monitored import is_monitoring
 from kvell.server.access.rates import Bucket
 from kvell.server.access.visit import EndedVisit, VisitObserver
 from kvell.server.logs.lines import tell
@@ -15,10 +16,14 @@ logger = logging.getLogger(__name__)
 REFUSALS_PER_MINUTE = 60
 """The most lines of refused keys and pages, so that a client with many keys cannot fill a disk."""
 LONGEST_PATH = 100
+LEAST_FAILURE = 400
+"""The lowest status of a failure."""
 
 
 class VisitLines(VisitObserver):
     """A log of visits.
+
+    Probes, scrapes and other reads of the server's state get a line only if they failed.
 
     :param tells_requests: whether ended requests get a line.
     :param count: called with the path and status of each request, including refused ones.
@@ -57,7 +62,8 @@ class VisitLines(VisitObserver):
     @override
     def on_ended(self, visit: EndedVisit) -> None:
         self._count(visit.path, visit.status)
-        if not self._tells_requests:
+        is_routine = visit.status < LEAST_FAILURE and is_monitoring(visit.method, visit.path)
+        if is_routine or not self._tells_requests:
             return
         fields: dict[str, object] = {"method": visit.method, "path": visit.path[:LONGEST_PATH]}
         if visit.tenant:

@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvell.errors import Bound, ChangeSomething, TryLater
 from kvell.server.access.bodies import BodyBounds, check_body
+from kvell.server.access.monitored import WATCHED
 from kvell.server.access.visit import RequestContext
 from kvell.server.api.door.body_headers import (
     decompress,
@@ -23,7 +24,6 @@ from kvell.server.api.door.http_bounds import DEFAULT, HttpBounds
 from kvell.server.api.http_errors import ApiError, api_error, invalid_request
 from kvell.server.text.lanes import TextWork
 
-WATCHED = frozenset({"/livez", "/readyz", "/health", "/ping", "/metrics"})
 LONG_BODY_BYTES = 64 << 10
 """Longer bodies are checked in a thread, one at a time, and begin to be parsed in that order."""
 TOO_SLOW = ApiError(408, "the body did not arrive in time", "timeout_error")
