@@ -1,6 +1,8 @@
 """Everything that a terminal shows fits into 80 columns."""
 
 import io
+import re
+from pathlib import Path
 from typing import Any
 
 import click
@@ -9,9 +11,11 @@ import pytest
 from rich.console import Console
 
 from kvell.cli.cluster.state import Cluster
-from kvell.cli.cluster.table import LEAST_FIRST, cluster_table
+from kvell.cli.cluster.table import LEAST_FIRST, cluster_table, print_cluster
 from kvell.cli.main import root
+from kvell.cli.terminal import figures
 from kvell.cli.terminal.help_groups import FIRST, GROUPS, OTHER, group_of
+from kvell.cli.terminal.tables import FittingTable
 from kvell.cli.top.screen import INSTANCE_LEAST_FIRST, screen
 from kvell.cli.top.seen import (
     Instance,
@@ -23,7 +27,9 @@ from kvell.cli.top.seen import (
 )
 from tests.cli.conftest import Kvell
 
+CLI = Path(figures.__file__).parents[1]
 COLUMNS = 80
+NO_ROOM = "No room for: "
 GIB = 1 << 30
 ENGINE_COMMANDS = ("serve", "generate", "chat", "calibrate", "replay")
 NAMES = [f"prefill-{n}" for n in range(12)]
@@ -153,3 +159,44 @@ class TestClusterStatus:
     def test_wide(self) -> None:
         text = "\n".join(printed(cluster_table(self.cluster()), 240))
         assert all(header in text for header in LEAST_FIRST)
+        assert "No room for" not in text
+
+    @pytest.mark.parametrize("columns", [50, 80, 100, 139, 240])
+    def test_a_pipe_is_as_wide_as_columns_says(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: int
+    ) -> None:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        print_cluster(self.cluster())
+        lines = capsys.readouterr().out.splitlines()
+        assert all(len(line) <= columns and line == line.rstrip() for line in lines)
+        [heads] = [line for line in lines if line.split()[:2] == ["instance", "state"]]
+        place = next((n for n, line in enumerate(lines) if line.startswith(NO_ROOM)), len(lines))
+        left_out = " ".join(lines[place:]).removeprefix(NO_ROOM).split("; ")
+        assert {header for header in LEAST_FIRST if header not in heads} == {*left_out} - {""}
+        assert bool(lines[place:]) == (columns < 240)
+
+    @pytest.mark.parametrize("given", ["", "0", "-3", "wide", "1e3"])
+    def test_a_pipe_has_room_for_all_columns_without_a_width(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given: str
+    ) -> None:
+        monkeypatch.setenv("COLUMNS", given)
+        print_cluster(self.cluster())
+        out = capsys.readouterr().out
+        assert all(header in out for header in LEAST_FIRST) and NO_ROOM not in out
+        assert all(line == line.rstrip() for line in out.splitlines())
+
+
+def test_a_column_that_a_table_does_not_have_is_not_named_as_left_out() -> None:
+    """A cluster on one host has no column of machines."""
+    table = FittingTable("", ("a", "b"), [("x" * 9, "y" * 9)], ("other", "b"))
+    assert printed(table, 16)[-1] == f"{NO_ROOM}b"
+
+
+def test_tables_on_stdout_have_one_console() -> None:
+    """So the width and the blanks of all tables follow the same rules."""
+    makers = {
+        str(path.relative_to(CLI))
+        for path in CLI.rglob("*.py")
+        if re.search(r"\bConsole\((?!stderr=True)", path.read_text())
+    }
+    assert makers == {"terminal/figures.py"}

@@ -7,8 +7,6 @@ from kvell.cli.cluster.state import Cluster, Instance
 from kvell.cli.terminal.figures import wide_console
 from kvell.cli.terminal.tables import FittingTable, made_table
 
-MACHINE_COLUMNS = 40
-"""The width of a machine's address: the longest IPv6 address."""
 HEADERS = (
     "instance",
     "state",
@@ -38,7 +36,7 @@ LEAST_FIRST = (
 
 def print_cluster(cluster: Cluster) -> None:
     """Print all instances to stdout."""
-    wide_console(MACHINE_COLUMNS).print(cluster_table(cluster))
+    wide_console().print(cluster_table(cluster))
 
 
 def cluster_table(cluster: Cluster) -> FittingTable:
@@ -58,7 +56,7 @@ def cluster_table(cluster: Cluster) -> FittingTable:
 
 def print_rows(title: str, headers: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
     """Print a table to stdout."""
-    wide_console(MACHINE_COLUMNS).print(made_table(title, headers, rows))
+    wide_console().print(made_table(title, headers, rows))
 
 
 def _row(instance: Instance) -> tuple[str, ...]:

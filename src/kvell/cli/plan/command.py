@@ -2,7 +2,6 @@
 
 import functools
 import json
-import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -31,9 +30,6 @@ from kvell.pages.sizing import Manager, plan_layout
 
 if TYPE_CHECKING:
     from kvell.models.config.description import ModelDescription
-
-WIDE_COLUMNS = 120
-"""The width of tables when stdout is not a terminal."""
 
 
 def _show_families(ctx: click.Context, _: click.Parameter, is_given: bool) -> None:
@@ -170,9 +166,9 @@ def refusal_of(config: Any) -> str:
 
 
 def _print(report: PlanReport) -> None:
-    from rich.console import Console
+    from kvell.cli.terminal.figures import wide_console
 
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE_COLUMNS)
+    console = wide_console()
     for line in summary_lines(report):
         click.echo(line)
     console.print(group_table(report))

@@ -1,14 +1,12 @@
 """Tables of a replay's figures."""
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from kvell.byte_sizes import format_bytes
-from kvell.cli.terminal.figures import SPREAD
+from kvell.cli.terminal.figures import SPREAD, wide_console
 
 Report = Mapping[str, Any]
 """The figures of a run."""
@@ -17,13 +15,11 @@ LATENCIES = {
     "per output token": "tpot_seconds",
     "end to end": "e2e_seconds",
 }
-WIDE_COLUMNS = 120
-"""The width of tables when stdout is not a terminal."""
 
 
 def print_report(report: Report) -> None:
     """Print the figures of a run and of its groups to stdout."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE_COLUMNS)
+    console = wide_console()
     console.print(run_table(report))
     console.print(latency_table(report))
     console.print(group_table(report))
@@ -31,7 +27,7 @@ def print_report(report: Report) -> None:
 
 def print_together(report: Report) -> None:
     """Print the figures of a run of several instances to stdout."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE_COLUMNS)
+    console = wide_console()
     console.print(latency_table(report))
     console.print(roles_table(report))
 

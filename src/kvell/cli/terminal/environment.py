@@ -86,6 +86,12 @@ def kvell_variables() -> dict[str, str]:
     return {name: text for name, text in os.environ.items() if name.startswith("KVELL_")}
 
 
+def given_columns(environ: Mapping[str, str] = os.environ) -> int | None:
+    """Return the width in ``COLUMNS``; None if the variable has no positive number."""
+    given = environ.get("COLUMNS", "")
+    return int(given) if given.isdecimal() and int(given) else None
+
+
 def process_cache_dir() -> Path:
     """Return this user's cache directory, which may not exist yet."""
     return cache_dir(os.environ, Path.home())

@@ -1,16 +1,20 @@
 """Tables of the figures of benches."""
 
+import io
+import re
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from kvell.cli.terminal.tables import made_table
+from typing_extensions import override
+
+from kvell.cli.terminal.environment import given_columns
+from kvell.cli.terminal.tables import UNBOUNDED_COLUMNS, made_table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-WIDE_COLUMNS = 140
-"""The width of tables when stdout is not a terminal."""
+BLANKS = re.compile(r" +$", re.MULTILINE)
 LATENCIES = {
     "ttft_seconds": "to the first token",
     "tpot_seconds": "per output token",
@@ -31,16 +35,38 @@ OF_THE_SERVER = {
 SPREAD = ("mean", "p50", "p90", "p99")
 
 
-def wide_console(more_columns: int = 0) -> "Console":
-    """Return a console on stdout that, without a terminal, is wide enough for a table.
+class TrimmedLines(io.TextIOBase):
+    """A text stream that writes to another one, without blanks at the ends of lines."""
 
-    :param more_columns: width in addition to ``WIDE_COLUMNS``.
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    @property
+    @override
+    def encoding(self) -> str:  # type: ignore[override] # a plain attribute of the base class
+        return self._stream.encoding
+
+    @override
+    def write(self, text: str) -> int:
+        self._stream.write(BLANKS.sub("", text))
+        return len(text)
+
+    @override
+    def flush(self) -> None:
+        self._stream.flush()
+
+
+def wide_console() -> "Console":
+    """Return a console on stdout.
+
+    Without a terminal it is as wide as ``COLUMNS`` says, or has room for any table.
     """
     from rich.console import Console
 
-    return Console(
-        highlight=False, width=None if sys.stdout.isatty() else WIDE_COLUMNS + more_columns
-    )
+    if sys.stdout.isatty():
+        return Console(highlight=False)
+    file = cast(TextIO, TrimmedLines(sys.stdout))
+    return Console(highlight=False, file=file, width=given_columns() or UNBOUNDED_COLUMNS)
 
 
 def print_load(title: str, report: Mapping[str, Any]) -> None:

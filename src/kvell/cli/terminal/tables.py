@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
     from rich.table import Table
+    from rich.text import Text
 
 UNBOUNDED_COLUMNS = 10_000
 """A width that no table has."""
@@ -33,7 +34,7 @@ def made_table(
 
 @dataclass(frozen=True)
 class FittingTable:
-    """A table that leaves out columns on a narrow terminal.
+    """A table that leaves out columns at a narrow width, and names them below.
 
     :param least_first: headers of columns that may be left out, the least important first.
     :param texts: headers of columns that are aligned to the left, besides the first column.
@@ -45,16 +46,23 @@ class FittingTable:
     least_first: Sequence[str]
     texts: Sequence[str] = ()
 
-    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "Iterator[Table]":
+    def __rich_console__(
+        self, console: "Console", options: "ConsoleOptions"
+    ) -> "Iterator[Table | Text]":
         """Yield the table with as many columns as the width has room for."""
         from rich.measure import Measurement
+        from rich.text import Text
 
         unbounded = options.update(width=UNBOUNDED_COLUMNS)
-        for count in range(len(self.least_first) + 1):
-            table = self._table(self.least_first[:count])
+        may_leave = [header for header in self.least_first if header in self.headers]
+        for count in range(len(may_leave) + 1):
+            left_out = may_leave[:count]
+            table = self._table(left_out)
             if Measurement.get(console, unbounded, table).maximum <= options.max_width:
                 break
         yield table
+        if left_out:
+            yield Text(f"No room for: {'; '.join(left_out)}")
 
     def _table(self, left_out: Sequence[str]) -> "Table":
         places = [n for n, header in enumerate(self.headers) if header not in left_out]
