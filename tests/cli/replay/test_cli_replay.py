@@ -221,7 +221,10 @@ class TestBadInput:
         trace.write_text(trace.read_text() + '{"arrival_s": 901}\n')
         ended = kvell("replay", "--trace", trace, "--model", tiny_config)
         assert ended.code == 2
-        assert f"--trace={trace}:4: prompt_tokens is None" in ended.stderr
+        assert (
+            f"--trace={trace}:4: output_tokens is missing; the first line's format is Kvell's"
+            in ended.stderr
+        )
 
     def test_unknown_layer_kinds_are_named(
         self, kvell: Kvell, tiny_config: Path, trace: Path

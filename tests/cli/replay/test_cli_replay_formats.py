@@ -63,6 +63,43 @@ def test_shared_blocks_of_mooncake_are_hit(replayed: Any) -> None:
     assert json.loads(ended.stdout)["hit_rate"] == pytest.approx(1_024 / 3_000)
 
 
+def bailian(number: int, last: int) -> dict[str, object]:
+    chat = {"chat_id": number, "parent_chat_id": -1, "type": "text", "turn": 1}
+    return {
+        **chat,
+        "timestamp": 0.5 * number,
+        "input_length": 64,
+        "output_length": 2,
+        "hash_ids": ["0a", "0b", "0c", f"{last:x}"],
+    }
+
+
+@pytest.mark.parametrize(("flags", "hit_tokens"), [((), 48), (("--block-tokens", "32"), 64 - 1)])
+def test_blocks_of_bailian_have_the_size_of_the_flag(
+    replayed: Any, flags: tuple[str, ...], hit_tokens: int
+) -> None:
+    lines = [bailian(number, 90 + number) for number in range(2)]
+    if flags:  # two blocks of 32 tokens
+        lines = [line | {"hash_ids": ["0a", "0b"]} for line in lines]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    ended = replayed(text, "--arrivals", "trace", *flags)
+    assert ended.code == 0, ended.stderr
+    assert json.loads(ended.stdout)["hit_rate"] == pytest.approx(hit_tokens / 128)
+
+
+def test_a_wrong_size_of_blocks_names_the_flag(replayed: Any) -> None:
+    text = json.dumps(bailian(0, 9))
+    ended = replayed(text, "--block-tokens", "32")
+    assert ended.code == 2 and "--block-tokens" in ended.stderr
+    assert "hash_ids are 4, more than the prompt of 64 tokens has blocks of 32: 2" in ended.stderr
+
+
+def test_a_generator_takes_no_size_of_blocks(kvell: Kvell, tiny_config: Path) -> None:
+    args = ("--trace", "chat", "--model", tiny_config, "--kv-memory", "16MiB")
+    ended = kvell("replay", *args, "--block-tokens", "32")
+    assert ended.code == 2 and "--block-tokens=32: is of files" in ended.stderr
+
+
 def test_what_is_left_out_is_told(replayed: Any) -> None:
     text = "Timestamp,Request tokens,Response tokens\n5,40,0\n6,40,3\n"
     ended = replayed(text)

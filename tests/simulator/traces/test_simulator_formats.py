@@ -74,10 +74,13 @@ class TestMooncake:
             (mooncake(0, 1.5, 1), "input_length is 1.5"),
             (mooncake(0, -1, 1), "input_length is -1"),
             (mooncake(0, 1 << 31, 1), "input_length is 2147483648, above"),
-            (mooncake(0, 512, 1, 2), "hash_ids are more than the prompt has blocks"),
-            (mooncake(0, 512, "a"), "hash_ids is not a list of whole numbers"),
+            (
+                mooncake(0, 512, 1, 2),
+                "hash_ids are 2, more than the prompt of 512 tokens has blocks",
+            ),
+            (mooncake(0, 512, "x"), "hash_ids is not a list of whole numbers"),
             (mooncake(0, 512, 1, out=None), "output_length is None"),
-            (OWN, "input_length is None"),
+            (OWN, "line has arrival_s, prompt_tokens, output_tokens, but the first line's"),
         ],
     )
     def test_names_line_and_field(self, read: Read, line: Any, said: str) -> None:

@@ -146,7 +146,7 @@ class TestRefusals:
             (GOOD | {"prompt_tokens": True}, "prompt_tokens"),
             ({"arrival_s": 1, "prompt_tokens": 3}, "output_tokens"),
             (GOOD | {"block_hashes": [1]}, "block_tokens"),
-            (GOOD | BLOCKS | {"block_hashes": ["a"]}, "block_hashes"),
+            (GOOD | BLOCKS | {"block_hashes": ["x"]}, "block_hashes"),
             (GOOD | BLOCKS | {"block_hashes": [[1], [2, 3]]}, "block_hashes"),
             (GOOD | BLOCKS | {"block_hashes": [1, 2, 3, 4]}, "block_hashes"),
             (GOOD | BLOCKS | {"block_tokens": 8}, "block_tokens"),

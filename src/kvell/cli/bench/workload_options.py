@@ -29,6 +29,13 @@ class Source:
     trace: Path | None = setting(
         None, "--trace", "A trace file, as `kvell replay` reads it.", "file"
     )
+    block_tokens: int | None = setting(
+        None,
+        "--block-tokens",
+        "Tokens of a block of a trace's hash_ids.  [default: as its format or the trace says]",
+        "integer",
+        metavar="N",
+    )
     prompt_tokens: str | None = setting(
         None,
         "--prompt-tokens",
@@ -81,7 +88,13 @@ class Source:
                 "Give one of --workload, --trace, or --prompt-tokens with --output-tokens."
             )
         if self.trace is not None:
-            return read_trace(self.trace, self.num_requests, notice=notice)
+            return read_trace(
+                self.trace, self.num_requests, notice=notice, block_tokens=self.block_tokens
+            )
+        if self.block_tokens is not None:
+            raise ChangeSomething(
+                "--block-tokens", self.block_tokens, "is of trace files", "give --trace"
+            )
         count = self.num_requests or USUAL_REQUESTS
         if self.workload is None:
             return self._drawn(count)

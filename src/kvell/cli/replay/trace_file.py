@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from kvell.cli.plan.configs import config_path
 from kvell.cli.terminal.progress import notice, progress_bar
 from kvell.cli.terminal.session import Session
+from kvell.errors import ChangeSomething
 from kvell.flags import setting
 
 if TYPE_CHECKING:
@@ -32,6 +33,13 @@ class TraceFlags:
     )
     limit: int | None = setting(
         None, "--limit", "Maximum number of requests of the trace.", "integer", metavar=""
+    )
+    block_tokens: int | None = setting(
+        None,
+        "--block-tokens",
+        "Tokens of a block of hash_ids.  [default: as the trace's format or the trace says]",
+        "integer",
+        metavar="N",
     )
     repeat: int = setting(
         1, "--repeat", "Replay the trace N times.", "integer", metavar="", typed=None
@@ -66,25 +74,35 @@ class TraceFlags:
         from kvell.simulator.traces.hints import add_hints
         from kvell.simulator.traces.rows import repeat
 
-        rows = repeat(load_rows(self.trace, self.limit, self.seed, count_tokens), self.repeat)
+        rows = load_rows(self.trace, self.limit, self.seed, count_tokens, self.block_tokens)
+        rows = repeat(rows, self.repeat)
         if self.rate is not None:
             rows = retime(rows, rate=self.rate, seed=self.seed)
         return rows if self.wrong_hints is None else add_hints(rows, self.wrong_hints)
 
 
 def load_rows(
-    trace: str, limit: int | None, seed: int, count_tokens: Callable[[str], int]
+    trace: str,
+    limit: int | None,
+    seed: int,
+    count_tokens: Callable[[str], int],
+    block_tokens: int | None = None,
 ) -> "Sequence[TraceRow]":
     """Return the rows of a trace file, or of the generator with that name.
 
     :param count_tokens: returns the tokens of a text, for files with texts.
+    :param block_tokens: tokens of a block of a file's ids; None: as the file says.
+    :raises ChangeSomething: if ``block_tokens`` is given with a generator.
     """
     from kvell.simulator.traces.generators import generate_trace
     from kvell.simulator.traces.trace import read_trace
 
     path = Path(trace).expanduser()
     if path.is_file():
-        return read_trace(path, limit, count_tokens, notice)
+        return read_trace(path, limit, count_tokens, notice, block_tokens=block_tokens)
+    if block_tokens is not None:
+        problem = f"is of files, and {trace} is the name of a generator, or no file"
+        raise ChangeSomething("--block-tokens", block_tokens, problem, "leave the flag out")
     return generate_trace(trace, limit, seed)
 
 

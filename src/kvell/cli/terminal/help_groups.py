@@ -13,7 +13,15 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             *("--max-tokens", "--temperature", "--top-k", "--top-p", "--ignore-eos", "--json"),
         ),
         "Trace and arrivals": (
-            *("--trace", "--limit", "--repeat", "--rate", "--hints", "--arrivals"),
+            *(
+                "--trace",
+                "--block-tokens",
+                "--limit",
+                "--repeat",
+                "--rate",
+                "--hints",
+                "--arrivals",
+            ),
             *("--ignore-sessions", "--requests-out", "--timeline"),
         ),
         "Model": (

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from kvell.errors import ChangeSomething
+from kvell.simulator.traces.formats.bailian import BAILIAN, bailian_rows
 from kvell.simulator.traces.formats.fields import Fields, parsed_object, wrong
 from kvell.simulator.traces.formats.json_array import begins_with_array
-from kvell.simulator.traces.formats.mooncake import is_mooncake, mooncake_row
+from kvell.simulator.traces.formats.line_formats import LineFormat, format_of
+from kvell.simulator.traces.formats.mooncake import MOONCAKE, mooncake_row
 from kvell.simulator.traces.formats.sharegpt import (
     CONVERSATIONS,
     CountTokens,
@@ -43,6 +45,16 @@ __all__ = [
     "write_trace",
 ]
 
+OWN = LineFormat(
+    "Kvell's",
+    frozenset({"arrival_s", "prompt_tokens", "output_tokens"}),
+    frozenset({"block_hashes", "block_tokens", "session", "images", "continues", "will_return"}),
+)
+SHAREGPT = LineFormat("ShareGPT's", frozenset({CONVERSATIONS}), takes_more=True)
+FORMATS = OWN, MOONCAKE, BAILIAN, SHAREGPT
+"""The formats of JSON lines."""
+LEAST_COVERED = 2 / 3
+"""The least part of the prompts that blocks of the right size cover."""
 Notice = Callable[[str], None]
 """Receiver of a sentence for the user."""
 
@@ -56,6 +68,8 @@ def read_trace(
     limit: int | None = None,
     count_tokens: CountTokens = approximate_tokens,
     notice: Notice = _ignore,
+    *,
+    block_tokens: int | None = None,
 ) -> list[TraceRow]:
     """Read the first ``limit`` requests of a file of our own or of a public format.
 
@@ -64,6 +78,8 @@ def read_trace(
 
     :param count_tokens: counts the tokens of texts, if the format has texts.
     :param notice: receives a sentence for the user.
+    :param block_tokens: tokens of a block of the prompt that an id is of; None: as the format or
+        the file says.
     :raises ChangeSomething: naming file, line and field of the first error.
     """
     try:
@@ -73,12 +89,16 @@ def read_trace(
             if is_array:
                 rows = _published(array_rows(path, file, count_tokens), limit, notice)
             else:
-                rows = _of_lines(path, filled_lines(file), limit, count_tokens, notice)
+                each = filled_lines(file)
+                rows = _of_lines(path, each, limit, count_tokens, notice, block_tokens)
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         problem = f"cannot be read ({error})"
         raise ChangeSomething("--trace", path, problem, "give a readable file") from error
     if not rows:
         raise ChangeSomething("--trace", path, "holds no request", "give a trace with lines")
+    if block_tokens is not None and not any(len(row.block_ids) for row in rows):
+        problem = f"does not apply to {path}, which has no ids of blocks"
+        raise ChangeSomething("--block-tokens", block_tokens, problem, "leave the flag out")
     return rows
 
 
@@ -111,32 +131,39 @@ def _of_lines(
     limit: int | None,
     count_tokens: CountTokens,
     notice: Notice,
+    block_tokens: int | None,
 ) -> list[TraceRow]:
-    """Read a file of lines, whose first line identifies the format."""
+    """Read a file of lines; all fields of the first line identify the format."""
     first = next(lines, None)
     if first is None:
         return []
     lines = itertools.chain([first], lines)
     if not first[1].lstrip().startswith("{"):
         return _published(table_rows(path, lines), limit, notice)
-    raw = parsed_object(f"{path}:{first[0]}", first[1])
-    objects = _objects(path, lines)
-    if is_mooncake(raw):
-        return _published(map(mooncake_row, objects), limit, notice)
-    if CONVERSATIONS in raw:
+    place = f"{path}:{first[0]}"
+    format_ = format_of(place, parsed_object(place, first[1]), FORMATS)
+    objects = _objects(path, lines, format_)
+    if format_ is MOONCAKE:
+        rows = (mooncake_row(fields, block_tokens) for fields in objects)
+        return _published(rows, limit, notice)
+    if format_ is BAILIAN:
+        return _published(bailian_rows(objects, block_tokens), limit, notice)
+    if format_ is SHAREGPT:
         each = (
             row
             for index, fields in enumerate(objects)
             for row in conversation_rows(fields, index, count_tokens)
         )
         return _published(each, limit, notice)
-    return list(itertools.islice(_own_rows(objects), limit))
+    return list(itertools.islice(_own_rows(objects, block_tokens), limit))
 
 
-def _objects(path: Path, lines: Iterable[Line]) -> Iterator[Fields]:
+def _objects(path: Path, lines: Iterable[Line], format_: LineFormat) -> Iterator[Fields]:
     for number, line in lines:
         place = f"{path}:{number}"
-        yield Fields(place, parsed_object(place, line))
+        raw = parsed_object(place, line)
+        format_.check_fields(place, raw)
+        yield Fields(place, raw)
 
 
 def _published(rows: Iterable[TraceRow], limit: int | None, notice: Notice) -> list[TraceRow]:
@@ -152,15 +179,28 @@ def _published(rows: Iterable[TraceRow], limit: int | None, notice: Notice) -> l
             break
     if num_empty:
         notice(f"left out requests without prompt or output tokens: {num_empty}")
+    _notice_uncovered(served, notice)
     begin_s = min((row.arrival_s for row in served), default=0.0)
     shifted = [replace(row, arrival_s=row.arrival_s - begin_s) for row in served]
     return sorted(shifted, key=lambda row: row.arrival_s)
 
 
-def _own_rows(objects: Iterable[Fields]) -> Iterator[TraceRow]:
+def _notice_uncovered(rows: Iterable[TraceRow], notice: Notice) -> None:
+    """Notice blocks that seem to be larger than they are read: ids cover a part of the prompts."""
+    hashed = [row for row in rows if len(row.block_ids)]
+    covered = sum(len(row.block_ids) * row.block_tokens for row in hashed)
+    tokens = sum(row.prompt_tokens for row in hashed)
+    if covered < LEAST_COVERED * tokens:
+        notice(
+            f"blocks of {hashed[0].block_tokens} tokens cover {covered / tokens:.0%} of the "
+            "prompts with hash_ids; if blocks are larger, give --block-tokens"
+        )
+
+
+def _own_rows(objects: Iterable[Fields], block_tokens: int | None) -> Iterator[TraceRow]:
     order = _Order()
     for fields in objects:
-        row = _own_row(fields)
+        row = _own_row(fields, block_tokens)
         order.check(fields.place, row)
         yield row
 
@@ -189,15 +229,16 @@ class _Order:
             self._sessions[row.session] = row
 
 
-def _own_row(fields: Fields) -> TraceRow:
+def _own_row(fields: Fields, block_tokens: int | None) -> TraceRow:
     ids = fields.block_ids("block_hashes")
+    size = block_tokens if block_tokens or not len(ids) else fields.whole_number("block_tokens")
     prompt_tokens = fields.whole_number("prompt_tokens")
     row = TraceRow(
         fields.seconds("arrival_s"),
         prompt_tokens,
         fields.whole_number("output_tokens"),
         ids,
-        fields.whole_number("block_tokens") if len(ids) else 0,
+        size if size and len(ids) else 0,
         fields.optional_text("session"),
         _images(fields, prompt_tokens),
         fields.flag("continues") or False,

@@ -1,7 +1,9 @@
 """Checked fields of one request of a trace; every error names file, line and field."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -14,6 +16,12 @@ MOST_TOKENS = (1 << 31) - 1
 MOST_SECONDS = 1e10
 """Three centuries: sums and means of such times stay finite, and microseconds apart."""
 LARGEST_ID = (1 << 63) - 1
+ID_VALUES = 1 << 64
+ID_HEX_DIGITS = 16
+MOST_HEX_DIGITS = 128
+HEX = re.compile(rf"(0[xX])?[0-9a-fA-F]{{1,{MOST_HEX_DIGITS}}}")
+MOST_NAMED = 12
+"""The most names of fields that an error lists."""
 MOST_VALUES = 1 << 17
 """The most lists, objects and fields of one line; numbers in a list are not counted."""
 LONGEST_VALUE = 64
@@ -78,30 +86,42 @@ class Fields:
         ]
 
     def block_ids(self, name: str) -> BlockIds:
-        """Return ids of blocks, int64 [blocks]; none if they are missing."""
+        """Return ids of blocks, int64 [blocks]; none if they are missing.
+
+        Hexadecimal texts are ids, too: the number that they are, or a digest of a longer one.
+        """
         values = self.raw.get(name)
         if values is None or values == []:
             return NO_IDS
-        if not isinstance(values, list) or not all(map(_is_id, values)):
-            raise self.wrong(name, "is not a list of whole numbers of 64 bits")
-        return np.array(values, np.int64)
+        if isinstance(values, list) and all(map(_is_id, values)):
+            return np.array([_signed(value) for value in values], np.int64)
+        if isinstance(values, list) and all(map(_is_hex, values)):
+            return np.array([_hex_id(value) for value in values], np.int64)
+        problem = "is not a list of whole numbers of 64 bits, or of hexadecimal texts"
+        raise self.wrong(name, f"{problem} of at most {MOST_HEX_DIGITS} digits")
 
     def check_blocks(self, name: str, ids: BlockIds, prompt_tokens: int, size: int) -> None:
         """Refuse ids of more blocks than the prompt has.
 
         :param size: tokens of a block.
         """
-        if len(ids) > -(-prompt_tokens // max(1, size)):
-            raise self.wrong(name, "are more than the prompt has blocks")
+        most = -(-prompt_tokens // max(1, size))
+        if len(ids) > most:
+            problem = (
+                f"are {len(ids)}, more than the prompt of {prompt_tokens} tokens has blocks of "
+                f"{size}: {most}"
+            )
+            remedy = "repair that line, or give the tokens of a block with --block-tokens"
+            raise wrong(self.place, self.within + name, problem, remedy)
 
     def wrong(self, name: str, problem: str) -> ChangeSomething:
         """Return the error of a field."""
         return wrong(self.place, self.within + name, problem)
 
 
-def wrong(place: str, name: str, problem: str) -> ChangeSomething:
+def wrong(place: str, name: str, problem: str, remedy: str = "repair that line") -> ChangeSomething:
     """Return the error of a field at a place of the trace."""
-    return ChangeSomething("--trace", place, f"{name} {problem}", "repair that line")
+    return ChangeSomething("--trace", place, f"{name} {problem}", remedy)
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:
@@ -109,7 +129,23 @@ def _is_number(value: object) -> TypeGuard[int | float]:
 
 
 def _is_id(value: object) -> bool:
-    return type(value) is int and -LARGEST_ID <= value <= LARGEST_ID
+    return type(value) is int and -LARGEST_ID <= value < ID_VALUES
+
+
+def _signed(value: int) -> int:
+    """Return the int64 with the same bits as an unsigned number of 64 bits."""
+    return value if value <= LARGEST_ID else value - ID_VALUES
+
+
+def _is_hex(value: object) -> bool:
+    return isinstance(value, str) and HEX.fullmatch(value) is not None
+
+
+def _hex_id(text: str) -> int:
+    digits = text.lower().removeprefix("0x").lstrip("0") or "0"
+    if len(digits) > ID_HEX_DIGITS:
+        digits = blake2b(digits.encode(), digest_size=8).hexdigest()
+    return _signed(int(digits, 16))
 
 
 def parsed_object(place: str, line: str) -> dict[str, Any]:
@@ -123,6 +159,12 @@ def parsed_object(place: str, line: str) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise wrong(place, "line", "is not a JSON object")
     return raw
+
+
+def name_list(names: Sequence[str]) -> str:
+    """Return the first names of fields as a list, for errors."""
+    more = [f"{len(names) - MOST_NAMED} more"] if len(names) > MOST_NAMED else []
+    return ", ".join([*(name[:LONGEST_VALUE] for name in names[:MOST_NAMED]), *more])
 
 
 def show(value: object) -> str:

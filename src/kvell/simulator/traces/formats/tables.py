@@ -1,20 +1,22 @@
 """Traces that are published as CSV: Azure's LLM inference traces, and BurstGPT."""
 
 import csv
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from kvell.errors import ChangeSomething
-from kvell.simulator.traces.formats.fields import Fields, show, wrong
+from kvell.simulator.traces.formats.fields import Fields, name_list, show, wrong
+from kvell.simulator.traces.formats.line_formats import LineFormat, format_of
 from kvell.simulator.traces.rows import TraceRow
 
 Line = tuple[int, str]
 """A line of a file and its number, from 1."""
 REMEDY = (
-    "give JSON lines of Kvell's or Mooncake's format, the CSV of Azure's traces or of BurstGPT, "
-    "or ShareGPT's JSON"
+    "give JSON lines of Kvell's, Mooncake's or Qwen-Bailian's format, the CSV of Azure's traces or "
+    "of BurstGPT, or ShareGPT's JSON"
 )
 
 
@@ -22,16 +24,16 @@ REMEDY = (
 class Table:
     """One format.
 
-    :param columns: columns that the header must have.
+    :param fields: its columns.
     :param row: makes a request of a line.
     """
 
-    columns: Sequence[str]
+    fields: LineFormat
     row: Callable[[Fields], TraceRow]
 
 
 def table_rows(path: Path, lines: Iterable[Line]) -> Iterator[TraceRow]:
-    """Yield the requests of a table, whose header identifies the format.
+    """Yield the requests of a table; all columns of its header identify the format.
 
     :param lines: at least the header.
     :raises ChangeSomething: naming file, line and column of the first error.
@@ -39,12 +41,14 @@ def table_rows(path: Path, lines: Iterable[Line]) -> Iterator[TraceRow]:
     cells = _cells(path, lines)
     number, header = next(cells)
     names = [name.strip() for name in header]
-    for table in TABLES:
-        if set(table.columns) <= set(names):
-            break
-    else:
+    place = f"{path}:{number}"
+    if not any(table.fields.has_any(names) for table in TABLES):
         problem = "line is neither JSON nor the header of a known table"
-        raise ChangeSomething("--trace", f"{path}:{number}", problem, REMEDY)
+        raise ChangeSomething("--trace", place, problem, REMEDY)
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise wrong(place, "line", f"has {name_list(twice)} twice")
+    fields = format_of(place, dict.fromkeys(names), [table.fields for table in TABLES])
+    [table] = [table for table in TABLES if table.fields is fields]
     for number, values in cells:
         raw: Mapping[str, object] = {
             name: _value(text.strip()) for name, text in zip(names, values, strict=False)
@@ -97,6 +101,16 @@ def _burst_row(fields: Fields) -> TraceRow:
 
 
 TABLES = (
-    Table(("TIMESTAMP", "ContextTokens", "GeneratedTokens"), _azure_row),
-    Table(("Timestamp", "Request tokens", "Response tokens"), _burst_row),
+    Table(
+        LineFormat("Azure's", frozenset({"TIMESTAMP", "ContextTokens", "GeneratedTokens"})),
+        _azure_row,
+    ),
+    Table(
+        LineFormat(
+            "BurstGPT's",
+            frozenset({"Timestamp", "Request tokens", "Response tokens"}),
+            frozenset({"Model", "Total tokens", "Log Type", "Session ID", "Elapsed time"}),
+        ),
+        _burst_row,
+    ),
 )
