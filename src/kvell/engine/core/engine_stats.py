@@ -11,7 +11,7 @@ from kvell.engine.protocol.statistics import GroupStats, LoadStats, Stats
 from kvell.engine.requests.counting import DraftTokens, StepSizes, TeamCounts, pages_bytes
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.requests.request import Request
-from kvell.memory import Layout, MemoryCore, PoolTotals
+from kvell.memory import MemoryCore, PoolTotals
 from kvell.vocabulary import FinishReason, RequestId, StepNumber
 
 
@@ -38,6 +38,7 @@ class EngineStats:
         self.team = TeamCounts()
         self._copy_cost = CopyCost()
         self._step_sizes = StepSizes()
+        self._group_hits = [0] * len(memory.layout.groups)
         self._prompt_tokens = self._hit_tokens = self._preemptions = 0
         self._finished = dict.fromkeys(("stop", "length", "cancelled", "refused"), 0)
 
@@ -54,6 +55,8 @@ class EngineStats:
                 continue
             self._prompt_tokens += len(request.prompt)
             self._hit_tokens += request.cached_tokens or 0
+            for group, tokens in enumerate(request.group_hits):
+                self._group_hits[group] += tokens
             if self._misses is not None and self._scheduler.looks_up(request):
                 self._misses.on_admitted(request, plan.step, self._scheduler.running)
 
@@ -142,7 +145,7 @@ class EngineStats:
             step_tokens=self._step_sizes.tokens,
             steps_by_size=self._step_sizes.by_size(),
             large_page_bytes=layout.large_page_bytes,
-            groups=_group_stats(totals, layout),
+            groups=self._group_stats(totals),
             memory=scheduler.memory.figures(),
             buffer=self._buffer(),
             misses={} if self._misses is None else self._misses.counts,
@@ -175,21 +178,21 @@ class EngineStats:
             "logical_large_pages": parking.sizes.logical_chunks,
         }
 
-
-def _group_stats(totals: PoolTotals, layout: Layout) -> tuple[GroupStats, ...]:
-    return tuple(
-        GroupStats(
-            group.name,
-            totals.used_pages[index],
-            totals.cached_pages[index],
-            totals.evicted_pages[index],
-            totals.group_hit_tokens[index],
-            totals.unwritten_pages[index],
-            totals.stranded_pages[index],
-            totals.checkpoint_pages[index],
-            group.pages_per_large * layout.num_large_pages,
-            group.page_tokens,
-            group.page_stride_bytes,
+    def _group_stats(self, totals: PoolTotals) -> tuple[GroupStats, ...]:
+        layout = self._memory.layout
+        return tuple(
+            GroupStats(
+                group.name,
+                totals.used_pages[index],
+                totals.cached_pages[index],
+                totals.evicted_pages[index],
+                self._group_hits[index],
+                totals.unwritten_pages[index],
+                totals.stranded_pages[index],
+                totals.checkpoint_pages[index],
+                group.pages_per_large * layout.num_large_pages,
+                group.page_tokens,
+                group.page_stride_bytes,
+            )
+            for index, group in enumerate(layout.groups)
         )
-        for index, group in enumerate(layout.groups)
-    )

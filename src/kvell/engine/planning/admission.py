@@ -12,6 +12,7 @@ from kvell.engine.planning.plan_draft import PlanDraft
 from kvell.engine.planning.seats import RequestQueues
 from kvell.engine.planning.shares import makes_way
 from kvell.engine.requests.cache_roots import DROPPING_ROOT, kept_root
+from kvell.engine.requests.counting import group_hits
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import NewPages
 from kvell.engine.requests.request import NO_HANDLE, Request, RequestState
@@ -266,6 +267,10 @@ class Admission:
         self._seats.enter(request)
         if request.cached_tokens is None:
             request.cached_tokens = request.computed
+            hit_tokens = self._core.hit_tokens(request.handle)
+            request.group_hits = group_hits(
+                self._core.layout.groups, request.model, held, hit_tokens
+            )
             self._chunks.protected.on_admitted(
                 request,
                 self.expected_output(request),

@@ -166,7 +166,7 @@ class GroupStats:
     :param used_pages: pages that requests use.
     :param cached_pages: pages cached for later prompts.
     :param evicted_pages: pages evicted so far.
-    :param hit_tokens: tokens of cached pages that requests have reused so far.
+    :param hit_tokens: cached prompt tokens that requests took at their first admission, so far.
     :param unwritten_pages: never used pages in large pages with a used page.
     :param stranded_pages: pages in such large pages that are cached or empty again; see
         :class:`kvell.memory.PoolTotals`.

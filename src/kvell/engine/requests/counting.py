@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from kvell.engine.requests.plan import TeamTime
+from kvell.engine.requests.plan import NewPages, TeamTime
 from kvell.memory import GroupSpec
 
 STEP_TOKENS_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -13,6 +13,26 @@ STEP_TOKENS_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 
 def pages_bytes(pages: Sequence[int], groups: Sequence[GroupSpec]) -> int:
     """Return the bytes of numbers of small pages, one for each of the first groups."""
     return sum(count * groups[index].page_stride_bytes for index, count in enumerate(pages))
+
+
+def group_hits(
+    groups: Sequence[GroupSpec], model: str, held: NewPages, hit_tokens: int
+) -> tuple[int, ...]:
+    """Return the cached tokens that a request takes in each group; a window takes its own only.
+
+    :param model: the request's model.
+    :param held: table rows of the pages that it holds before it computes any.
+    :param hit_tokens: number of its cached tokens.
+    """
+    hits = [0] * len(groups)
+    for index, group in enumerate(groups):
+        is_looked_up = group.kind.counts_tokens and group.required_for_hit
+        if group.model != model or not is_looked_up:
+            continue
+        positions = held[held[:, 1] == index, 2]
+        first = int(positions.min()) if len(positions) else hit_tokens // group.page_tokens
+        hits[index] = max(0, hit_tokens - first * group.page_tokens)
+    return tuple(hits)
 
 
 class StepSizes:

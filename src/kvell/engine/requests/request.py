@@ -65,6 +65,7 @@ class Request:
         the next one; ``entered_output``: its output tokens then.
     :ivar short_rope_tokens: the longest text under its model's short rotation table; 0: its model
         has one table.
+    :ivar group_hits: number of cached tokens that it took in each group when it was first admitted.
     :ivar pulled_bytes: pages of its prompt that were copied from another instance; ``moved_bytes``
         were copied to the instance that continues it.
     :ivar repeats: accepted draft tokens to compute again, since states do not advance over drafts.
@@ -97,6 +98,7 @@ class Request:
     entered_tokens: int = 0
     entered_output: int = 0
     short_rope_tokens: int = 0
+    group_hits: tuple[int, ...] = ()
     pulled_bytes: int = 0
     moved_bytes: int = 0
     problem: str = ""
