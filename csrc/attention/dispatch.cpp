@@ -5,24 +5,33 @@
 #include "cpu/features.h"
 
 namespace kvell {
+namespace {
 
-const Backend* backend_at(int index) {
+// The form for a set, or null if this build has none (csrc/cpu/kernels.cmake).
+const Backend* form_of(const char* set) {
+  const auto is = [set](const char* name) { return std::strcmp(set, name) == 0; };
 #if defined(KVELL_HAS_AMX)
-  if (has_amx_bf16() && index-- == 0) return amx_backend();
+  if (is("amx")) return amx_backend();
 #endif
 #if defined(KVELL_HAS_AVX512)
-  if (has_quick_bf16_dots() && index-- == 0) return avx512_backend();
+  if (is("avx512")) return avx512_backend();
 #endif
 #if defined(KVELL_HAS_AVX512F)
-  if (has_avx512() && index-- == 0) return avx512f_backend();
-#endif
-#if defined(KVELL_HAS_AVX512)
-  if (has_avx512_bf16() && !has_quick_bf16_dots() && index-- == 0) return avx512_backend();
+  if (is("avx512f")) return avx512f_backend();
 #endif
 #if defined(KVELL_HAS_AVX2)
-  if (has_avx2() && index-- == 0) return avx2_backend();
+  if (is("avx2")) return avx2_backend();
 #endif
-  return index == 0 ? portable_backend() : nullptr;
+  if (is("portable")) return portable_backend();
+  return nullptr;
+}
+
+}  // namespace
+
+const Backend* backend_at(int index) {
+  for (const char* set : processor_sets())
+    if (const Backend* form = form_of(set); form && index-- == 0) return form;
+  return nullptr;
 }
 
 const Backend* backend_named(const char* name) {

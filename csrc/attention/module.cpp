@@ -14,6 +14,7 @@
 
 #include "attention/arguments.h"
 #include "backend.h"
+#include "cpu/features.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -63,6 +64,10 @@ std::vector<std::string> instruction_sets() {
   return names;
 }
 
+std::vector<std::string> sets_of_processor() {
+  return {processor_sets().begin(), processor_sets().end()};
+}
+
 }  // namespace
 }  // namespace kvell
 
@@ -70,7 +75,9 @@ NB_MODULE(_kernels, m) {
   using release = nb::call_guard<nb::gil_scoped_release>;
   m.doc() = "Attention over paged memory, compiled. Use kvell.attention.native.";
   m.def("instruction_sets", &kvell::instruction_sets,
-        "Names of the instruction sets this processor can run, best first.");
+        "Names of the instruction sets that this build has and this processor runs, best first.");
+  m.def("processor_sets", &kvell::sets_of_processor,
+        "Names of the instruction sets that this processor runs, best first.");
   m.def("write_kv", &kvell::write_kv_args, "layer"_a, "tokens"_a, "page_ids"_a, "offsets"_a, "key"_a,
         "key_token_stride"_a, "key_head_stride"_a, "value"_a, "value_token_stride"_a,
         "value_head_stride"_a, release());

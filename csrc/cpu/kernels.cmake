@@ -1,5 +1,22 @@
 include(CheckCXXCompilerFlag)
 find_package(OpenMP)
+set(KVELL_SETS "all" CACHE STRING "Instruction sets that kernels are compiled for besides the portable form: \
+all, native (the best of this machine's processor), or a list of names")
+
+# The names of which each module compiles the first that it can: those of this machine's processor, best
+# first. Asked again at each configuration, for a build tree may have come from another machine.
+set(KVELL_PROCESSOR_SETS "")
+if(KVELL_SETS STREQUAL "native")
+  try_run(KVELL_SETS_STATUS KVELL_SETS_COMPILED
+    SOURCES "${CMAKE_SOURCE_DIR}/csrc/cpu/print_sets.cpp"
+    CMAKE_FLAGS "-DINCLUDE_DIRECTORIES=${CMAKE_SOURCE_DIR}/csrc"
+    RUN_OUTPUT_VARIABLE KVELL_PROCESSOR_SETS
+    NO_CACHE)
+  if(NOT KVELL_SETS_COMPILED OR NOT KVELL_SETS_STATUS EQUAL 0)
+    message(FATAL_ERROR "KVELL_SETS=native: this machine's processor cannot be asked; use all")
+  endif()
+  message(STATUS "Instruction sets of this processor: ${KVELL_PROCESSOR_SETS}")
+endif()
 
 # Flags and libraries of everything that computes.
 function(kvell_set_up name)
@@ -16,6 +33,9 @@ endfunction()
 # call code that their processor lacks. Everything in them lives in unnamed namespaces; what they use
 # of shared headers and of std is small enough to be inlined always, and no std container is among it.
 # tests/test_instruction_set_units.py looks at the objects.
+#
+# Of the forms that are there only dispatch.cpp knows, so another choice of sets compiles nothing twice.
+# amx_needs: sets of this folder whose units backend_amx.cpp calls.
 function(kvell_add_backends name)
   target_sources(${name} PRIVATE backend_portable.cpp)
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
@@ -33,22 +53,57 @@ function(kvell_add_backends name)
       set(avx512_flags ${avx512f_flags} -include cpu/emulated.h)
       set(amx_flags ${avx512_flags} -mprfchw)
     endif()
+    set(forms "")
     foreach(set ${sets})
-      string(REPLACE ";" " " joined "${${set}_flags}")
-      if(KVELL_EMULATE)
-        set(KVELL_COMPILES_${set} ON)
-      else()
-        check_cxx_compiler_flag("${joined}" KVELL_COMPILES_${set})
+      kvell_compiles(compiles ${set} "${${set}_flags}")
+      if(compiles)
+        list(APPEND forms ${set})
       endif()
-      if(KVELL_COMPILES_${set} AND EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/backend_${set}.cpp")
-        target_sources(${name} PRIVATE backend_${set}.cpp)
-        set_source_files_properties(backend_${set}.cpp PROPERTIES
-          COMPILE_OPTIONS "${${set}_flags}")
-        string(TOUPPER ${set} upper)
-        target_compile_definitions(${name} PRIVATE KVELL_HAS_${upper}=1)
+    endforeach()
+    kvell_choose_forms(forms)
+    foreach(set ${forms})
+      target_sources(${name} PRIVATE backend_${set}.cpp)
+      set_source_files_properties(backend_${set}.cpp PROPERTIES COMPILE_OPTIONS "${${set}_flags}")
+      string(TOUPPER ${set} upper)
+      set_property(SOURCE dispatch.cpp APPEND PROPERTY COMPILE_DEFINITIONS KVELL_HAS_${upper}=1)
+    endforeach()
+  endif()
+endfunction()
+
+# Does this folder have a unit for a set, and the compiler its flags?
+function(kvell_compiles to set flags)
+  set(${to} OFF PARENT_SCOPE)
+  if(EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/backend_${set}.cpp")
+    string(REPLACE ";" " " joined "${flags}")
+    if(NOT KVELL_EMULATE)
+      check_cxx_compiler_flag("${joined}" KVELL_COMPILES_${set})
+    endif()
+    if(KVELL_EMULATE OR KVELL_COMPILES_${set})
+      set(${to} ON PARENT_SCOPE)
+    endif()
+  endif()
+endfunction()
+
+# Leaves of the sets in a list those that KVELL_SETS asks for.
+function(kvell_choose_forms sets)
+  set(asked ${KVELL_SETS})
+  if(KVELL_SETS STREQUAL "all")
+    set(asked ${${sets}})
+  elseif(KVELL_SETS STREQUAL "native")
+    set(asked "")
+    foreach(set ${KVELL_PROCESSOR_SETS})
+      if(NOT asked AND set IN_LIST ${sets})
+        set(asked ${set} ${${set}_needs})
       endif()
     endforeach()
   endif()
+  set(chosen "")
+  foreach(set ${${sets}})
+    if(set IN_LIST asked)
+      list(APPEND chosen ${set})
+    endif()
+  endforeach()
+  set(${sets} "${chosen}" PARENT_SCOPE)
 endfunction()
 
 # Kernels that several modules link.

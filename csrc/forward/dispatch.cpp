@@ -5,24 +5,33 @@
 #include "kernels.h"
 
 namespace kvell {
+namespace {
 
-const Kernels* kernels_at(int index, Element element) {
+// The form for a set, or null if this build has none (csrc/cpu/kernels.cmake).
+const Kernels* form_of(const char* set, Element element) {
+  const auto is = [set](const char* name) { return std::strcmp(set, name) == 0; };
 #if defined(KVELL_HAS_AMX)
-  if (has_amx_bf16() && index-- == 0) return amx_forward(element);
+  if (is("amx")) return amx_forward(element);
 #endif
 #if defined(KVELL_HAS_AVX512)
-  if (has_quick_bf16_dots() && index-- == 0) return avx512_forward(element);
+  if (is("avx512")) return avx512_forward(element);
 #endif
 #if defined(KVELL_HAS_AVX512F)
-  if (has_avx512() && index-- == 0) return avx512f_forward(element);
-#endif
-#if defined(KVELL_HAS_AVX512)
-  if (has_avx512_bf16() && !has_quick_bf16_dots() && index-- == 0) return avx512_forward(element);
+  if (is("avx512f")) return avx512f_forward(element);
 #endif
 #if defined(KVELL_HAS_AVX2)
-  if (has_avx2() && index-- == 0) return avx2_forward(element);
+  if (is("avx2")) return avx2_forward(element);
 #endif
-  return index == 0 ? portable_forward(element) : nullptr;
+  if (is("portable")) return portable_forward(element);
+  return nullptr;
+}
+
+}  // namespace
+
+const Kernels* kernels_at(int index, Element element) {
+  for (const char* set : processor_sets())
+    if (const Kernels* form = form_of(set, element); form && index-- == 0) return form;
+  return nullptr;
 }
 
 const Kernels* kernels_named(const char* name, Element element) {

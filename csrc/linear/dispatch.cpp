@@ -24,16 +24,25 @@ int default_threads() {
 #endif
 }
 
+// The form for a set, or null if this build has none (csrc/cpu/kernels.cmake).
+const LinearBackend* form_of(const char* set) {
+  const auto is = [set](const char* name) { return std::strcmp(set, name) == 0; };
+#if defined(KVELL_HAS_AVX512)
+  if (is("avx512")) return avx512_linear();
+#endif
+#if defined(KVELL_HAS_AVX2)
+  if (is("avx2")) return avx2_linear();
+#endif
+  if (is("portable")) return portable_linear();
+  return nullptr;
+}
+
 }  // namespace
 
 const LinearBackend* linear_backend_at(int index) {
-#if defined(KVELL_HAS_AVX512)
-  if (has_avx512_bf16() && index-- == 0) return avx512_linear();
-#endif
-#if defined(KVELL_HAS_AVX2)
-  if (has_avx2() && index-- == 0) return avx2_linear();
-#endif
-  return index == 0 ? portable_linear() : nullptr;
+  for (const char* set : processor_sets())
+    if (const LinearBackend* form = form_of(set); form && index-- == 0) return form;
+  return nullptr;
 }
 
 const LinearBackend* linear_backend_named(const char* name) {

@@ -48,7 +48,7 @@ std::vector<std::string> instruction_sets() {
 NB_MODULE(_linear, m) {
   m.doc() = "Linears over few rows, compiled. Use kvell.models.forward.small_linear.";
   m.def("instruction_sets", &kvell::instruction_sets,
-        "Names of the instruction sets this processor can run, best first.");
+        "Names of the instruction sets that this build has and this processor runs, best first.");
   m.def("linear", &kvell::linear_args, "instruction_set"_a, "weight"_a, "bias"_a, "x"_a, "y"_a,
         "out"_a, "in_"_a, "rows"_a, "x_stride"_a, "y_stride"_a, "num_threads"_a,
         nb::call_guard<nb::gil_scoped_release>());

@@ -5,6 +5,7 @@ BatchArgs = tuple[int, int, int, int, int, int, int, int]
 RecordsArgs = tuple[int, int]
 
 def instruction_sets() -> list[str]: ...
+def processor_sets() -> list[str]: ...
 def write_kv(
     layer: LayerArgs,
     tokens: int,

@@ -1,7 +1,8 @@
 """The choice of attention kernels for a device."""
 
 import importlib.util
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -10,6 +11,8 @@ from kvell.attention.interface import AttentionKernels
 from kvell.attention.portable import PortableKernels
 from kvell.attention.quantised import SCALE_BYTES, is_quantised
 from kvell.errors import ChangeSomething
+
+logger = logging.getLogger(__name__)
 
 _NAMES = "auto, native, triton, portable"
 _HOMES = {"native": "cpu", "triton": "cuda"}
@@ -65,12 +68,31 @@ def _best(device: torch.device, num_threads: int) -> AttentionKernels:
 
 def _native(num_threads: int) -> AttentionKernels:
     try:
-        from kvell.attention.native import NativeKernels
+        from kvell.attention.native import NativeKernels, instruction_sets, processor_sets
     except ImportError as error:
         raise ChangeSomething(
             "attention", "native", "was not compiled", "install with a C++ compiler or use portable"
         ) from error
+    warn_of_absent_form(processor_sets(), instruction_sets())
     return NativeKernels(num_threads=num_threads)
+
+
+def warn_of_absent_form(processor_sets: Sequence[str], built_sets: Sequence[str]) -> None:
+    """Log that this build has no kernels for the best instruction set of this processor.
+
+    A build for one processor that is copied to another runs other kernels, which are slower.
+
+    :param processor_sets: sets that this processor runs, best first.
+    :param built_sets: those of them that are compiled in, best first.
+    """
+    best = processor_sets[0]
+    if best != built_sets[0]:
+        logger.warning(
+            "kernels: this processor runs %s, for which this build has none: %s is used, which is "
+            "slower; run `make run` on this machine, or `make dev` for all processors",
+            best,
+            built_sets[0],
+        )
 
 
 def _triton() -> AttentionKernels:

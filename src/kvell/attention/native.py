@@ -175,6 +175,11 @@ def instruction_sets() -> list[str]:
     return _kernels.instruction_sets()
 
 
+def processor_sets() -> list[str]:
+    """Return the instruction sets that this CPU supports, compiled in or not, best first."""
+    return _kernels.processor_sets()
+
+
 def _records_args(records: SectionRecords | None) -> tuple[int, int]:
     return (0, 0) if records is None else (records.values.data_ptr(), records.starts.data_ptr())
 
