@@ -5,7 +5,9 @@ import zipfile
 from collections.abc import Collection, Iterable
 from pathlib import Path, PurePosixPath
 
-FOLDERS = ("csrc", "src/kvell")
+CONFIGS = "bench/configs/"
+"""The folder of configs in the sources; CMake puts them into ``kvell/configs/`` of a wheel."""
+FOLDERS = ("bench/configs", "csrc", "src/kvell")
 """All files in them belong to the sdist."""
 FILES = (
     "CHANGELOG.md",
@@ -17,7 +19,21 @@ FILES = (
 )
 """What else does."""
 GENERATED = "PKG-INFO"
-SUFFIXES = {"cmake", "cpp", "css", "h", "html", "inl", "js", "md", "py", "pyi", "toml", "txt"}
+SUFFIXES = {
+    "cmake",
+    "cpp",
+    "css",
+    "h",
+    "html",
+    "inl",
+    "js",
+    "json",
+    "md",
+    "py",
+    "pyi",
+    "toml",
+    "txt",
+}
 """Of files in these folders; what has another is junk, but for the marks of typed packages."""
 TYPED = "py.typed"
 ADDED_TO_WHEELS = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")
@@ -59,13 +75,20 @@ def wheel_problems(held: Collection[str], sources: Collection[str], ending: str)
         wheel that was built without a compiler.
     """
     package = {path.removeprefix("src/") for path in sources if path.startswith("src/")}
-    compiled = {f"{part}{ending}" for part in compiled_parts(sources)} if ending else set()
+    built = {f"{part}{ending}" for part in compiled_parts(sources)} | installed_configs(sources)
+    compiled = built if ending else set()
     about = {path.split("/")[0] for path in held if ".dist-info/" in path}
     added = {f"{folder}/{name}" for folder in about for name in ADDED_TO_WHEELS}
     return [
         *([] if len(about) == 1 else [f"{len(about)} folders .dist-info"]),
         *_differences(held, package | compiled | added),
     ]
+
+
+def installed_configs(sources: Iterable[str]) -> set[str]:
+    """Return the paths of configs in a wheel, by whose names ``kvell plan`` knows them."""
+    named = (path for path in sources if path.startswith(CONFIGS) and path.endswith(".json"))
+    return {path.replace(CONFIGS, "kvell/configs/") for path in named}
 
 
 def compiled_parts(sources: Iterable[str]) -> list[str]:

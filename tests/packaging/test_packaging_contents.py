@@ -24,12 +24,15 @@ pytestmark = pytest.mark.xdist_group("built")
 ENDING = ".cpython-311-x86_64-linux-gnu.so"
 SOURCES = {
     *FILES,
+    "bench/configs/README.md",
+    "bench/configs/large/a.json",
     "csrc/memory/core.cpp",
     "src/kvell/py.typed",
     "src/kvell/prefix/_core.pyi",
     "src/kvell/server/map/static/map.css",
 }
 WHEEL = {
+    "kvell/configs/large/a.json",
     "kvell/py.typed",
     "kvell/prefix/_core.pyi",
     f"kvell/prefix/_core{ENDING}",
@@ -45,9 +48,9 @@ def tree(folder: Path, *paths: str) -> Path:
     return folder
 
 
-def test_sources_are_two_folders_without_what_a_build_leaves(tmp_path: Path) -> None:
+def test_sources_are_three_folders_without_what_a_build_leaves(tmp_path: Path) -> None:
     junk = ["src/kvell/__pycache__/a.pyc", "src/kvell/_core.so", "tests/a.py", "src/other/a.py"]
-    kept = ["csrc/a/b.cpp", "src/kvell/a.py", "src/kvell/map/a.css"]
+    kept = ["bench/configs/a.json", "csrc/a/b.cpp", "src/kvell/a.py", "src/kvell/map/a.css"]
     assert source_files(tree(tmp_path, *junk, *kept)) == {*FILES, *kept}
 
 
@@ -85,6 +88,7 @@ def test_a_complete_wheel_has_no_problem() -> None:
         (set(), {f"kvell/prefix/_core{ENDING}"}, f"missing: kvell/prefix/_core{ENDING}"),
         (set(), {"kvell/server/map/static/map.css"}, "missing: kvell/server/map/static/map.css"),
         (set(), {"kvell-1.dist-info/RECORD"}, "missing: kvell-1.dist-info/RECORD"),
+        (set(), {"kvell/configs/large/a.json"}, "missing: kvell/configs/large/a.json"),
         ({"kvell/a.so"}, set(), "does not belong there: kvell/a.so"),
         ({"csrc/memory/core.cpp"}, set(), "does not belong there: csrc/memory/core.cpp"),
     ],
@@ -99,9 +103,9 @@ def test_a_wheel_has_one_folder_about_itself() -> None:
 
 
 def test_a_wheel_built_without_a_compiler_has_no_compiled_parts() -> None:
-    compiled = f"kvell/prefix/_core{ENDING}"
-    assert wheel_problems(WHEEL - {compiled}, SOURCES, "") == []
-    assert wheel_problems(WHEEL, SOURCES, "") == [f"does not belong there: {compiled}"]
+    built = ["kvell/configs/large/a.json", f"kvell/prefix/_core{ENDING}"]
+    assert wheel_problems(WHEEL - set(built), SOURCES, "") == []
+    assert wheel_problems(WHEEL, SOURCES, "") == [f"does not belong there: {x}" for x in built]
 
 
 def test_archives_are_read_below_their_folder(tmp_path: Path) -> None:

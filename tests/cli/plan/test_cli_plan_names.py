@@ -1,5 +1,6 @@
 """Names of configs: listed, and offered where one is near; no hub is tried then."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvell.cli.plan import configs
+from kvell.cli.terminal import files
 from kvell.cli.terminal.files import config_names, near_config
 from tests.cli.conftest import Kvell
 
@@ -31,6 +33,17 @@ def test_all_names_are_listed(kvell: Kvell) -> None:
     assert {"llama3-8b", "jamba-mini", "large/llama3-70b"} <= set(names)
     for name in config_names():
         assert (CONFIGS / f"{name}.json").is_file()
+
+
+def test_an_installed_wheel_has_the_names_of_the_repository(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """CMake installs ``bench/configs`` as ``kvell/configs`` (scripts/packages checks a wheel)."""
+    names = config_names()
+    shutil.copytree(CONFIGS, tmp_path / "kvell" / "configs")
+    monkeypatch.setattr(files, "FOLDERS", (tmp_path / "none", tmp_path / "kvell" / "configs"))
+    assert config_names() == names
+    assert files.named_config("llama3-8b") == str(tmp_path / "kvell/configs/llama3-8b.json")
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ class ModelFlags:
     model: str = setting(
         DEFAULT_MODEL,
         "--model",
-        "A name in bench/configs, a config.json, a transformers directory, or a hub id."
+        "A name of `kvell plan --models`, a config.json, a transformers directory, or a hub id."
         f"  [default: {DEFAULT_MODEL}]",
         typed=None,
     )

@@ -14,6 +14,8 @@ NEAR_NAME = 0.6
 """The least similarity of a name that is offered: names of sizes and versions differ in more."""
 REPOSITORY = Path(__file__).resolve().parents[4]
 """The directory that contains ``CONFIGS`` when Kvell runs from its repository."""
+FOLDERS = (CONFIGS, REPOSITORY / CONFIGS, Path(__file__).resolve().parents[2] / "configs")
+"""The folders with configs: here, in the repository, and in a wheel."""
 
 
 def require_directory(flag: str, path: Path | None) -> None:
@@ -39,9 +41,9 @@ def writing(flag: str, path: Path) -> Iterator[None]:
 
 
 def named_config(model: str) -> str:
-    """Return a config's path in ``bench/configs``, here or in the repository; else ``model``."""
-    for place in (Path(), REPOSITORY):
-        path = place / CONFIGS / f"{model}.json"
+    """Return the path of the config called ``model`` in one of ``FOLDERS``; else ``model``."""
+    for folder in FOLDERS:
+        path = folder / f"{model}.json"
         if path.is_file() and not Path(model).exists():
             return str(path)
     return model
@@ -49,11 +51,10 @@ def named_config(model: str) -> str:
 
 def config_names() -> list[str]:
     """Return the names that :func:`named_config` finds."""
-    folders = [place / CONFIGS for place in (Path(), REPOSITORY)]
     return sorted(
         {
             str(path.relative_to(folder).with_suffix(""))
-            for folder in folders
+            for folder in FOLDERS
             for path in folder.rglob("*.json")
         }
     )
