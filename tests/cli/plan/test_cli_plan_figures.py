@@ -145,6 +145,15 @@ class TestJambaByHand:
             ["full", "4", "16 KiB", "16 tokens", "258 KiB", "0.70 %", "13"],
         ]
 
+    def test_gpus_of_given_sizes(self, found: Any) -> None:
+        """In the order given, in place of the common ones."""
+        data, lines = found("jamba-mini", "--gpu-memory", "192GiB", "--gpu-memory", "80GB")
+        assert [d["memory_bytes"] for d in data["devices"]] == [192 * GIB, 80 * 10**9]
+        rows = stripped(cells(lines, "Requests that fit together"))
+        assert [row[0] for row in rows] == ["192 GiB", "80 GB"]
+        assert rows[1][1] == "none left"
+        assert lines[-1].startswith("a model must fit one GPU: there is no tensor parallelism")
+
     def test_weights_that_do_not_fit(self, found: Any) -> None:
         """51.6 billion weights are 96.1 GiB, the step needs 880 MiB: only 141 GB hold them."""
         data, lines = found("jamba-mini")
@@ -261,3 +270,10 @@ class TestAGpu:
     def test_nothing_left_or_less_than_a_page(self, taken_bytes: int) -> None:
         fit = device_fit(10 * MIB, taken_bytes, 0.5, self.layout_of, (1024,))
         assert (fit.kv_memory_bytes, fit.longest_request_tokens, fit.requests) == (0, 0, (0,))
+
+
+def test_a_gpu_is_not_planned_for_several_models(kvell: Kvell) -> None:
+    ended = kvell("plan", "a=smollm2", "b=smollm2", "--gpu-memory", "80GB")
+    assert ended.code == 2
+    assert "--gpu-memory" in ended.stderr
+    assert "plan each model by itself" in ended.stderr

@@ -12,7 +12,7 @@ import click
 from kvell.cli.plan.configs import load_config
 from kvell.cli.plan.devices import DEVICES_BYTES, DeviceFit, device_fit
 from kvell.cli.plan.report import PlanReport, Taken, make_report
-from kvell.cli.plan.text import device_table, fit_table, group_table, summary_lines
+from kvell.cli.plan.text import ONE_GPU, device_table, fit_table, group_table, summary_lines
 from kvell.cli.terminal.commands import EngineCommand
 from kvell.cli.terminal.files import config_names
 from kvell.cli.terminal.options import (
@@ -21,6 +21,7 @@ from kvell.cli.terminal.options import (
     setting_option,
 )
 from kvell.cli.terminal.session import Session, debug_option
+from kvell.cli.terminal.sizes import SIZE
 from kvell.device.available import default_kv_memory_bytes
 from kvell.engine.requests.limits import Limits
 from kvell.errors import ChangeSomething
@@ -58,6 +59,14 @@ def _show_models(ctx: click.Context, _: click.Parameter, is_given: bool) -> None
 @setting_option("hf_overrides")
 @setting_option("manager")
 @click.option(
+    "--gpu-memory",
+    "gpu_memories_bytes",
+    type=SIZE,
+    multiple=True,
+    help="Memory of a GPU, such as 192GiB, for the table of GPUs; may be repeated. "
+    "Without it: 24, 80 and 141 GB.",
+)
+@click.option(
     "--families",
     is_flag=True,
     is_eager=True,
@@ -85,6 +94,7 @@ def plan(
     kv_cache_dtype: str,
     hf_overrides: str | None,
     manager: Manager,
+    gpu_memories_bytes: tuple[int, ...],
     as_json: bool,
 ) -> None:
     """Show what fits; MODEL may also be a config.json. Loads no weights."""
@@ -101,6 +111,9 @@ def plan(
     names = [model.name if len(named) > 1 else "" for model in named]
     layers = layers_of(dict(zip(names, described, strict=True)))
     layout = plan_layout(layers, pool_bytes, manager=manager)
+    if gpu_memories_bytes and len(named) > 1:
+        problem = "a GPU's table is of one model"
+        raise ChangeSomething("--gpu-memory", len(named), problem, "plan each model by itself")
     first, *others = (
         replace(
             make_report(model.name, description, manager, layout, name),
@@ -112,7 +125,8 @@ def plan(
     report = replace(first, beside=tuple(others))
     if not others:
         layout_of = functools.partial(plan_layout, layers, manager=manager)
-        devices = fits_on_devices(layout_of, first.taken, first.lengths_tokens)
+        memories = gpu_memories_bytes or DEVICES_BYTES
+        devices = fits_on_devices(memories, layout_of, first.taken, first.lengths_tokens)
         report = replace(first, devices=devices)
     if as_json:
         click.echo(json.dumps(report.as_dict()))
@@ -140,9 +154,12 @@ def taken_beside(config: Any, element_bytes: int) -> Taken:
 
 
 def fits_on_devices(
-    layout_of: Callable[[int], Layout], taken: Taken, lengths_tokens: Sequence[int]
+    memories_bytes: Sequence[int],
+    layout_of: Callable[[int], Layout],
+    taken: Taken,
+    lengths_tokens: Sequence[int],
 ) -> tuple[DeviceFit, ...]:
-    """Return the requests that fit on each common GPU; none if the weights' size is unknown."""
+    """Return the requests that fit on each GPU; none if the weights' size is unknown."""
     from kvell.engine.setup.sizes import GPU_KV_SHARE
 
     if taken.weights_bytes is None:
@@ -150,7 +167,7 @@ def fits_on_devices(
     taken_bytes = taken.weights_bytes + taken.step_bytes
     return tuple(
         device_fit(memory_bytes, taken_bytes, GPU_KV_SHARE, layout_of, lengths_tokens)
-        for memory_bytes in DEVICES_BYTES
+        for memory_bytes in memories_bytes
     )
 
 
@@ -176,3 +193,4 @@ def _print(report: PlanReport) -> None:
         console.print(fit_table(model_report))
     if report.devices:
         console.print(device_table(report))
+        click.echo(ONE_GPU)

@@ -1,4 +1,4 @@
-"""The requests that fit on common GPUs, after a model's weights and a step's activations."""
+"""The requests that fit on GPUs, after a model's weights and a step's activations."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from kvell.prefix.groups.capacity import longest_request, requests_that_fit
 
 GB = 10**9
 DEVICES_BYTES = (24 * GB, 80 * GB, 141 * GB)
-"""The memory of common GPUs, as vendors count it."""
+"""The memory of common GPUs, as vendors count it, for plans without ``--gpu-memory``."""
 
 
 @dataclass(frozen=True)

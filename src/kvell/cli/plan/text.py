@@ -22,6 +22,10 @@ RULES = {
 }
 """Descriptions of the sizing rules of :mod:`kvell.pages.sizing`."""
 
+ONE_GPU = (
+    "a model must fit one GPU: there is no tensor parallelism, and each instance has its own GPU"
+)
+
 
 def summary_lines(report: PlanReport) -> list[str]:
     """Return the plan in sentences."""
@@ -143,7 +147,8 @@ def device_table(report: PlanReport) -> "Table":
 
 
 def _device_row(device: DeviceFit) -> tuple[str, ...]:
-    name = f"{device.memory_bytes // GB} GB"
+    size = device.memory_bytes
+    name = format_bytes(size) if size % GB else f"{size // GB} GB"
     if not device.kv_memory_bytes:
         return (name, "none left", *("-" for _ in (None, *device.requests)))
     return (
