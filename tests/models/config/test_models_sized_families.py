@@ -10,7 +10,7 @@ import pytest
 from kvell.models.config.activations import activation_model
 from kvell.models.config.configs import read_config
 from kvell.models.config.description import describe
-from kvell.models.families.families import EXACT, FUSED
+from kvell.models.families.families import EXACT, FUSED, family_names
 from kvell.models.families.plain_config import sizes_config
 from kvell.models.families.plain_weights import LAYERS
 from kvell.models.families.sized_families import SIZED
@@ -60,10 +60,21 @@ def test_each_sized_family_is_exact_and_has_tensors() -> None:
     assert SIZED.keys() == LAYERS.keys()
 
 
+FAMILIES_WITH_TORCH = {
+    *("Gemma3n", "Gemma4", "GraniteMoeHybrid", "InternVL", "KimiLinear", "LlavaOnevision"),
+    *("MiniMax", "Mllama", "OlmoHybrid", "PaliGemma", "ParallelHeads", "Qwen2VL", "Qwen2_5_VL"),
+    "Zamba2",
+}
+"""Families whose tensors are not listed: transformers makes the model without storage."""
 ARCHITECTURES = sorted(
     {family.architecture for family in SIZED.values()}
     | {name for name, family in FUSED.items() if not family.mixer}
 )
+
+
+def test_every_other_family_is_planned_without_torch() -> None:
+    sized = {name.partition("For")[0] for name in ARCHITECTURES}
+    assert sized == set(family_names()) - FAMILIES_WITH_TORCH
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -343,6 +343,11 @@ def _youtu(config: SimpleNamespace, _index: int) -> Shapes:
     return _latent_attention(config) | _mlp("mlp", config.hidden_size, config.intermediate_size)
 
 
+def _minicpm3(config: SimpleNamespace, _index: int) -> Shapes:
+    mlp = _mlp("mlp", config.hidden_size, config.intermediate_size, bool(config.mlp_bias))
+    return _latent_attention(config) | mlp
+
+
 def _starcoder2(config: SimpleNamespace, _index: int) -> Shapes:
     bias = bool(config.use_bias)
     hidden, inner = config.hidden_size, config.intermediate_size
@@ -405,6 +410,7 @@ LAYERS: Mapping[str, Callable[[SimpleNamespace, int], Shapes]] = MappingProxyTyp
         "llama4_text": _llama4,
         "mamba": _mamba,
         "mamba2": _mamba2_alone,
+        "minicpm3": _minicpm3,
         "mixtral": _mixtral,
         "nemotron_h": _nemotron_h,
         "olmo": _olmo,

@@ -140,6 +140,10 @@ def _every_fourth(fields: Fields) -> None:
         ]
 
 
+def _rotated_heads(fields: Fields) -> None:
+    fields["head_dim"] = fields["qk_rope_head_dim"]
+
+
 def _no_window(fields: Fields) -> None:
     fields["sliding_window"] = None
 
@@ -326,6 +330,12 @@ SIZED: Mapping[str, SizedFamily] = MappingProxyType(
             (*_DECODER, *_HEADS, "head_dim", "intermediate_size", "num_local_experts"),
             (("tie_word_embeddings", False), ("attention_bias", True), ("sliding_window", 128)),
             derive=_alternating,
+        ),
+        "minicpm3": SizedFamily(
+            "MiniCPM3ForCausalLM",
+            (*_DENSE, *_LATENT[:4]),
+            (("tie_word_embeddings", True), ("attention_bias", False), _MLP),
+            derive=_rotated_heads,
         ),
         "mixtral": SizedFamily(
             "MixtralForCausalLM",
