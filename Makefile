@@ -40,7 +40,7 @@ help:
 	  'make run                 install what is missing, answer a prompt with SmolLM2' \
 	  'make run PROMPT="…"      the same with your own prompt' \
 	  'make dev                 install what developing needs: all kernels, .venv/bin/pytest' \
-  'make test                formatting, lint, types, contracts, all fast tests' \
+	  'make test                formatting, lint, types, contracts, all fast tests' \
 	  'make test-long           the tests that run for minutes, and property tests in depth' \
 	  'make test-long ROOM=models   of one folder; DEPTH=10 for a night' \
 	  'make sanitize            the tests of compiled code under AddressSanitizer and UBSan' \
