@@ -10,17 +10,20 @@ import pytest
 from kvell.models.config.activations import activation_model
 from kvell.models.config.configs import read_config
 from kvell.models.config.description import describe
-from kvell.models.families.families import EXACT, FUSED, family_names
+from kvell.models.config.json_files import overridden
+from kvell.models.families.families import EXACT, FUSED, WITH_IMAGES, family_names
 from kvell.models.families.plain_config import sizes_config
 from kvell.models.families.plain_weights import LAYERS
 from kvell.models.families.sized_families import SIZED
+from kvell.models.families.sized_images import SIZED_IMAGES
+from kvell.models.families.vision_weights import BESIDE_TEXT
 from kvell.models.families.weight_sizes import weights_bytes
 from tests.models.harness import tiny_config
+from tests.models.pictures import GRIDS, GRIDS_2_5, picture_config
 
 CONFIGS = Path(__file__).parents[3] / "bench" / "configs"
 WITH_TORCH = {
-    *("gemma3n-e4b", "kimi-linear-48b", "llama-3.2-11b-vision", "llava-onevision-7b"),
-    *("paligemma2-10b", "qwen2.5-vl-7b", "zamba2-7b"),
+    *("gemma3n-e4b", "kimi-linear-48b", "zamba2-7b"),
 }
 """Shapes whose families need transformers."""
 NAMES = sorted(str(path.relative_to(CONFIGS).with_suffix("")) for path in CONFIGS.rglob("*.json"))
@@ -34,6 +37,26 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
     "jamba": [{"expert_layer_offset": 0}, {"mamba_dt_rank": "auto"}],
     "lfm2": [{"block_auto_adjust_ff_dim": True}],
     "glm4_moe_lite": [{"mlp_layer_types": ["sparse", "dense", "sparse"]}],
+    "mllama": [
+        {"text_config": {"tie_word_embeddings": True, "cross_attention_layers": [2]}},
+        {"vision_config": {"supported_aspect_ratios": [[1, 1], [1, 2]]}},
+        {"vision_config": {"num_global_layers": 3, "num_channels": 1}},
+    ],
+    "qwen2_5_vl": [
+        {"text_config": {"use_sliding_window": True, "layer_types": None, "max_window_layers": 1}},
+        {"text_config": {"tie_word_embeddings": True, "head_dim": 8}},
+        {"vision_config": {"temporal_patch_size": 1, "in_channels": 1, "depth": 1}},
+    ],
+    "qwen2_vl": [{"vision_config": {"mlp_ratio": 3, "embed_dim": 16, "spatial_merge_size": 1}}],
+    "llava_onevision": [
+        {"text_config": {"tie_word_embeddings": True}, "vision_feature_layer": [-2, -1]},
+        {"multimodal_projector_bias": False, "image_grid_pinpoints": None},
+        {"vision_config": {"vision_use_head": False, "image_size": 28}},
+    ],
+    "paligemma": [
+        {"projection_dim": 32, "text_config": {"tie_word_embeddings": False}},
+        {"vision_config": {"vision_use_head": True, "num_channels": 1}},
+    ],
     "llama4_text": [{"no_rope_layers": [0, 1, 1], "layer_types": None, "moe_layers": None}],
 }
 
@@ -57,18 +80,26 @@ def test_named_shapes_need_no_transformers(name: str) -> None:
 
 def test_each_sized_family_is_exact_and_has_tensors() -> None:
     assert {family.architecture for family in SIZED.values()} <= EXACT
-    assert SIZED.keys() == LAYERS.keys()
+    beside_images = {
+        name for images in SIZED_IMAGES.values() if images.text for name in images.texts
+    }
+    assert SIZED.keys() | beside_images == LAYERS.keys()
+
+
+def test_each_sized_family_of_images_is_served_and_has_tensors() -> None:
+    assert {images.architecture for images in SIZED_IMAGES.values()} <= WITH_IMAGES.keys()
+    assert SIZED_IMAGES.keys() == BESIDE_TEXT.keys()
 
 
 FAMILIES_WITH_TORCH = {
-    *("Gemma3n", "Gemma4", "GraniteMoeHybrid", "InternVL", "KimiLinear", "LlavaOnevision"),
-    *("MiniMax", "Mllama", "OlmoHybrid", "PaliGemma", "ParallelHeads", "Qwen2VL", "Qwen2_5_VL"),
-    "Zamba2",
+    *("Gemma3n", "Gemma4", "GraniteMoeHybrid", "InternVL", "KimiLinear", "MiniMax"),
+    *("OlmoHybrid", "ParallelHeads", "Zamba2"),
 }
 """Families whose tensors are not listed: transformers makes the model without storage."""
 ARCHITECTURES = sorted(
     {family.architecture for family in SIZED.values()}
     | {name for name, family in FUSED.items() if not family.mixer}
+    | {images.architecture for images in SIZED_IMAGES.values()}
 )
 
 
@@ -80,13 +111,31 @@ def test_every_other_family_is_planned_without_torch() -> None:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_family_has_the_sizes_of_transformers(architecture: str, tmp_path: Path) -> None:
     """As transformers writes the file, without what it adds, and with other values."""
-    config = tiny_config(architecture)
+    has_images = architecture in WITH_IMAGES
+    config = picture_config(architecture) if has_images else tiny_config(architecture)
     config.save_pretrained(tmp_path)
     file = tmp_path / "config.json"
     raw = json.loads(file.read_text())
     assert isinstance(sizes_config(tmp_path), SimpleNamespace)
     for change in ({}, {"tie_word_embeddings": True}, *CHANGES.get(config.model_type, ())):
-        file.write_text(json.dumps(raw | change))
+        file.write_text(json.dumps(overridden(raw, change)))
+        compare(sizes_config(tmp_path), read_config(tmp_path))
+
+
+@pytest.mark.parametrize("architecture", [GRIDS, GRIDS_2_5])
+def test_published_files_have_the_fields_of_text_next_to_those_of_vision(
+    architecture: str, tmp_path: Path
+) -> None:
+    picture_config(architecture).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    raw = json.loads(file.read_text())
+    text = raw.pop("text_config")
+    del text["model_type"], text["rope_parameters"]
+    scaling = {"type": "mrope", "mrope_section": [2, 3, 3]}
+    for tied in (False, True):
+        changed = {"rope_scaling": scaling, "tie_word_embeddings": tied}
+        file.write_text(json.dumps(text | raw | changed))
+        assert isinstance(sizes_config(tmp_path), SimpleNamespace)
         compare(sizes_config(tmp_path), read_config(tmp_path))
 
 

@@ -12,8 +12,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from kvell.errors import ChangeSomething
+from kvell.models.config.config_fields import text_config
 from kvell.models.config.state_sizes import MixerKind
 from kvell.models.families.sized_families import SIZED
+from kvell.models.families.sized_images import SIZED_IMAGES
 
 if TYPE_CHECKING:
     from kvell.models.images.image_families import ImageKind
@@ -364,6 +366,10 @@ def listed_class(config: object) -> str | None:
     for name, family in FUSED.items():
         if family.model_type == model_type and set(named) <= classes_of(name):
             return name
+    images = SIZED_IMAGES.get(str(model_type))
+    if images and set(named) <= {images.architecture}:
+        text = getattr(text_config(config), "model_type", None)
+        return images.architecture if text in images.texts else None
     sized = SIZED.get(str(model_type))
     return sized.architecture if sized and set(named) <= {sized.architecture} else None
 

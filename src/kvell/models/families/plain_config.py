@@ -20,7 +20,15 @@ from kvell.models.config.json_files import (
     read_optional_json,
 )
 from kvell.models.families.families import FUSED, FusedFamily, classes_of
-from kvell.models.families.sized_families import complete_fields
+from kvell.models.families.sized_families import Fields, SizedFamily, complete_fields, with_omitted
+from kvell.models.families.sized_images import (
+    SizedImages,
+    images_of,
+    is_tied,
+    text_fields,
+    vision_fields,
+    whole_fields,
+)
 
 SIZES = (
     "head_dim",
@@ -86,26 +94,58 @@ def sizes_config(path: Path, overrides: str | None = None) -> Any:
     :raises ChangeSomething: if it is missing, is not a JSON object, or is not understood.
     """
     raw = _raw(path, overrides)
-    if not _is_readable(raw):
-        return known_config(path, overrides)
     with read_by_library(path, MALFORMED, REPAIR_CONFIG):
-        fields = complete_fields(raw)
-    if fields is not None:
-        return SimpleNamespace(**fields | {"rope_parameters": _ropes(raw)})
+        images = images_of(raw)
+        fields = _image_sizes(images, raw) if images else _text_sizes(raw)
+    return known_config(path, overrides) if fields is None else SimpleNamespace(**fields)
+
+
+def _image_sizes(images: SizedImages, raw: Mapping[str, object]) -> Fields | None:
+    """Return the fields of a config of images and text; None if only transformers reads it."""
+    given = text_fields(images, raw)
+    vision = vision_fields(images, raw)
+    whole = whole_fields(images, raw)
+    if given is None or vision is None:
+        return None
+    if any(type(whole[name]) is not int for name in images.needed):
+        return None
+    named = [name for name, family in FUSED.items() if family.model_type == given["model_type"]]
+    given |= {"tie_word_embeddings": is_tied(images, whole, given)}
+    if images.text is not None:
+        named = [images.text.architecture]
+    text = _text_sizes(given | {"architectures": named}, images.text)
+    if text is None:
+        return None
+    parts = {"text_config": SimpleNamespace(**text), "vision_config": SimpleNamespace(**vision)}
+    return whole | parts
+
+
+def _text_sizes(raw: Mapping[str, object], family: SizedFamily | None = None) -> Fields | None:
+    """Return the fields of a text's config; None if only transformers reads it.
+
+    :param family: the family of a text with images; by default, the one that the config names.
+    """
+    if not _is_readable(raw):
+        return None
+    fields = with_omitted(family, raw) if family else complete_fields(raw) or _dense_sizes(raw)
+    return None if fields is None else fields | {"rope_parameters": _ropes(raw)}
+
+
+def _dense_sizes(raw: Mapping[str, object]) -> Fields | None:
+    """Return the fields of a config of a fused family whose defaults are listed; else None."""
     family = _family(raw)
-    if family is not None and family.size_defaults:
-        hidden, heads = raw.get("hidden_size"), raw.get("num_attention_heads")
-        width = {}
-        if isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
-            width["head_dim"] = hidden // heads
-        given = {name: value for name, value in raw.items() if (name, value) != ("head_dim", None)}
-        filled = {"rms_norm_eps": 1e-6, **width, **dict(family.size_defaults), **given}
-        filled.setdefault(family.activation, "unread")
-        filled.setdefault(family.scaled_by or family.activation, 1)
-        has_types = not filled.get("use_sliding_window") or filled.get("layer_types") is not None
-        if has_types and _has_all_fields(filled, family):
-            return SimpleNamespace(**filled | {"rope_parameters": _ropes(raw)})
-    return known_config(path, overrides)
+    if family is None or not family.size_defaults:
+        return None
+    hidden, heads = raw.get("hidden_size"), raw.get("num_attention_heads")
+    width = {}
+    if isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
+        width["head_dim"] = hidden // heads
+    given = {name: value for name, value in raw.items() if (name, value) != ("head_dim", None)}
+    filled = {"rms_norm_eps": 1e-6, **width, **dict(family.size_defaults), **given}
+    filled.setdefault(family.activation, "unread")
+    filled.setdefault(family.scaled_by or family.activation, 1)
+    has_types = not filled.get("use_sliding_window") or filled.get("layer_types") is not None
+    return filled if has_types and _has_all_fields(filled, family) else None
 
 
 def _raw(path: Path, overrides: str | None) -> Mapping[str, Any]:

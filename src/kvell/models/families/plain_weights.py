@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType, SimpleNamespace
 
 from kvell.models.families.families import FUSED, FusedFamily
-
-Shape = tuple[int, ...]
-Shapes = dict[str, Shape]
+from kvell.models.families.tensor_shapes import Shapes, linear_shapes, mlp_shapes
+from kvell.models.families.vision_weights import BESIDE_TEXT
 
 
 def plain_tensors(config: SimpleNamespace) -> Shapes | None:
@@ -19,27 +18,41 @@ def plain_tensors(config: SimpleNamespace) -> Shapes | None:
 
     :param config: a config of :func:`kvell.models.families.plain_config.sizes_config`.
     """
-    family = next((f for f in FUSED.values() if f.model_type == config.model_type), None)
-    layer = LAYERS.get(config.model_type)
+    rest = BESIDE_TEXT.get(config.model_type)
+    if rest is None:
+        body = "model"
+        text = config
+    else:
+        body = "model.language_model"
+        text = config.text_config
+    family = next((f for f in FUSED.values() if f.model_type == text.model_type), None)
+    layer = LAYERS.get(text.model_type)
     if layer is None and (family is None or family.mixer):
         return None
-    hidden, vocab = config.hidden_size, config.vocab_size
-    tensors: Shapes = {"model.embed_tokens.weight": (vocab, hidden)}
-    if NORMS.get(config.model_type, TWO):
-        tensors["model.norm.weight"] = (hidden,)
-    if config.model_type == "starcoder2":
-        tensors["model.norm.bias"] = (hidden,)
-    # transformers never ties Nemotron-H's head.
-    ties = config.tie_word_embeddings and config.model_type != "nemotron_h"
-    if not ties and not str(config.architectures[0]).endswith("Model"):
-        tensors["lm_head.weight"] = (vocab, hidden)
-    for index in range(config.num_hidden_layers):
+    tensors = _outer_tensors(text, body)
+    for index in range(text.num_hidden_layers):
         if layer is not None:
-            own = layer(config, index) | _norms(NORMS.get(config.model_type, TWO), hidden)
+            norms = _norms(NORMS.get(text.model_type, TWO), text.hidden_size)
+            own = layer(text, index) | norms
         else:
             assert family is not None, "a layer is of one of the two kinds"
-            own = _dense_layer(config, family)
-        tensors |= {f"model.layers.{index}.{name}": shape for name, shape in own.items()}
+            own = _dense_layer(text, family)
+        tensors |= {f"{body}.layers.{index}.{name}": shape for name, shape in own.items()}
+    return tensors if rest is None else tensors | rest(config)
+
+
+def _outer_tensors(config: SimpleNamespace, body: str) -> Shapes:
+    """Return the embedding, the last norm and the head."""
+    hidden, vocab = config.hidden_size, config.vocab_size
+    rows = vocab + MORE_ROWS.get(config.model_type, 0)
+    tensors: Shapes = {f"{body}.embed_tokens.weight": (rows, hidden)}
+    if NORMS.get(config.model_type, TWO):
+        tensors[f"{body}.norm.weight"] = (hidden,)
+    if config.model_type == "starcoder2":
+        tensors[f"{body}.norm.bias"] = (hidden,)
+    ties = config.tie_word_embeddings and config.model_type not in NEVER_TIED
+    if not ties and not str(config.architectures[0]).endswith("Model"):
+        tensors["lm_head.weight"] = (vocab, hidden)
     return tensors
 
 
@@ -47,7 +60,7 @@ def _dense_layer(config: SimpleNamespace, family: FusedFamily) -> Shapes:
     has_bias = bool(family.attention_bias and getattr(config, family.attention_bias))
     attention = _attention(config, has_bias or family.biased_inputs, has_bias, family.head_norms)
     mlp_bias = bool(family.mlp_bias and getattr(config, family.mlp_bias))
-    mlp = _mlp("mlp", config.hidden_size, config.intermediate_size, mlp_bias)
+    mlp = mlp_shapes("mlp", config.hidden_size, config.intermediate_size, mlp_bias)
     norms = ("input", "post_attention", *(("before_mlp", "after_mlp") if family.sandwich else ()))
     return attention | mlp | _norms(norms, config.hidden_size)
 
@@ -67,24 +80,11 @@ def _attention(
     queries, keys = (size * n for n in (config.num_attention_heads, config.num_key_value_heads))
     tensors: Shapes = {}
     for name, out in (("q", queries * query_parts), ("k", keys), ("v", keys)):
-        tensors |= _linear(f"self_attn.{name}_proj", out, hidden, biased_inputs)
-    tensors |= _linear("self_attn.o_proj", hidden, queries, biased_output)
+        tensors |= linear_shapes(f"self_attn.{name}_proj", out, hidden, biased_inputs)
+    tensors |= linear_shapes("self_attn.o_proj", hidden, queries, biased_output)
     if head_norms:
         tensors |= {"self_attn.q_norm.weight": (size,), "self_attn.k_norm.weight": (size,)}
     return tensors
-
-
-def _linear(name: str, out: int, width: int, has_bias: bool = False) -> Shapes:
-    weight: Shapes = {f"{name}.weight": (out, width)}
-    return weight | {f"{name}.bias": (out,)} if has_bias else weight
-
-
-def _mlp(name: str, hidden: int, inner: int, has_bias: bool = False) -> Shapes:
-    return {
-        **_linear(f"{name}.gate_proj", inner, hidden, has_bias),
-        **_linear(f"{name}.up_proj", inner, hidden, has_bias),
-        **_linear(f"{name}.down_proj", hidden, inner, has_bias),
-    }
 
 
 def _experts(hidden: int, inner: int, count: int) -> Shapes:
@@ -117,7 +117,7 @@ def _gpt_oss(config: SimpleNamespace, _index: int) -> Shapes:
     return {
         **_attention(config, bias, bias, head_norms=False),
         "self_attn.sinks": (config.num_attention_heads,),
-        **_linear("mlp.router", count, hidden, has_bias=True),
+        **linear_shapes("mlp.router", count, hidden, has_bias=True),
         "mlp.experts.gate_up_proj": (count, 2 * inner, hidden),
         "mlp.experts.gate_up_proj_bias": (count, 2 * inner),
         "mlp.experts.down_proj": (count, hidden, inner),
@@ -132,14 +132,14 @@ def _latent_attention(config: SimpleNamespace) -> Shapes:
     bias = bool(config.attention_bias)
     tensors: Shapes = {}
     if config.q_lora_rank:
-        tensors |= _linear("self_attn.q_a_proj", config.q_lora_rank, hidden, bias)
-        tensors |= _linear("self_attn.q_b_proj", queries, config.q_lora_rank)
+        tensors |= linear_shapes("self_attn.q_a_proj", config.q_lora_rank, hidden, bias)
+        tensors |= linear_shapes("self_attn.q_b_proj", queries, config.q_lora_rank)
         tensors["self_attn.q_a_layernorm.weight"] = (config.q_lora_rank,)
     else:
-        tensors |= _linear("self_attn.q_proj", queries, hidden)
-    tensors |= _linear("self_attn.kv_a_proj_with_mqa", latent + rope, hidden, bias)
-    tensors |= _linear("self_attn.kv_b_proj", heads * (plain + values), latent)
-    tensors |= _linear("self_attn.o_proj", hidden, heads * values, bias)
+        tensors |= linear_shapes("self_attn.q_proj", queries, hidden)
+    tensors |= linear_shapes("self_attn.kv_a_proj_with_mqa", latent + rope, hidden, bias)
+    tensors |= linear_shapes("self_attn.kv_b_proj", heads * (plain + values), latent)
+    tensors |= linear_shapes("self_attn.o_proj", hidden, heads * values, bias)
     tensors["self_attn.kv_a_layernorm.weight"] = (latent,)
     return tensors
 
@@ -149,18 +149,18 @@ def _deepseek(config: SimpleNamespace, index: int) -> Shapes:
     hidden = config.hidden_size
     tensors = _latent_attention(config)
     if index < config.first_k_dense_replace:
-        return tensors | _mlp("mlp", hidden, config.intermediate_size)
+        return tensors | mlp_shapes("mlp", hidden, config.intermediate_size)
     inner = config.moe_intermediate_size
     if config.model_type != "deepseek_v2":
         tensors["mlp.gate.e_score_correction_bias"] = (config.n_routed_experts,)
-    shared = _mlp("mlp.shared_experts", hidden, inner * (config.n_shared_experts or 0))
+    shared = mlp_shapes("mlp.shared_experts", hidden, inner * (config.n_shared_experts or 0))
     return tensors | _experts(hidden, inner, config.n_routed_experts) | shared
 
 
 def _qwen3_next(config: SimpleNamespace, index: int) -> Shapes:
     """Return a layer of gated attention or of the gated delta rule, with experts."""
     hidden = config.hidden_size
-    shared = _mlp("mlp.shared_expert", hidden, config.shared_expert_intermediate_size)
+    shared = mlp_shapes("mlp.shared_expert", hidden, config.shared_expert_intermediate_size)
     tensors = _experts(hidden, config.moe_intermediate_size, config.num_experts) | shared
     tensors["mlp.shared_expert_gate.weight"] = (1, hidden)
     return tensors | _gated_mixer(config, index)
@@ -188,7 +188,7 @@ def _gated_mixer(config: SimpleNamespace, index: int) -> Shapes:
 
 def _llama(config: SimpleNamespace, _index: int) -> Shapes:
     bias = bool(config.attention_bias)
-    mlp = _mlp("mlp", config.hidden_size, config.intermediate_size, bool(config.mlp_bias))
+    mlp = mlp_shapes("mlp", config.hidden_size, config.intermediate_size, bool(config.mlp_bias))
     return _attention(config, bias, bias, head_norms=False) | mlp
 
 
@@ -199,18 +199,18 @@ def _arcee(config: SimpleNamespace, index: int) -> Shapes:
 
 def _seed_oss(config: SimpleNamespace, _index: int) -> Shapes:
     inputs, output = bool(config.attention_bias), bool(config.attention_out_bias)
-    mlp = _mlp("mlp", config.hidden_size, config.intermediate_size, bool(config.mlp_bias))
+    mlp = mlp_shapes("mlp", config.hidden_size, config.intermediate_size, bool(config.mlp_bias))
     return _attention(config, inputs, output, head_norms=False) | mlp
 
 
 def _exaone4(config: SimpleNamespace, _index: int) -> Shapes:
-    mlp = _mlp("mlp", config.hidden_size, config.intermediate_size)
+    mlp = mlp_shapes("mlp", config.hidden_size, config.intermediate_size)
     return _attention(config, False, False, head_norms=True) | mlp
 
 
 def _olmo(config: SimpleNamespace, _index: int) -> Shapes:
     bias = bool(config.attention_bias)
-    mlp = _mlp("mlp", config.hidden_size, config.intermediate_size)
+    mlp = mlp_shapes("mlp", config.hidden_size, config.intermediate_size)
     return _attention(config, bias, bias, head_norms=False) | mlp
 
 
@@ -227,10 +227,10 @@ def _mamba1(name: str, hidden: int, inner: int, state: int, rank: int, kernel: i
         f"{name}.A_log": (inner, state),
         f"{name}.D": (inner,),
         f"{name}.conv1d.weight": (inner, 1, kernel),
-        **_linear(f"{name}.in_proj", 2 * inner, hidden),
-        **_linear(f"{name}.x_proj", rank + 2 * state, inner),
-        **_linear(f"{name}.dt_proj", inner, rank, has_bias=True),
-        **_linear(f"{name}.out_proj", hidden, inner),
+        **linear_shapes(f"{name}.in_proj", 2 * inner, hidden),
+        **linear_shapes(f"{name}.x_proj", rank + 2 * state, inner),
+        **linear_shapes(f"{name}.dt_proj", inner, rank, has_bias=True),
+        **linear_shapes(f"{name}.out_proj", hidden, inner),
     }
 
 
@@ -247,9 +247,9 @@ def _mamba2(
     return {
         **dict.fromkeys((f"{name}.dt_bias", f"{name}.A_log", f"{name}.D"), (heads,)),
         f"{name}.conv1d.weight": (convolved, 1, kernel),
-        **_linear(f"{name}.in_proj", inner + convolved + heads, hidden),
+        **linear_shapes(f"{name}.in_proj", inner + convolved + heads, hidden),
         **({f"{name}.norm.weight": (inner,)} if has_norm else {}),
-        **_linear(f"{name}.out_proj", hidden, inner),
+        **linear_shapes(f"{name}.out_proj", hidden, inner),
     }
 
 
@@ -264,7 +264,7 @@ def _jamba(config: SimpleNamespace, index: int) -> Shapes:
     if index % config.expert_layer_period == config.expert_layer_offset:
         tensors = _experts(hidden, config.intermediate_size, config.num_experts)
     else:
-        tensors = _mlp("feed_forward", hidden, config.intermediate_size)
+        tensors = mlp_shapes("feed_forward", hidden, config.intermediate_size)
     if config.layer_types[index] == "full_attention":
         return tensors | _attention(config, False, False, head_norms=False)
     rank = config.mamba_dt_rank
@@ -282,7 +282,7 @@ def _lfm2(config: SimpleNamespace, index: int) -> Shapes:
         step = config.block_multiple_of
         inner = int(config.block_ffn_dim_multiplier * int(2 * inner / 3))
         inner = step * -(-inner // step)
-    return _lfm2_mixer(config, index) | _mlp("feed_forward", hidden, inner)
+    return _lfm2_mixer(config, index) | mlp_shapes("feed_forward", hidden, inner)
 
 
 def _lfm2_mixer(config: SimpleNamespace, index: int) -> Shapes:
@@ -291,8 +291,8 @@ def _lfm2_mixer(config: SimpleNamespace, index: int) -> Shapes:
         return _attention(config, False, False, head_norms=True)
     return {
         "conv.conv.weight": (hidden, 1, config.conv_L_cache),
-        **_linear("conv.in_proj", 3 * hidden, hidden),
-        **_linear("conv.out_proj", hidden, hidden),
+        **linear_shapes("conv.in_proj", 3 * hidden, hidden),
+        **linear_shapes("conv.out_proj", hidden, hidden),
     }
 
 
@@ -307,7 +307,7 @@ def _bamba(config: SimpleNamespace, index: int) -> Shapes:
     if config.layer_types[index] == "full_attention":
         return _llama(config, index)
     mlp_bias = bool(config.mlp_bias)
-    mlp = _mlp("feed_forward", config.hidden_size, config.intermediate_size, mlp_bias)
+    mlp = mlp_shapes("feed_forward", config.hidden_size, config.intermediate_size, mlp_bias)
     return mlp | _bamba_mixer(config, has_norm=True)
 
 
@@ -325,8 +325,8 @@ def _nemotron_h(config: SimpleNamespace, index: int) -> Shapes:
         case "mlp":
             bias = bool(config.mlp_bias)
             inner = config.intermediate_size
-            up = _linear("mixer.up_proj", inner, hidden, bias)
-            return up | _linear("mixer.down_proj", hidden, inner, bias)
+            up = linear_shapes("mixer.up_proj", inner, hidden, bias)
+            return up | linear_shapes("mixer.down_proj", hidden, inner, bias)
     sizes = (config.mamba_num_heads, config.mamba_head_dim, config.n_groups)
     rest = (config.ssm_state_size, config.conv_kernel)
     mixer = _mamba2("mixer", hidden, (*sizes, *rest), has_norm=True)
@@ -340,11 +340,13 @@ def _mamba(config: SimpleNamespace, _index: int) -> Shapes:
 
 
 def _youtu(config: SimpleNamespace, _index: int) -> Shapes:
-    return _latent_attention(config) | _mlp("mlp", config.hidden_size, config.intermediate_size)
+    return _latent_attention(config) | mlp_shapes(
+        "mlp", config.hidden_size, config.intermediate_size
+    )
 
 
 def _minicpm3(config: SimpleNamespace, _index: int) -> Shapes:
-    mlp = _mlp("mlp", config.hidden_size, config.intermediate_size, bool(config.mlp_bias))
+    mlp = mlp_shapes("mlp", config.hidden_size, config.intermediate_size, bool(config.mlp_bias))
     return _latent_attention(config) | mlp
 
 
@@ -354,8 +356,8 @@ def _starcoder2(config: SimpleNamespace, _index: int) -> Shapes:
     norms = ("input_layernorm.bias", "post_attention_layernorm.bias")
     return {
         **_attention(config, bias, bias, head_norms=False),
-        **_linear("mlp.c_fc", inner, hidden, bias),
-        **_linear("mlp.c_proj", hidden, inner, bias),
+        **linear_shapes("mlp.c_fc", inner, hidden, bias),
+        **linear_shapes("mlp.c_proj", hidden, inner, bias),
         **dict.fromkeys(norms, (hidden,)),
     }
 
@@ -365,9 +367,9 @@ def _llama4(config: SimpleNamespace, index: int) -> Shapes:
     hidden, inner = config.hidden_size, config.intermediate_size
     attention = _attention(config, bias, bias, head_norms=False)
     if index not in config.moe_layers:
-        return attention | _mlp("feed_forward", hidden, config.intermediate_size_mlp)
+        return attention | mlp_shapes("feed_forward", hidden, config.intermediate_size_mlp)
     experts = _experts(hidden, inner, config.num_local_experts)
-    return attention | experts | _mlp("feed_forward.shared_expert", hidden, inner)
+    return attention | experts | mlp_shapes("feed_forward.shared_expert", hidden, inner)
 
 
 def _lfm2_moe(config: SimpleNamespace, index: int) -> Shapes:
@@ -375,7 +377,7 @@ def _lfm2_moe(config: SimpleNamespace, index: int) -> Shapes:
     hidden = config.hidden_size
     mixer = _lfm2_mixer(config, index)
     if index < config.num_dense_layers:
-        return mixer | _mlp("feed_forward", hidden, config.intermediate_size)
+        return mixer | mlp_shapes("feed_forward", hidden, config.intermediate_size)
     count = config.num_experts
     bias: Shapes = {"feed_forward.expert_bias": (count,)} if config.use_expert_bias else {}
     return mixer | _experts(hidden, config.moe_intermediate_size, count) | bias
@@ -388,8 +390,24 @@ def _mamba2_alone(config: SimpleNamespace, _index: int) -> Shapes:
 
 
 def _qwen3_5(config: SimpleNamespace, index: int) -> Shapes:
-    mlp = _mlp("mlp", config.hidden_size, config.intermediate_size)
+    mlp = mlp_shapes("mlp", config.hidden_size, config.intermediate_size)
     return _gated_mixer(config, index) | mlp
+
+
+def _qwen2_vl(config: SimpleNamespace, _index: int) -> Shapes:
+    mlp = mlp_shapes("mlp", config.hidden_size, config.intermediate_size)
+    return _attention(config, biased_inputs=True, biased_output=False, head_norms=False) | mlp
+
+
+def _mllama(config: SimpleNamespace, index: int) -> Shapes:
+    """Return a layer that attends to the text, or with gates to images."""
+    mlp = mlp_shapes("mlp", config.hidden_size, config.intermediate_size)
+    is_cross = index in config.cross_attention_layers
+    attention = _attention(config, False, False, head_norms=is_cross)
+    if not is_cross:
+        return attention | mlp
+    crossed = {name.replace("self_attn", "cross_attn"): size for name, size in attention.items()}
+    return crossed | mlp | {"cross_attn_attn_gate": (1,), "cross_attn_mlp_gate": (1,)}
 
 
 LAYERS: Mapping[str, Callable[[SimpleNamespace, int], Shapes]] = MappingProxyType(
@@ -412,11 +430,14 @@ LAYERS: Mapping[str, Callable[[SimpleNamespace, int], Shapes]] = MappingProxyTyp
         "mamba2": _mamba2_alone,
         "minicpm3": _minicpm3,
         "mixtral": _mixtral,
+        "mllama_text_model": _mllama,
         "nemotron_h": _nemotron_h,
         "olmo": _olmo,
         "olmo2": _olmo2,
         "olmo3": _olmo2,
         "phi3": _olmo,
+        "qwen2_5_vl_text": _qwen2_vl,
+        "qwen2_vl_text": _qwen2_vl,
         "qwen3_5_moe_text": _qwen3_next,
         "qwen3_5_text": _qwen3_5,
         "qwen3_moe": _qwen3_moe,
@@ -428,6 +449,10 @@ LAYERS: Mapping[str, Callable[[SimpleNamespace, int], Shapes]] = MappingProxyTyp
 )
 """Tensors of a layer without its norms, by model type: families without a compiled pass."""
 TWO = ("input", "post_attention")
+NEVER_TIED = frozenset({"mllama_text_model", "nemotron_h"})
+"""Model types whose head transformers never ties, whatever their configs say."""
+MORE_ROWS: Mapping[str, int] = MappingProxyType({"mllama_text_model": 8})
+"""Rows of embeddings after those of the vocabulary, by model type."""
 FLOAT32: Mapping[str, str] = MappingProxyType(
     {"glm4_moe_lite": "e_score_correction_bias", "lfm2_moe": "expert_bias"}
 )

@@ -372,9 +372,14 @@ def complete_fields(raw: Mapping[str, Any]) -> Fields | None:
     family = SIZED.get(str(raw.get("model_type")))
     if family is None or raw.get("architectures") != [family.architecture]:
         return None
+    return with_omitted(family, raw)
+
+
+def with_omitted(family: SizedFamily, raw: Mapping[str, object]) -> Fields | None:
+    """Return a family's fields with those that a file omits; None for values not known here."""
     fields: Fields = dict(family.defaults) | dict(family.plain) | dict(raw)
     if "layers_block_type" in raw:
-        fields.setdefault("num_hidden_layers", len(raw["layers_block_type"]))
+        fields.setdefault("num_hidden_layers", len(fields["layers_block_type"]))
     if "num_experts" in family.needed:  # newer files have the other name
         fields.setdefault("num_experts", raw.get("num_local_experts"))
     if any(fields[name] != value for name, value in family.plain):

@@ -1,0 +1,209 @@
+"""Families of images and text whose sizes are read from a config without transformers."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from kvell.models.families.sized_families import Fields, SizedFamily, with_omitted
+
+_DENSE = (
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers"),
+    *("max_position_embeddings", "num_key_value_heads", "vocab_size"),
+)
+_SIGLIP = SizedFamily(
+    "SiglipVisionModel",
+    (
+        *("hidden_size", "intermediate_size", "num_hidden_layers", "image_size", "patch_size"),
+        "num_channels",
+    ),
+    (("num_channels", 3), ("vision_use_head", True)),
+)
+_GRID = (("in_channels", 3), ("temporal_patch_size", 2))
+_GRID_SIZES = (
+    *("depth", "hidden_size", "patch_size", "spatial_merge_size"),
+    *("in_channels", "temporal_patch_size"),
+)
+_WINDOWS = (
+    *(("use_sliding_window", False), ("sliding_window", 4096), ("max_window_layers", 80)),
+    ("layer_types", None),
+)
+_RATIOS = ([1, 1], [1, 2], [1, 3], [1, 4], [2, 1], [2, 2], [3, 1], [4, 1])
+_TILE_SIDES = tuple(384 * count for count in range(1, 7))
+_GRIDS = tuple([height, width] for height in _TILE_SIDES for width in _TILE_SIDES)
+
+
+def _equal_heads(fields: Fields) -> None:
+    """Refuse heads that do not divide the hidden size: weights and keys would disagree."""
+    if fields["head_dim"] * fields["num_attention_heads"] != fields["hidden_size"]:
+        fields["layer_types"] = ()
+
+
+def _crossed(fields: Fields) -> None:
+    if fields.get("cross_attention_layers") is None:
+        fields["cross_attention_layers"] = [*range(3, 40, 5)]
+    _equal_heads(fields)
+
+
+def _tiles(fields: Fields) -> None:
+    if fields["supported_aspect_ratios"] is None:
+        fields["supported_aspect_ratios"] = _RATIOS
+
+
+def _last_windows(fields: Fields) -> None:
+    """Set the types of layers: windows are in the last ones, if any."""
+    if not fields["use_sliding_window"]:
+        fields["sliding_window"] = None
+    first = fields["max_window_layers"] if fields["sliding_window"] else None
+    if fields["layer_types"] is None:
+        fields["layer_types"] = [
+            "full_attention" if first is None or index < first else "sliding_attention"
+            for index in range(fields["num_hidden_layers"])
+        ]
+    _equal_heads(fields)
+
+
+def _plain_positions(text: Fields) -> Fields:
+    """Give rotations by rows and columns, which change no length, the name of the default kind."""
+    ropes = text.get("rope_scaling")
+    if isinstance(ropes, dict) and ropes.get("rope_type", ropes.get("type")) == "mrope":
+        return text | {"rope_scaling": {"rope_type": "default"}}
+    return text
+
+
+def _unchanged(text: Fields) -> Fields:
+    """Return the text's fields as they are."""
+    return text
+
+
+@dataclass(frozen=True)
+class SizedImages:
+    """How the config of a family of images and text is completed.
+
+    :param architecture: the class that transformers runs.
+    :param texts: model types of the text.
+    :param vision: the tower.
+    :param defaults: transformers' defaults of the whole config's fields.
+    :param text: how the text is completed; None for the text of a fused family.
+    :param is_tied_by_text: whether the text's ``tie_word_embeddings`` counts too.
+    :param is_flat: whether published files have the text's fields next to the vision's config.
+    :param needed: sizes that the whole config must give.
+    :param read_text: changes the text's fields before they are completed.
+    """
+
+    architecture: str
+    texts: tuple[str, ...]
+    vision: SizedFamily
+    defaults: tuple[tuple[str, object], ...]
+    text: SizedFamily | None = None
+    is_tied_by_text: bool = False
+    is_flat: bool = False
+    needed: tuple[str, ...] = ()
+    read_text: Callable[[Fields], Fields] = _unchanged
+
+
+_UNTIED = (("tie_word_embeddings", False),)
+
+SIZED_IMAGES: Mapping[str, SizedImages] = MappingProxyType(
+    {
+        "llava_onevision": SizedImages(
+            "LlavaOnevisionForConditionalGeneration",
+            ("qwen2",),
+            _SIGLIP,
+            (
+                *(*_UNTIED, ("image_grid_pinpoints", None), ("vision_feature_layer", -1)),
+                ("multimodal_projector_bias", True),
+            ),
+            is_tied_by_text=True,
+        ),
+        "mllama": SizedImages(
+            "MllamaForConditionalGeneration",
+            ("mllama_text_model",),
+            SizedFamily(
+                "MllamaVisionModel",
+                (
+                    *("hidden_size", "intermediate_size", "num_hidden_layers", "image_size"),
+                    *("num_global_layers", "patch_size", "num_channels", "vision_output_dim"),
+                ),
+                (("num_channels", 3), ("supported_aspect_ratios", None)),
+                (("max_num_tiles", 4),),
+                _tiles,
+            ),
+            _UNTIED,
+            SizedFamily("MllamaForCausalLM", _DENSE, _UNTIED, derive=_crossed),
+        ),
+        "paligemma": SizedImages(
+            "PaliGemmaForConditionalGeneration",
+            ("gemma", "gemma2"),
+            _SIGLIP,
+            (("tie_word_embeddings", True), ("projection_dim", 2048)),
+            needed=("projection_dim",),
+        ),
+        "qwen2_5_vl": SizedImages(
+            "Qwen2_5_VLForConditionalGeneration",
+            ("qwen2_5_vl_text",),
+            SizedFamily(
+                "Qwen2_5_VLVisionModel",
+                (*_GRID_SIZES, "intermediate_size", "out_hidden_size"),
+                _GRID,
+            ),
+            _UNTIED,
+            SizedFamily("Qwen2_5_VLForCausalLM", _DENSE, _WINDOWS, derive=_last_windows),
+            is_tied_by_text=True,
+            is_flat=True,
+            read_text=_plain_positions,
+        ),
+        "qwen2_vl": SizedImages(
+            "Qwen2VLForConditionalGeneration",
+            ("qwen2_vl_text",),
+            SizedFamily("Qwen2VLVisionModel", (*_GRID_SIZES, "embed_dim", "mlp_ratio"), _GRID),
+            _UNTIED,
+            SizedFamily("Qwen2VLForCausalLM", _DENSE, _WINDOWS, derive=_last_windows),
+            is_tied_by_text=True,
+            is_flat=True,
+            read_text=_plain_positions,
+        ),
+    }
+)
+"""Families by model type; ``vision_weights.BESIDE_TEXT`` has their tensors."""
+
+
+def images_of(raw: Mapping[str, object]) -> SizedImages | None:
+    """Return the family of a config of images and text; None for any other."""
+    images = SIZED_IMAGES.get(str(raw.get("model_type")))
+    return images if images and raw.get("architectures") == [images.architecture] else None
+
+
+def whole_fields(images: SizedImages, raw: Mapping[str, object]) -> Fields:
+    """Return a config's own fields with those that its file omits."""
+    whole = dict(images.defaults) | dict(raw)
+    if "image_grid_pinpoints" in whole and whole["image_grid_pinpoints"] is None:
+        whole["image_grid_pinpoints"] = _GRIDS
+    return whole
+
+
+def text_fields(images: SizedImages, raw: Mapping[str, object]) -> Fields | None:
+    """Return the text's part of a config, with its type; None if it is not known here."""
+    given = raw.get("text_config")
+    if given is None and images.is_flat:
+        outer = ("architectures", "model_type", "quantization_config", "vision_config")
+        given = {name: value for name, value in raw.items() if name not in outer}
+    if not isinstance(given, dict):
+        return None
+    text = {"model_type": images.texts[0]} | given
+    return images.read_text(text) if text["model_type"] in images.texts else None
+
+
+def vision_fields(images: SizedImages, raw: Mapping[str, object]) -> Fields | None:
+    """Return the tower's part of a config with fields that it omits; None if not known here."""
+    given = raw.get("vision_config")
+    if not isinstance(given, dict):
+        return None
+    if images.vision is _SIGLIP and given.get("model_type", "") not in ("", "siglip_vision_model"):
+        return None
+    return with_omitted(images.vision, given)
+
+
+def is_tied(images: SizedImages, whole: Fields, text: Fields) -> bool:
+    """Return whether the head of the text is its embedding."""
+    by_text = images.is_tied_by_text and text.get("tie_word_embeddings")
+    return bool(whole["tie_word_embeddings"] or by_text)
