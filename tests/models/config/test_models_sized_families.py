@@ -22,10 +22,6 @@ from tests.models.harness import tiny_config
 from tests.models.pictures import GRIDS, GRIDS_2_5, picture_config
 
 CONFIGS = Path(__file__).parents[3] / "bench" / "configs"
-WITH_TORCH = {
-    *("gemma3n-e4b", "kimi-linear-48b", "zamba2-7b"),
-}
-"""Shapes whose families need transformers."""
 NAMES = sorted(str(path.relative_to(CONFIGS).with_suffix("")) for path in CONFIGS.rglob("*.json"))
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 CHANGES: dict[str, list[dict[str, Any]]] = {
@@ -37,6 +33,40 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
     "jamba": [{"expert_layer_offset": 0}, {"mamba_dt_rank": "auto"}],
     "lfm2": [{"block_auto_adjust_ff_dim": True}],
     "glm4_moe_lite": [{"mlp_layer_types": ["sparse", "dense", "sparse"]}],
+    "zamba2": [
+        {"num_mem_blocks": 2, "use_shared_attention_adapter": False, "adapter_rank": 4},
+        {"num_mem_blocks": 3, "num_key_value_heads": 2},
+        {
+            "layers_block_type": ["mamba", "mamba", "hybrid", "hybrid", "hybrid"],
+            "hybrid_layer_ids": [2, 3, 4],
+        },
+        {"layers_block_type": ["mamba"] * 5},
+        {"mamba_expand": 4, "mamba_headdim": 32},
+        {"head_dim": 8},
+    ],
+    "gemma3n_text": [
+        {"num_kv_shared_layers": 0, "altup_num_inputs": 3, "layer_types": None},
+        {"num_kv_shared_layers": 6},
+        {"num_kv_shared_layers": 2, "intermediate_size": [32, 64, 32, 64, 32, 64]},
+        {"hidden_size_per_layer_input": 4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+    ],
+    "gemma3_text": [
+        {"rope_parameters": None, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    ],
+    "kimi_linear": [
+        {"q_lora_rank": 12, "attention_bias": True, "num_shared_experts": 2},
+        {"layer_types": None, "mlp_layer_types": None, "first_k_dense_replace": 2},
+        {
+            "layer_types": None,
+            "linear_attn_config": {
+                "full_attn_layers": [3],
+                "kda_layers": [1, 2],
+                "head_dim": 8,
+                "num_heads": 5,
+                "short_conv_kernel_size": 3,
+            },
+        },
+    ],
     "mllama": [
         {"text_config": {"tie_word_embeddings": True, "cross_attention_layers": [2]}},
         {"vision_config": {"supported_aspect_ratios": [[1, 1], [1, 2]]}},
@@ -73,9 +103,8 @@ def compare(sized: Any, whole: Any) -> None:
 def test_named_shapes_need_no_transformers(name: str) -> None:
     path = CONFIGS / f"{name}.json"
     sized = sizes_config(path)
-    assert isinstance(sized, SimpleNamespace) is (name not in WITH_TORCH)
-    if name not in WITH_TORCH:
-        compare(sized, read_config(path))
+    assert isinstance(sized, SimpleNamespace)
+    compare(sized, read_config(path))
 
 
 def test_each_sized_family_is_exact_and_has_tensors() -> None:
@@ -92,8 +121,7 @@ def test_each_sized_family_of_images_is_served_and_has_tensors() -> None:
 
 
 FAMILIES_WITH_TORCH = {
-    *("Gemma3n", "Gemma4", "GraniteMoeHybrid", "InternVL", "KimiLinear", "MiniMax"),
-    *("OlmoHybrid", "ParallelHeads", "Zamba2"),
+    *("Gemma4", "GraniteMoeHybrid", "InternVL", "MiniMax", "OlmoHybrid", "ParallelHeads"),
 }
 """Families whose tensors are not listed: transformers makes the model without storage."""
 ARCHITECTURES = sorted(

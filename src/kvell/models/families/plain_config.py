@@ -52,6 +52,11 @@ READ_FOR_SIZES = frozenset({"auto_map", "quantization_config", "rope_scaling", "
 READ_ROPES = frozenset({None, "default", "llama3", "linear", "yarn"})
 """Rotations of which a context's length is known: of all but linear and YaRN, the file's own."""
 
+TYPES_WITH_ROPES = {family.model_type for family in FUSED.values() if family.ropes_by_type} | {
+    "gemma3n_text"
+}
+"""Model types whose older files give the rotation of full layers alone."""
+
 
 def plain_config(path: Path, overrides: str | None = None) -> Any | None:
     """Read the config of a model directory; None if only transformers can interpret it.
@@ -173,6 +178,9 @@ def _ropes(raw: Mapping[str, object]) -> dict[str, object] | None:
         return None
     if any(isinstance(rope, dict) for rope in ropes.values()):
         return ropes
+    if raw.get("rope_scaling") and raw.get("model_type") in TYPES_WITH_ROPES:
+        ropes = ropes | {"rope_type": ropes.get("rope_type", ropes.get("type"))}
+        return {"full_attention": ropes}
     return ropes | {"rope_type": ropes.get("rope_type", ropes.get("type"))}
 
 

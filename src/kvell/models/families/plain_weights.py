@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType, SimpleNamespace
 
 from kvell.models.families.families import FUSED, FusedFamily
-from kvell.models.families.tensor_shapes import Shapes, linear_shapes, mlp_shapes
+from kvell.models.families.tensor_shapes import Shapes, linear_shapes, mlp_shapes, numbered_shapes
 from kvell.models.families.vision_weights import BESIDE_TEXT
 
 
@@ -48,6 +48,8 @@ def _outer_tensors(config: SimpleNamespace, body: str) -> Shapes:
     tensors: Shapes = {f"{body}.embed_tokens.weight": (rows, hidden)}
     if NORMS.get(config.model_type, TWO):
         tensors[f"{body}.norm.weight"] = (hidden,)
+    if config.model_type == "gemma3n_text":
+        tensors |= _outer_gemma3n(config)
     if config.model_type == "starcoder2":
         tensors[f"{body}.norm.bias"] = (hidden,)
     ties = config.tie_word_embeddings and config.model_type not in NEVER_TIED
@@ -410,6 +412,131 @@ def _mllama(config: SimpleNamespace, index: int) -> Shapes:
     return crossed | mlp | {"cross_attn_attn_gate": (1,), "cross_attn_mlp_gate": (1,)}
 
 
+def _zamba2(config: SimpleNamespace, index: int) -> Shapes:
+    """Return a layer of Mamba 2, and where it is hybrid its part of the shared attention.
+
+    The first ``num_mem_blocks`` hybrid layers have an attention that later ones share; each has
+    adapters of its own.
+    """
+    sizes = (config.n_mamba_heads, config.mamba_headdim, config.mamba_ngroups)
+    rest = (config.mamba_d_state, config.mamba_d_conv)
+    mixer = _mamba2("mamba", config.hidden_size, (*sizes, *rest), has_norm=True)
+    mixer = _conv_bias(mixer, "mamba", has_bias=True)
+    if config.layer_types[index] != "hybrid":
+        return mixer
+    hidden, inner, rank = config.hidden_size, config.intermediate_size, config.adapter_rank
+    wide = 2 * hidden
+    place = config.layer_types[:index].count("hybrid")
+    lists = {"feed_forward.gate_up_proj_adapter": (hidden, 2 * inner)}
+    if config.use_shared_attention_adapter:
+        for name in ("q", "k", "v"):
+            lists[f"self_attn.linear_{name}_adapter"] = (wide, wide)
+    shared: Shapes = {}
+    for name, (width, out) in lists.items():
+        shared |= linear_shapes(f"{name}_list.{place}.0", rank, width)
+        shared |= linear_shapes(f"{name}_list.{place}.1", out, rank)
+    if place < config.num_mem_blocks:
+        shared |= _shared_block(config, wide)
+    return {
+        **{f"mamba_decoder.{name}": shape for name, shape in mixer.items()},
+        **{f"shared_transformer.{name}": shape for name, shape in shared.items()},
+        **linear_shapes("linear", hidden, hidden),
+    }
+
+
+def _shared_block(config: SimpleNamespace, wide: int) -> Shapes:
+    """Return an attention over a token's embedding next to its hidden state, and its MLP."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries, keys = (
+        config.head_dim * heads
+        for heads in (config.num_attention_heads, config.num_key_value_heads)
+    )
+    return {
+        **linear_shapes("self_attn.q_proj", queries, wide),
+        **linear_shapes("self_attn.k_proj", keys, wide),
+        **linear_shapes("self_attn.v_proj", keys, wide),
+        **linear_shapes("self_attn.o_proj", hidden, queries),
+        **linear_shapes("feed_forward.gate_up_proj", 2 * inner, hidden),
+        **linear_shapes("feed_forward.down_proj", hidden, inner),
+        "input_layernorm.weight": (wide,),
+        "pre_ff_layernorm.weight": (hidden,),
+    }
+
+
+def _gemma3n(config: SimpleNamespace, index: int) -> Shapes:
+    """Return a layer with alternating updates, and keys if it shares no earlier layer's."""
+    hidden, own, rank = config.hidden_size, config.hidden_size_per_layer_input, config.laurel_rank
+    inner, copies = config.intermediate_size, config.altup_num_inputs
+    attention = _attention(config, False, False, head_norms=True)
+    if index >= config.num_hidden_layers - config.num_kv_shared_layers > 0:
+        shared = ("self_attn.k_", "self_attn.v_")
+        attention = {n: shape for n, shape in attention.items() if not n.startswith(shared)}
+    return {
+        **attention,
+        **mlp_shapes("mlp", hidden, inner[index] if isinstance(inner, list) else inner),
+        **linear_shapes("altup.correction_coefs", copies, copies),
+        **linear_shapes("altup.prediction_coefs", copies**2, copies),
+        **linear_shapes("altup.modality_router", copies, hidden),
+        "altup.router_norm.weight": (hidden,),
+        "altup.correct_output_scale": (hidden,),
+        **linear_shapes("laurel.linear_left", rank, hidden),
+        **linear_shapes("laurel.linear_right", hidden, rank),
+        "laurel.post_laurel_norm.weight": (hidden,),
+        **linear_shapes("per_layer_input_gate", own, hidden),
+        **linear_shapes("per_layer_projection", hidden, own),
+        "post_per_layer_input_norm.weight": (hidden,),
+    }
+
+
+def _outer_gemma3n(config: SimpleNamespace) -> Shapes:
+    """Return the embeddings of each layer, and the projections to and from a token's copies."""
+    hidden, own = config.hidden_size, config.hidden_size_per_layer_input
+    layers = config.num_hidden_layers * own
+    projection: Shapes = {"weight": (hidden, hidden)}
+    tensors: Shapes = {
+        "embed_tokens_per_layer.weight": (config.vocab_size_per_layer_input, layers),
+        "per_layer_projection_norm.weight": (own,),
+        **linear_shapes("per_layer_model_projection", layers, hidden),
+    }
+    for name in ("altup_projections", "altup_unembed_projections"):
+        tensors |= numbered_shapes(name, config.altup_num_inputs - 1, projection)
+    return {f"model.{name}": shape for name, shape in tensors.items()}
+
+
+def _kimi_linear(config: SimpleNamespace, index: int) -> Shapes:
+    """Return a layer with latent keys and values or a delta rule, and experts or an MLP."""
+    hidden, count = config.hidden_size, config.num_experts
+    if config.layer_types[index] == "full_attention":
+        mixer = _latent_attention(config)
+    else:
+        mixer = _kimi_delta(hidden, config)
+    if config.mlp_layer_types[index] != "sparse":
+        return mixer | mlp_shapes("mlp", hidden, config.intermediate_size)
+    inner = config.moe_intermediate_size
+    shared = mlp_shapes("mlp.shared_experts", hidden, inner * config.n_shared_experts)
+    bias: Shapes = {"mlp.gate.e_score_correction_bias": (count,)}
+    return mixer | _experts(hidden, inner, count) | shared | bias
+
+
+def _kimi_delta(hidden: int, config: SimpleNamespace) -> Shapes:
+    heads, size = config.linear_num_heads, config.linear_head_dim
+    width = heads * size
+    tensors: Shapes = {
+        "self_attn.conv1d.weight": (3 * width, 1, config.linear_conv_kernel_dim),
+        "self_attn.forget_gate.A_log": (1, 1, heads, 1),
+        "self_attn.forget_gate.dt_bias": (width,),
+        "self_attn.o_norm.weight": (size,),
+        **linear_shapes("self_attn.b_proj", heads, hidden),
+        **linear_shapes("self_attn.o_proj", hidden, width),
+    }
+    for name in ("q_proj", "k_proj", "v_proj"):
+        tensors |= linear_shapes(f"self_attn.{name}", width, hidden)
+    for name in ("forget_gate.f", "g"):
+        tensors |= linear_shapes(f"self_attn.{name}_a_proj", size, hidden)
+        tensors |= linear_shapes(f"self_attn.{name}_b_proj", width, size)
+    return tensors
+
+
 LAYERS: Mapping[str, Callable[[SimpleNamespace, int], Shapes]] = MappingProxyType(
     {
         "arcee": _arcee,
@@ -420,9 +547,11 @@ LAYERS: Mapping[str, Callable[[SimpleNamespace, int], Shapes]] = MappingProxyTyp
         "falcon_h1": _falcon_h1,
         "falcon_mamba": _mamba,
         "glm4_moe_lite": _deepseek,
+        "gemma3n_text": _gemma3n,
         "gpt_oss": _gpt_oss,
         "granite": _llama,
         "jamba": _jamba,
+        "kimi_linear": _kimi_linear,
         "lfm2": _lfm2,
         "lfm2_moe": _lfm2_moe,
         "llama4_text": _llama4,
@@ -445,11 +574,12 @@ LAYERS: Mapping[str, Callable[[SimpleNamespace, int], Shapes]] = MappingProxyTyp
         "seed_oss": _seed_oss,
         "starcoder2": _starcoder2,
         "youtu": _youtu,
+        "zamba2": _zamba2,
     }
 )
 """Tensors of a layer without its norms, by model type: families without a compiled pass."""
 TWO = ("input", "post_attention")
-NEVER_TIED = frozenset({"mllama_text_model", "nemotron_h"})
+NEVER_TIED = frozenset({"kimi_linear", "mllama_text_model", "nemotron_h"})
 """Model types whose head transformers never ties, whatever their configs say."""
 MORE_ROWS: Mapping[str, int] = MappingProxyType({"mllama_text_model": 8})
 """Rows of embeddings after those of the vocabulary, by model type."""
@@ -459,7 +589,8 @@ FLOAT32: Mapping[str, str] = MappingProxyType(
 """Ends of names of tensors that stay in float32, by model type."""
 NORMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        **dict.fromkeys(("falcon_mamba", "mamba", "mamba2", "nemotron_h"), ("input",)),
+        **dict.fromkeys(("falcon_mamba", "mamba", "mamba2", "nemotron_h", "zamba2"), ("input",)),
+        "gemma3n_text": (*TWO, "pre_feedforward", "post_feedforward"),
         "olmo": (),
     }
 )

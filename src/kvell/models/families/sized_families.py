@@ -140,6 +140,59 @@ def _every_fourth(fields: Fields) -> None:
         ]
 
 
+def _shared_attention(fields: Fields) -> None:
+    """Set sizes of heads; refuse heads that do not divide the inner size, and unknown types."""
+    wide = 2 * fields["hidden_size"]
+    fields["head_dim"] = wide // fields["num_attention_heads"]
+    inner = fields["mamba_expand"] * fields["hidden_size"]
+    heads = fields["n_mamba_heads"]
+    fields.setdefault("mamba_headdim", inner // heads)
+    fields["layer_types"] = fields.get("layers_block_type") or ()
+    given = fields.get("attention_head_dim") or fields["head_dim"]
+    kinds = fields["layer_types"]
+    is_known = set(kinds) <= {"mamba", "linear_attention", "hybrid"}
+    hybrids = [index for index, kind in enumerate(kinds) if kind == "hybrid"]
+    is_known = is_known and fields.get("hybrid_layer_ids", hybrids) == hybrids
+    if not is_known or given != fields["head_dim"] or fields["mamba_headdim"] * heads != inner:
+        fields["layer_types"] = ()
+
+
+def _every_fifth(fields: Fields) -> None:
+    """Make every fifth layer full, and refuse what no model is built of.
+
+    That is a list without a size for each layer, or shared keys that no earlier layer has.
+    """
+    count = fields["num_hidden_layers"]
+    if fields.get("layer_types") is None:
+        fields["layer_types"] = [
+            "sliding_attention" if (index + 1) % 5 else "full_attention" for index in range(count)
+        ]
+    lists = (fields["intermediate_size"], fields.get("activation_sparsity_pattern"))
+    is_whole = all(not isinstance(sizes, list) or len(sizes) == count for sizes in lists)
+    first = count - fields["num_kv_shared_layers"]
+    is_whole = is_whole and {*fields["layer_types"][first:]} <= {*fields["layer_types"][:first]}
+    if not is_whole or fields["hidden_size"] % fields["num_attention_heads"]:
+        fields["layer_types"] = ()
+
+
+def _kimi_layers(fields: Fields) -> None:
+    """Set the layers' types and the delta rule's sizes, which published files give apart."""
+    count = fields["num_hidden_layers"]
+    own = fields.get("linear_attn_config") or {}
+    names = {"linear_head_dim": "head_dim", "linear_num_heads": "num_heads"}
+    for name, given in (names | {"linear_conv_kernel_dim": "short_conv_kernel_size"}).items():
+        fields[name] = own.get(given, fields[name])
+    if fields.get("layer_types") is None:
+        full = own.get("full_attn_layers")
+        chosen = range(4, count, 4) if full is None else [index - 1 for index in full]
+        fields["layer_types"] = [
+            "full_attention" if index in chosen else "linear_attention" for index in range(count)
+        ]
+    if fields.get("mlp_layer_types") is None:
+        first = fields.get("first_k_dense_replace", 1)
+        fields["mlp_layer_types"] = ["dense"] * first + ["sparse"] * (count - first)
+
+
 def _rotated_heads(fields: Fields) -> None:
     fields["head_dim"] = fields["qk_rope_head_dim"]
 
@@ -158,6 +211,7 @@ class SizedFamily:
     :param defaults: transformers' defaults of the other fields that sizes depend on.
     :param plain: fields with the one value for which the sizes are known here.
     :param derive: sets fields that follow from others.
+    :param aliases: sizes with the other name that some files have.
     """
 
     architecture: str
@@ -165,6 +219,7 @@ class SizedFamily:
     defaults: tuple[tuple[str, object], ...]
     plain: tuple[tuple[str, object], ...] = ()
     derive: Callable[[Fields], None] = _unchanged
+    aliases: tuple[tuple[str, str], ...] = (("num_experts", "num_local_experts"),)
 
 
 _PLAIN = (("tie_word_embeddings", False), ("attention_bias", False))
@@ -220,6 +275,23 @@ SIZED: Mapping[str, SizedFamily] = MappingProxyType(
             (("mamba_proj_bias", False),),
             _by_period,
         ),
+        "kimi_linear": SizedFamily(
+            "KimiLinearForCausalLM",
+            (
+                *(*_DENSE, *_LATENT[:4], "moe_intermediate_size", "num_experts"),
+                "n_shared_experts",
+            ),
+            (
+                *(*_PLAIN, ("q_lora_rank", None), ("linear_head_dim", 128)),
+                *(("linear_num_heads", 32), ("linear_conv_kernel_dim", 4)),
+                *(("n_shared_experts", 1), ("max_position_embeddings", 1048576)),
+            ),
+            derive=_kimi_layers,
+            aliases=(
+                *(("num_experts", "num_local_experts"), ("n_shared_experts", "num_shared_experts")),
+                ("max_position_embeddings", "model_max_length"),
+            ),
+        ),
         "lfm2": SizedFamily(
             "Lfm2ForCausalLM",
             (*_DENSE, *_HEADS),
@@ -248,6 +320,21 @@ SIZED: Mapping[str, SizedFamily] = MappingProxyType(
             ),
             (("use_bias", False), ("mamba_proj_bias", False)),
             _by_pattern,
+        ),
+        "gemma3n_text": SizedFamily(
+            "Gemma3nForCausalLM",
+            (
+                *(*_DECODER, *_HEADS, "head_dim", "hidden_size_per_layer_input", "laurel_rank"),
+                *("vocab_size_per_layer_input", "altup_num_inputs", "num_kv_shared_layers"),
+            ),
+            (
+                *(("tie_word_embeddings", True), ("sliding_window", 512), ("laurel_rank", 64)),
+                *(("vocab_size_per_layer_input", 262144), ("hidden_size_per_layer_input", 256)),
+                *(("altup_num_inputs", 4), ("num_kv_shared_layers", 15)),
+                ("intermediate_size", 16384),
+            ),
+            (("attention_bias", False), ("use_bidirectional_attention", None)),
+            _every_fifth,
         ),
         "glm4_moe_lite": SizedFamily(
             "Glm4MoeLiteForCausalLM",
@@ -362,6 +449,20 @@ SIZED: Mapping[str, SizedFamily] = MappingProxyType(
             _SPARSE,
             _every_fourth,
         ),
+        "zamba2": SizedFamily(
+            "Zamba2ForCausalLM",
+            (
+                *(*_DENSE, "n_mamba_heads", "mamba_ngroups", "num_mem_blocks", "adapter_rank"),
+                *("mamba_d_state", "mamba_d_conv", "mamba_expand"),
+            ),
+            (
+                *(("tie_word_embeddings", True), ("mamba_d_state", 64), ("mamba_d_conv", 4)),
+                *(("mamba_expand", 2), ("mamba_ngroups", 1), ("num_mem_blocks", 1)),
+                *(("adapter_rank", 128), ("use_shared_attention_adapter", False)),
+            ),
+            (("head_dim", None), ("add_bias_linear", False), ("use_long_context", False)),
+            _shared_attention,
+        ),
     }
 )
 """Families by model type; ``plain_weights.LAYERS`` has their tensors."""
@@ -380,13 +481,14 @@ def with_omitted(family: SizedFamily, raw: Mapping[str, object]) -> Fields | Non
     fields: Fields = dict(family.defaults) | dict(family.plain) | dict(raw)
     if "layers_block_type" in raw:
         fields.setdefault("num_hidden_layers", len(fields["layers_block_type"]))
-    if "num_experts" in family.needed:  # newer files have the other name
-        fields.setdefault("num_experts", raw.get("num_local_experts"))
+    for name, alias in family.aliases:
+        if name in family.needed and name not in raw and alias in raw:
+            fields[name] = raw[alias]
     if any(fields[name] != value for name, value in family.plain):
         return None
     if any(type(fields.get(name)) is not int or fields[name] < 0 for name in family.needed):
         return None
-    if "kv_lora_rank" in family.needed and "q_lora_rank" not in raw:
+    if "kv_lora_rank" in family.needed and "q_lora_rank" not in fields:
         return None
     heads = fields.get("num_attention_heads")
     if heads and not fields.get("head_dim"):
