@@ -33,6 +33,18 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
     "jamba": [{"expert_layer_offset": 0}, {"mamba_dt_rank": "auto"}],
     "lfm2": [{"block_auto_adjust_ff_dim": True}],
     "glm4_moe_lite": [{"mlp_layer_types": ["sparse", "dense", "sparse"]}],
+    "granitemoehybrid": [
+        {"num_local_experts": 0, "attention_bias": True, "mamba_conv_bias": False},
+        {"layer_types": ["mamba", "attention", "attention"], "shared_intermediate_size": 16},
+        {"layer_types": None, "mamba_d_head": "auto", "mamba_n_heads": 12},
+    ],
+    "minimax": [{"block_size": 8, "layer_types": None, "head_dim": 8, "num_local_experts": 3}],
+    "nemotron_h": [{"layers_block_type": ["mamba", "attention", "mlp", "attention"]}],
+    "olmo_hybrid": [
+        {"attention_bias": True, "layer_types": ["linear_attention"] * 2 + ["full_attention"]},
+        {"linear_num_key_heads": None, "linear_key_head_dim": None, "linear_value_head_dim": None},
+        {"linear_num_value_heads": 2, "linear_conv_kernel_dim": 3},
+    ],
     "zamba2": [
         {"num_mem_blocks": 2, "use_shared_attention_adapter": False, "adapter_rank": 4},
         {"num_mem_blocks": 3, "num_key_value_heads": 2},
@@ -121,7 +133,7 @@ def test_each_sized_family_of_images_is_served_and_has_tensors() -> None:
 
 
 FAMILIES_WITH_TORCH = {
-    *("Gemma4", "GraniteMoeHybrid", "InternVL", "MiniMax", "OlmoHybrid", "ParallelHeads"),
+    *("Gemma4", "InternVL", "ParallelHeads"),
 }
 """Families whose tensors are not listed: transformers makes the model without storage."""
 ARCHITECTURES = sorted(

@@ -537,6 +537,68 @@ def _kimi_delta(hidden: int, config: SimpleNamespace) -> Shapes:
     return tensors
 
 
+def _minimax(config: SimpleNamespace, index: int) -> Shapes:
+    """Return a layer of attention, or of lightning attention with its decays; and experts."""
+    hidden, heads, block = config.hidden_size, config.num_attention_heads, config.block_size
+    experts = _experts(hidden, config.intermediate_size, config.num_local_experts)
+    if config.layer_types[index] == "full_attention":
+        return experts | _attention(config, False, False, head_norms=False)
+    width = heads * config.head_dim
+    return {
+        **experts,
+        **linear_shapes("self_attn.qkv_proj", 3 * width, hidden),
+        **linear_shapes("self_attn.output_gate", width, hidden),
+        **linear_shapes("self_attn.out_proj", hidden, width),
+        "self_attn.norm.weight": (width,),
+        "self_attn.slope_rate": (heads, 1, 1),
+        "self_attn.query_decay": (heads, block, 1),
+        "self_attn.key_decay": (heads, block, 1),
+        "self_attn.diagonal_decay": (1, heads, block, block),
+    }
+
+
+def _olmo_hybrid(config: SimpleNamespace, index: int) -> Shapes:
+    """Return a layer of attention or of the gated delta rule."""
+    if config.layer_types[index] == "full_attention":
+        return _olmo2(config, index)
+    hidden, heads, size = (
+        config.hidden_size,
+        config.linear_num_value_heads,
+        config.linear_value_head_dim,
+    )
+    keys = config.linear_num_key_heads * config.linear_key_head_dim
+    values = heads * size
+    widths = {"q": keys, "k": keys, "v": values, "g": values, "a": heads, "b": heads}
+    tensors = mlp_shapes("mlp", hidden, config.intermediate_size)
+    for name, width in widths.items():
+        tensors |= linear_shapes(f"linear_attn.{name}_proj", width, hidden)
+    return {
+        **tensors,
+        **linear_shapes("linear_attn.o_proj", hidden, values),
+        "linear_attn.conv1d.weight": (2 * keys + values, 1, config.linear_conv_kernel_dim),
+        "linear_attn.o_norm.weight": (size,),
+        "linear_attn.dt_bias": (heads,),
+        "linear_attn.A_log": (heads,),
+    }
+
+
+def _granite_hybrid(config: SimpleNamespace, index: int) -> Shapes:
+    """Return a layer of attention or Mamba 2, with a shared MLP and, if there are any, experts."""
+    hidden, shared, count = (
+        config.hidden_size,
+        config.shared_intermediate_size,
+        config.num_local_experts,
+    )
+    tensors = linear_shapes("shared_mlp.input_linear", 2 * shared, hidden)
+    tensors |= linear_shapes("shared_mlp.output_linear", hidden, shared)
+    if count:
+        tensors |= _experts(hidden, config.intermediate_size, count)
+    if config.layer_types[index] != "full_attention":
+        return tensors | _bamba_mixer(config, has_norm=True)
+    bias = bool(config.attention_bias)
+    return tensors | _attention(config, bias, bias, head_norms=False)
+
+
 LAYERS: Mapping[str, Callable[[SimpleNamespace, int], Shapes]] = MappingProxyType(
     {
         "arcee": _arcee,
@@ -550,6 +612,7 @@ LAYERS: Mapping[str, Callable[[SimpleNamespace, int], Shapes]] = MappingProxyTyp
         "gemma3n_text": _gemma3n,
         "gpt_oss": _gpt_oss,
         "granite": _llama,
+        "granitemoehybrid": _granite_hybrid,
         "jamba": _jamba,
         "kimi_linear": _kimi_linear,
         "lfm2": _lfm2,
@@ -558,12 +621,14 @@ LAYERS: Mapping[str, Callable[[SimpleNamespace, int], Shapes]] = MappingProxyTyp
         "mamba": _mamba,
         "mamba2": _mamba2_alone,
         "minicpm3": _minicpm3,
+        "minimax": _minimax,
         "mixtral": _mixtral,
         "mllama_text_model": _mllama,
         "nemotron_h": _nemotron_h,
         "olmo": _olmo,
         "olmo2": _olmo2,
         "olmo3": _olmo2,
+        "olmo_hybrid": _olmo_hybrid,
         "phi3": _olmo,
         "qwen2_5_vl_text": _qwen2_vl,
         "qwen2_vl_text": _qwen2_vl,
@@ -584,7 +649,11 @@ NEVER_TIED = frozenset({"kimi_linear", "mllama_text_model", "nemotron_h"})
 MORE_ROWS: Mapping[str, int] = MappingProxyType({"mllama_text_model": 8})
 """Rows of embeddings after those of the vocabulary, by model type."""
 FLOAT32: Mapping[str, str] = MappingProxyType(
-    {"glm4_moe_lite": "e_score_correction_bias", "lfm2_moe": "expert_bias"}
+    {
+        "glm4_moe_lite": "e_score_correction_bias",
+        "lfm2_moe": "expert_bias",
+        "olmo_hybrid": "A_log",
+    }
 )
 """Ends of names of tensors that stay in float32, by model type."""
 NORMS: Mapping[str, tuple[str, ...]] = MappingProxyType(

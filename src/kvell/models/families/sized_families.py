@@ -193,6 +193,43 @@ def _kimi_layers(fields: Fields) -> None:
         fields["mlp_layer_types"] = ["dense"] * first + ["sparse"] * (count - first)
 
 
+def _alternating_states(fields: Fields) -> None:
+    count = fields["num_hidden_layers"]
+    if fields.get("layer_types") is None:
+        fields["layer_types"] = [
+            "full_attention" if (index + 1) % 2 else "linear_attention" for index in range(count)
+        ]
+
+
+def _delta_sizes(fields: Fields) -> None:
+    """Set the delta rule's sizes; refuse a model without layers of both kinds."""
+    _every_fourth(fields)
+    kinds = fields["layer_types"]
+    if "full_attention" not in kinds or "linear_attention" not in kinds:
+        fields["layer_types"] = ()
+    heads = fields["num_attention_heads"]
+    for name in ("linear_num_key_heads", "linear_num_value_heads"):
+        if fields.get(name) is None:
+            fields[name] = heads
+    if fields.get("linear_key_head_dim") is None:
+        fields["linear_key_head_dim"] = int(
+            0.75 * fields["hidden_size"] / fields["linear_num_key_heads"]
+        )
+    if fields.get("linear_value_head_dim") is None:
+        fields["linear_value_head_dim"] = 2 * fields["linear_key_head_dim"]
+
+
+def _named_layers(fields: Fields) -> None:
+    """Set the types of layers, by either name; refuse heads that do not divide the inner size."""
+    _mamba2_heads(fields)
+    if fields.get("layer_types") is None:
+        count = fields["num_hidden_layers"]
+        fields["layer_types"] = fields.get("layers_block_type") or ["linear_attention"] * count
+    inner = fields["mamba_expand"] * fields["hidden_size"]
+    if fields["mamba_d_head"] * fields["mamba_n_heads"] != inner:
+        fields["layer_types"] = ()
+
+
 def _rotated_heads(fields: Fields) -> None:
     fields["head_dim"] = fields["qk_rope_head_dim"]
 
@@ -222,6 +259,10 @@ class SizedFamily:
     aliases: tuple[tuple[str, str], ...] = (("num_experts", "num_local_experts"),)
 
 
+OLDER_TYPES: Mapping[str, str] = MappingProxyType(
+    {"attention": "full_attention", "mamba": "linear_attention"}
+)
+"""Layers' types in older files, with the names that transformers gives them."""
 _PLAIN = (("tie_word_embeddings", False), ("attention_bias", False))
 _SPARSE: tuple[tuple[str, object], ...] = (("decoder_sparse_step", 1), ("mlp_only_layers", []))
 _HEADS = ("num_key_value_heads",)
@@ -264,6 +305,16 @@ SIZED: Mapping[str, SizedFamily] = MappingProxyType(
             derive=_states_alone,
         ),
         "granite": SizedFamily("GraniteForCausalLM", _DENSE, (*_PLAIN, _MLP)),
+        "granitemoehybrid": SizedFamily(
+            "GraniteMoeHybridForCausalLM",
+            (
+                *(*_DENSE, "num_local_experts", "shared_intermediate_size", "mamba_n_heads"),
+                *("mamba_expand", "mamba_n_groups", "mamba_d_state", "mamba_d_conv"),
+            ),
+            (*_PLAIN, *_MAMBA2[:-1], ("num_local_experts", 8), ("mamba_n_heads", 128)),
+            (_MAMBA2[-1],),
+            _named_layers,
+        ),
         "jamba": SizedFamily(
             "JambaForCausalLM",
             (*_DENSE, *_HEADS, "num_experts"),
@@ -401,6 +452,12 @@ SIZED: Mapping[str, SizedFamily] = MappingProxyType(
             (*_PLAIN, ("sliding_window", 4096), _EVERY_FOURTH),
             derive=_last_of_pattern,
         ),
+        "olmo_hybrid": SizedFamily(
+            "OlmoHybridForCausalLM",
+            (*_DENSE, "linear_conv_kernel_dim"),
+            (*_PLAIN, ("linear_conv_kernel_dim", 4)),
+            derive=_delta_sizes,
+        ),
         "phi3": SizedFamily("Phi3ForCausalLM", _DENSE, (*_PLAIN, ("sliding_window", None))),
         "seed_oss": SizedFamily(
             "SeedOssForCausalLM",
@@ -423,6 +480,15 @@ SIZED: Mapping[str, SizedFamily] = MappingProxyType(
             (*_DENSE, *_LATENT[:4]),
             (("tie_word_embeddings", True), ("attention_bias", False), _MLP),
             derive=_rotated_heads,
+        ),
+        "minimax": SizedFamily(
+            "MiniMaxForCausalLM",
+            (*_DENSE, *_HEADS, "num_local_experts", "block_size"),
+            (
+                *(("tie_word_embeddings", False), ("block_size", 256), ("sliding_window", None)),
+                ("linear_attn_alpha_factor", 1),
+            ),
+            derive=_alternating_states,
         ),
         "mixtral": SizedFamily(
             "MixtralForCausalLM",
@@ -497,6 +563,8 @@ def with_omitted(family: SizedFamily, raw: Mapping[str, object]) -> Fields | Non
         fields["num_key_value_heads"] = heads
     family.derive(fields)
     types = fields.get("layer_types")
+    if isinstance(types, list):
+        types = fields["layer_types"] = [OLDER_TYPES.get(kind, kind) for kind in types]
     if types is not None and len(types) != fields["num_hidden_layers"]:
         return None
     return fields
