@@ -247,7 +247,8 @@ def test_no_weights_are_known_of_a_class_that_is_not_there(
     kvell: Kvell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvell.models.families.refusals.class_run", lambda config: "NoSuchClass")
-    args = ("plan", "--model", CONFIGS / "zamba2-7b.json", "--kv-memory", "4GiB")
+    unusual = ("--hf-overrides", '{"add_bias_linear": true}')  # transformers makes the model
+    args = ("plan", "--model", CONFIGS / "zamba2-7b.json", *unusual, "--kv-memory", "4GiB")
     data = json.loads(kvell(*args, "--json").stdout)
     assert (data["weights_bytes"], data["devices"]) == (None, [])
     assert "GPU" not in kvell(*args).stdout

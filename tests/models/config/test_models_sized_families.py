@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvell.errors import ChangeSomething
 from kvell.models.config.activations import activation_model
 from kvell.models.config.configs import read_config
 from kvell.models.config.description import describe
@@ -37,6 +38,11 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
         {"num_local_experts": 0, "attention_bias": True, "mamba_conv_bias": False},
         {"layer_types": ["mamba", "attention", "attention"], "shared_intermediate_size": 16},
         {"layer_types": None, "mamba_d_head": "auto", "mamba_n_heads": 12},
+    ],
+    "internvl": [
+        {"downsample_ratio": 0.25, "vision_config": {"num_channels": 1, "attention_bias": True}},
+        {"vision_config": {"image_size": 24, "patch_size": [8, 4]}},
+        {"vision_config": {"norm_type": "rms_norm", "use_qk_norm": True}},
     ],
     "minimax": [{"block_size": 8, "layer_types": None, "head_dim": 8, "num_local_experts": 3}],
     "nemotron_h": [{"layers_block_type": ["mamba", "attention", "mlp", "attention"]}],
@@ -133,7 +139,8 @@ def test_each_sized_family_of_images_is_served_and_has_tensors() -> None:
 
 
 FAMILIES_WITH_TORCH = {
-    *("Gemma4", "InternVL", "ParallelHeads"),
+    "Gemma4",
+    "ParallelHeads",
 }
 """Families whose tensors are not listed: transformers makes the model without storage."""
 ARCHITECTURES = sorted(
@@ -191,6 +198,14 @@ def test_rotations_that_stretch_a_context(architecture: str, kind: str, tmp_path
         given = {name if field == "rope_type" else field: v for field, v in scaling.items()}
         file.write_text(json.dumps(raw | {"rope_theta": theta, "rope_scaling": given}))
         compare(sizes_config(tmp_path), read_config(tmp_path))
+
+
+@pytest.mark.parametrize("value", ["wide", {}, None])
+def test_a_size_of_another_type_is_one_clear_error(value: object, tmp_path: Path) -> None:
+    raw = json.loads((CONFIGS / "gemma3n-e4b.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"intermediate_size": value}))
+    with pytest.raises(ChangeSomething, match="its config is malformed"):
+        weights_bytes(sizes_config(tmp_path), 2)
 
 
 def test_code_of_a_repository_changes_nothing(tmp_path: Path) -> None:

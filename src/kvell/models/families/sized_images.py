@@ -49,6 +49,13 @@ def _tiles(fields: Fields) -> None:
         fields["supported_aspect_ratios"] = _RATIOS
 
 
+def _sides(fields: Fields) -> None:
+    """Write sizes as height and width."""
+    for name in ("image_size", "patch_size"):
+        if isinstance(fields[name], int):
+            fields[name] = [fields[name]] * 2
+
+
 def _last_windows(fields: Fields) -> None:
     """Set the types of layers: windows are in the last ones, if any."""
     if not fields["use_sliding_window"]:
@@ -105,6 +112,25 @@ _UNTIED = (("tie_word_embeddings", False),)
 
 SIZED_IMAGES: Mapping[str, SizedImages] = MappingProxyType(
     {
+        "internvl": SizedImages(
+            "InternVLForConditionalGeneration",
+            ("qwen2", "llama", "qwen3"),
+            SizedFamily(
+                "InternVLVisionModel",
+                ("hidden_size", "intermediate_size", "num_hidden_layers", "num_channels"),
+                (
+                    *(("num_channels", 3), ("image_size", 448), ("patch_size", 14)),
+                    ("attention_bias", False),
+                ),
+                (
+                    *(("norm_type", "layer_norm"), ("use_mask_token", False)),
+                    *(("use_qk_norm", False), ("use_mean_pooling", True)),
+                    ("use_absolute_position_embeddings", True),
+                ),
+                _sides,
+            ),
+            (("tie_word_embeddings", True), ("downsample_ratio", 0.5)),
+        ),
         "llava_onevision": SizedImages(
             "LlavaOnevisionForConditionalGeneration",
             ("qwen2",),

@@ -64,6 +64,45 @@ def _llava_onevision(config: SimpleNamespace) -> Shapes:
     }
 
 
+def _internvl_tower(vision: SimpleNamespace) -> Shapes:
+    """Return InternVL's tower, whose layers scale their outputs."""
+    hidden, channels = vision.hidden_size, vision.num_channels
+    has_bias = bool(vision.attention_bias)
+    layer = {
+        **_layer_norm("layernorm_before", hidden),
+        **_layer_norm("layernorm_after", hidden),
+        **_plain_mlp("mlp", hidden, vision.intermediate_size),
+        **linear_shapes("attention.projection_layer", hidden, hidden, has_bias=True),
+        "lambda_1": (hidden,),
+        "lambda_2": (hidden,),
+    }
+    for name in ("q_proj", "k_proj", "v_proj"):
+        layer |= linear_shapes(f"attention.{name}", hidden, hidden, has_bias)
+    height, width = vision.image_size
+    rows, columns = vision.patch_size
+    places = (height // rows) * (width // columns) + 1
+    tensors: Shapes = {
+        "embeddings.cls_token": (1, 1, hidden),
+        "embeddings.position_embeddings": (1, places, hidden),
+        "embeddings.patch_embeddings.projection.weight": (hidden, channels, rows, columns),
+        "embeddings.patch_embeddings.projection.bias": (hidden,),
+        **numbered_shapes("encoder.layer", vision.num_hidden_layers, layer),
+    }
+    return {f"model.vision_tower.{name}": shape for name, shape in tensors.items()}
+
+
+def _internvl(config: SimpleNamespace) -> Shapes:
+    projector = "model.multi_modal_projector"
+    hidden = config.text_config.hidden_size
+    width = config.vision_config.hidden_size * int(1 / config.downsample_ratio) ** 2
+    return {
+        **_internvl_tower(config.vision_config),
+        **_layer_norm(f"{projector}.layer_norm", width),
+        **linear_shapes(f"{projector}.linear_1", hidden, width, has_bias=True),
+        **linear_shapes(f"{projector}.linear_2", hidden, hidden, has_bias=True),
+    }
+
+
 def _mllama_tower(vision: SimpleNamespace) -> Shapes:
     """Return Llama 3.2's tower: layers for each tile, then layers with gates for all tiles."""
     hidden, inner, patch = vision.hidden_size, vision.intermediate_size, vision.patch_size
@@ -138,6 +177,7 @@ def _qwen2_5_vl(config: SimpleNamespace) -> Shapes:
 
 BESIDE_TEXT: Mapping[str, Callable[[SimpleNamespace], Shapes]] = MappingProxyType(
     {
+        "internvl": _internvl,
         "llava_onevision": _llava_onevision,
         "mllama": _mllama,
         "paligemma": _paligemma,

@@ -33,12 +33,12 @@ def weights_bytes(config: Any, element_bytes: int) -> int | None:
     if isinstance(config, SimpleNamespace):
         with read_by_library(architecture(config), MALFORMED, REPAIR_CONFIG):
             shapes = plain_tensors(config)
-        if shapes is not None and not quantised:
-            wide = FLOAT32.get(config.model_type)
-            return sum(
-                math.prod(shape) * (4 if wide and name.endswith(wide) else element_bytes)
-                for name, shape in shapes.items()
-            )
+            if shapes is not None and not quantised:
+                wide = FLOAT32.get(config.model_type)
+                return sum(
+                    math.prod(shape) * (4 if wide and name.endswith(wide) else element_bytes)
+                    for name, shape in shapes.items()
+                )
     else:
         tensors = _built(config, element_bytes)
         if tensors is not None and not quantised:
