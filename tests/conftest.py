@@ -19,6 +19,7 @@ from tests.server.metrics.exported import Exported, exported_by_a_server
 from tests.shallow_model import write_shallow
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read where Triton is first imported
+os.environ.pop("COLUMNS", None)  # pytest-xdist sets it, and tables in pipes follow it
 # Each client reads all certificates of this machine, which takes 80 ms; tests trust none of them.
 transports: Any = httpx._transports.default
 transports.create_ssl_context = functools.cache(transports.create_ssl_context)

@@ -237,8 +237,8 @@ def test_what_outlasts_a_drain_ends_if_no_other_instance_can_start(
     """The other one has failed since the drain began."""
 
     async def scenario() -> None:
-        limits = FrontLimits(drain_seconds=1.0, restart=RestartPolicy(0.01, 0.01, 3))
-        command = instance_command("--step-seconds", "0.01")
+        limits = FrontLimits(drain_seconds=5.0, restart=RestartPolicy(0.01, 0.01, 3))
+        command = instance_command("--step-seconds", "0.1")
         async with Front(command, instances={"mixed": 2}, limits=limits) as front:
             tasks = started(front, 2)
             await until(lambda: in_flight(front) == {"mixed-0": 1, "mixed-1": 1})
