@@ -8,7 +8,6 @@ first text of the answer.
 
 import argparse
 import json
-import socket
 import sys
 import tempfile
 import time
@@ -20,6 +19,7 @@ import httpx
 
 from bench import result_file
 from bench.side_by_side.processes import SystemProcess
+from bench.side_by_side.systems import free_port
 
 START_SECONDS = 180.0
 MOST_HEADER_SECONDS = 0.5
@@ -79,9 +79,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args(given)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory() as folder, httpx.Client(timeout=300) as http:
         command = [sys.executable, "-m", "kvell.cli.main", "serve", "smollm2"]

@@ -9,7 +9,6 @@ tenant's 16 answers alone, the same beside 16 answers with the grammar, and besi
 import argparse
 import asyncio
 import json
-import socket
 import sys
 import tempfile
 import time
@@ -22,6 +21,7 @@ import httpx
 
 from bench import result_file
 from bench.side_by_side.processes import SystemProcess
+from bench.side_by_side.systems import free_port
 
 AMBIGUOUS_GRAMMAR = 'start: s\ns: s s s | s s | "a" | "b"'
 ROWS = 16
@@ -95,9 +95,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args(given)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory() as folder:
         keys = Path(folder, "keys.toml")

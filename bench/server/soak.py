@@ -12,7 +12,6 @@ import asyncio
 import json
 import os
 import random
-import socket
 import sys
 import tempfile
 import time
@@ -26,6 +25,7 @@ import httpx
 
 from bench import result_file
 from bench.side_by_side.processes import SystemProcess
+from bench.side_by_side.systems import free_port
 
 START_SECONDS = 180.0
 PROMPTS = 40
@@ -168,9 +168,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--out", type=Path, default=result_file.path_of("soak"))
     args = parser.parse_args(given)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "kvell.cli.main", "serve", "--port", str(port)]
     command += [f"--kv-memory={args.kv_mib}MiB", f"--dtype={args.dtype}"]

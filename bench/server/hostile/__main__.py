@@ -11,7 +11,6 @@ their contract says.
 import argparse
 import asyncio
 import json
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from bench.server.hostile.models import picture_model, poisoned_model
 from bench.server.hostile.tenant import KEY as TENANT
 from bench.server.hostile.tenant import behave
 from bench.side_by_side.processes import SystemProcess
+from bench.side_by_side.systems import free_port
 
 START_SECONDS = 180.0
 MOST_WAIT_SECONDS = 2.0
@@ -152,9 +152,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args(given)
     name = "hostile_pictures" if args.pictures else "hostile"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory() as folder:
         keys, log = Path(folder, "keys.toml"), Path(folder, "server.log")

@@ -83,7 +83,7 @@ def warn_of_absent_form(processor_sets: Sequence[str], built_sets: Sequence[str]
     A build for one processor that is copied to another runs other kernels, which are slower.
 
     :param processor_sets: sets that this processor runs, best first.
-    :param built_sets: those of them that are compiled in, best first.
+    :param built_sets: sets of this processor that are compiled in, best first.
     """
     best = processor_sets[0]
     if best != built_sets[0]:

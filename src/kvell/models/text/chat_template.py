@@ -125,8 +125,8 @@ class ChatTemplate:
         messages = with_arguments(messages, as_text=self.takes_argument_text)
         if self.control_tokens is not None:
             messages = self.control_tokens.mark_messages(messages)
-            tools = [self.control_tokens.mark_mapping(tool) for tool in tools or ()]
-            fields = self.control_tokens.mark_mapping(fields)
+            tools = [self.control_tokens.finder.mark_mapping(tool) for tool in tools or ()]
+            fields = self.control_tokens.finder.mark_mapping(fields)
         try:
             return template.render(
                 messages,

@@ -76,23 +76,20 @@ class ControlTokens:
     :param special: texts of the tokenizer's special tokens.
     :param others: texts of its other added tokens that the template writes, such as
         ``<tool_response>``.  The assistant's own messages may have them.
+    :ivar finder: the search for all of them, for functions and variables of the template.
     """
 
     def __init__(self, special: Iterable[str], others: Iterable[str]) -> None:
         special = frozenset(special)
         self._special = TokenFinder(special)
-        self._all = TokenFinder(special.union(others))
+        self.finder = TokenFinder(special.union(others))
 
     def mark_messages(self, messages: Iterable[Mapping[str, object]]) -> list[dict[str, object]]:
         """Return messages with control tokens marked."""
         return [self._mark_message(message) for message in messages]
 
-    def mark_mapping(self, values: Mapping[str, object]) -> dict[str, object]:
-        """Return a function, or variables of a template, with control tokens marked."""
-        return self._all.mark_mapping(values)
-
     def _mark_message(self, message: Mapping[str, object]) -> dict[str, object]:
-        finder = self._special if message.get("role") == "assistant" else self._all
+        finder = self._special if message.get("role") == "assistant" else self.finder
         return finder.mark_mapping(message)
 
 
