@@ -20,9 +20,10 @@ extensions = [
 nitpicky = True
 # What others document, far from here, and types that are private and only named.
 OTHERS = (
-    r"collections|contextlib|enum|fastapi|kvell\.engine\.engine|msgspec|numpy|os|pathlib|typing"
+    r"argparse|collections|contextlib|enum|fastapi|kvell\.engine\.engine"
+    r"|kvell\.models\.text\.(gap_tokens|rendering)|msgspec|numpy|os|pathlib|typing"
 )
-nitpick_ignore_regex = [("py:.*", rf"({OTHERS})\..*"), ("py:class", "Entry|Key|Any")]
+nitpick_ignore_regex = [("py:.*", rf"({OTHERS})\..*"), ("py:class", "CompiledTemplate|UnenforcedKeyword|Entry|Key|Any")]
 autodoc_default_options = {
     "members": True,
     "member-order": "bysource",

@@ -1,5 +1,6 @@
 """What Sphinx is told beyond its configuration while it reads the pages."""
 
+import re
 from typing import Any
 
 import click
@@ -9,6 +10,8 @@ from scripts.reference.python.annotations import written_annotations
 from scripts.reference.python.docstrings import field_texts, parameter_texts, parameters
 
 OPTION = ".. option::"
+MARKUP = re.compile(r"[*|]")
+"""Characters of plain help texts that reStructuredText would read as markup."""
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
@@ -42,6 +45,7 @@ def complete_options(_app: Sphinx, context: click.Context, lines: list[str]) -> 
     options = [
         one for one in context.command.params if isinstance(one, click.Option) and not one.hidden
     ]
+    lines[:] = [one if one.startswith(OPTION) else MARKUP.sub(r"\\\g<0>", one) for one in lines]
     starts = [place for place, line in enumerate(lines) if line.startswith(OPTION)]
     for option, start in reversed(list(zip(options, starts, strict=True))):
         if option.metavar:

@@ -23,7 +23,7 @@ def python_pages() -> dict[PurePosixPath, str]:
 
 
 def _index() -> str:
-    exported = "\n".join(f"* :obj:`kvell.{name}`" for name in kvell.__all__ if name[0] != "_")
+    exported = "\n".join(map(_entry, (name for name in kvell.__all__ if name[0] != "_")))
     return page(
         heading("Python"),
         "``import kvell`` is cheap.  It loads torch and transformers when one of these is used:",
@@ -31,6 +31,12 @@ def _index() -> str:
         f"``kvell.__version__`` is the version as text, here ``{kvell.__version__}``.",
         contents(one.name for one in PAGES),
     )
+
+
+def _entry(name: str) -> str:
+    if name in kvell.SAME:
+        return f"* ``kvell.{name}``, a second name of :obj:`kvell.{kvell.SAME[name]}`"
+    return f"* :obj:`kvell.{name}`"
 
 
 def _page(one: PythonPage) -> str:

@@ -126,7 +126,8 @@ PAGES = (
                     *_of("kvell.engine.protocol.placements", "RequestPlacementEntry"),
                     *_of(
                         "kvell.engine.protocol.statistics",
-                        "InstanceReport InstanceFacts LoadStats Stats GroupStats",
+                        "InstanceReport InstanceFacts ModelLengths ModelWeights LoadStats Stats "
+                        "GroupStats",
                     ),
                     "kvell.cost.prices.ExecCosts",
                     *_of(
@@ -152,6 +153,7 @@ PAGES = (
                     "kvell.engine.protocol.structured_outputs.Calls",
                     "kvell.engine.protocol.structured_outputs.CallForm",
                     "kvell.engine.protocol.structured_outputs.ReasoningBudget",
+                    "kvell.engine.protocol.schemas.strict.StrictPart",
                     "kvell.engine.protocol.logprobs.TokenLogprobs",
                 ),
             ),
