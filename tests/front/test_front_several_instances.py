@@ -231,13 +231,14 @@ def test_an_instance_that_cannot_start_fails_alone(instance_command: CommandFact
     run(scenario())
 
 
+@pytest.mark.long
 def test_what_outlasts_a_drain_ends_if_no_other_instance_can_start(
     instance_command: CommandFactory,
 ) -> None:
-    """The other one has failed since the drain began."""
+    """The other one has failed since the drain began, which is long enough on a busy machine."""
 
     async def scenario() -> None:
-        limits = FrontLimits(drain_seconds=5.0, restart=RestartPolicy(0.01, 0.01, 3))
+        limits = FrontLimits(drain_seconds=25.0, restart=RestartPolicy(0.01, 0.01, 3))
         command = instance_command("--step-seconds", "0.1")
         async with Front(command, instances={"mixed": 2}, limits=limits) as front:
             tasks = started(front, 2)
