@@ -23,7 +23,10 @@ OTHERS = (
     r"argparse|collections|contextlib|enum|fastapi|kvell\.engine\.engine"
     r"|kvell\.models\.text\.(gap_tokens|rendering)|msgspec|numpy|os|pathlib|typing"
 )
-nitpick_ignore_regex = [("py:.*", rf"({OTHERS})\..*"), ("py:class", "CompiledTemplate|UnenforcedKeyword|Entry|Key|Any")]
+nitpick_ignore_regex = [
+    ("py:.*", rf"({OTHERS})\..*"),
+    ("py:class", "CompiledTemplate|UnenforcedKeyword|Entry|Key|Any"),
+]
 autodoc_default_options = {
     "members": True,
     "member-order": "bysource",
