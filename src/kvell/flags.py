@@ -49,12 +49,10 @@ class Flag:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The name and the alias."""
         return (self.name,) if self.alias is None else (self.name, self.alias)
 
     @property
     def opposite(self) -> str:
-        """The flag that turns a switch off."""
         return f"--no-{self.name.removeprefix('--')}"
 
 
@@ -74,13 +72,11 @@ def setting(
 
 
 def setting_of(record: type, name: str) -> Any:
-    """Return a field of settings with the default and the flag of another record's field."""
     same = next(each for each in fields(record) if each.name == name)
     return field(default=same.default, metadata=same.metadata)
 
 
 def settings_with_flag(record: type) -> Iterator[tuple["Field[object]", Flag]]:
-    """Yield the settings that have a flag, with the flag, also those of records in the record."""
     for each in fields(record):
         if "flag" in each.metadata:
             yield each, each.metadata["flag"]
@@ -89,6 +85,5 @@ def settings_with_flag(record: type) -> Iterator[tuple["Field[object]", Flag]]:
 
 
 def inner_record(field: "Field[object]") -> type | None:
-    """Return the class of the record that a field has by default, if it is one."""
     make: object = field.default_factory
     return make if isinstance(make, type) and is_dataclass(make) else None

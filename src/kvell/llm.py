@@ -439,5 +439,4 @@ class LLM:
 
 
 def _arguments(method: Callable[..., object]) -> Collection[str]:
-    """Return the names of a method's arguments."""
     return inspect.signature(method).parameters.keys() - {"self", "others"}

@@ -37,25 +37,21 @@ class HostRows:
 
     @classmethod
     def of(cls, arrays: Sequence[Whole], dtype: type[np.int32] | type[np.int64]) -> Self:
-        """Copy arrays into one buffer."""
         flat = np.concatenate(arrays, dtype=dtype)
         address: int = flat.__array_interface__["data"][0]
         return cls(flat, address, [len(array) for array in arrays])
 
     @cached_property
     def addresses(self) -> list[int]:
-        """The address of each array."""
         begins = accumulate(self.sizes[:-1], initial=0)
         return [self.address + self.flat.itemsize * begin for begin in begins]
 
     @property
     def arrays(self) -> list[Whole]:
-        """The arrays, as views of ``flat``."""
         return np.split(self.flat, np.cumsum(self.sizes[:-1]))
 
     @property
     def tensors(self) -> Sequence[torch.Tensor]:
-        """The arrays as tensors over the same memory."""
         parts: Sequence[torch.Tensor] = torch.from_numpy(self.flat).split_with_sizes(self.sizes)
         return parts
 
@@ -77,7 +73,6 @@ class OnHost:
         return getattr(self, name)
 
     def make_fields(self) -> Sequence[torch.Tensor]:
-        """Return the tensors of the fields in ``MADE``, in order."""
         return self.rows.tensors
 
 
@@ -95,7 +90,6 @@ class HostGroupBatch(OnHost, GroupBatch):
 
     @property
     def writes(self) -> tuple[int, int]:
-        """The addresses of ``write_page_ids`` and ``write_offsets``."""
         *_, pages, offsets = self.rows.addresses
         return pages, offsets
 

@@ -39,12 +39,10 @@ class LayerPages:
 
     @property
     def quantised(self) -> bool:
-        """Whether a scale follows each stored vector."""
         return is_quantised(self.dtype)
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one head's stored vector, its scale included."""
         return self.head_size * self.dtype.itemsize + scale_bytes_of(self.dtype)
 
     @property
@@ -54,12 +52,10 @@ class LayerPages:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of this layer inside a page."""
         return self.tensor_bytes * (1 if self.value_size else 2)
 
     @property
     def output_size(self) -> int:
-        """Length of a head's attention output."""
         return self.value_size or self.head_size
 
 

@@ -171,12 +171,10 @@ class _KnownBatches:
 
 
 def instruction_sets() -> list[str]:
-    """Return the instruction sets that are compiled in and that this CPU supports, best first."""
     return _kernels.instruction_sets()
 
 
 def processor_sets() -> list[str]:
-    """Return the instruction sets that this CPU supports, compiled in or not, best first."""
     return _kernels.processor_sets()
 
 

@@ -14,7 +14,6 @@ SCALE_BYTES = 4
 
 
 def is_quantised(dtype: torch.dtype) -> bool:
-    """Return whether vectors of this dtype are stored with a scale."""
     return dtype in LARGEST
 
 

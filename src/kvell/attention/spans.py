@@ -78,6 +78,5 @@ def _spread(rows: torch.Tensor, at: int, spans: int) -> torch.Tensor:
 def skip_pages(
     layer: LayerPages, table: torch.Tensor, begin: int, needed: int
 ) -> tuple[torch.Tensor, int]:
-    """Return the table, and its begin, without the pages that end at or before ``needed``."""
     pages = min(max(0, (needed - begin) // layer.page_tokens), len(table))
     return table[pages:], begin + pages * layer.page_tokens

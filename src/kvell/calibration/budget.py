@@ -20,13 +20,11 @@ class TimeBudget:
     _seconds: dict[Point, float] = field(default_factory=dict)
 
     def allows(self, point: Point) -> bool:
-        """Return whether the point probably ends in time."""
         if not self._seconds:
             return True
         return self.clock.now_seconds() + self._expected_seconds(point) <= self.end_seconds
 
     def note(self, point: Point, began_seconds: float) -> None:
-        """Record the time of a point that has just ended."""
         self._seconds[point] = self.clock.now_seconds() - began_seconds
 
     def _expected_seconds(self, point: Point) -> float:

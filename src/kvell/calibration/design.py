@@ -24,14 +24,12 @@ class Point:
 
     @property
     def kind(self) -> str:
-        """``decode``, ``prefill`` or ``mixed``."""
         if not self.new_tokens:
             return "decode"
         return "mixed" if self.decodes else "prefill"
 
     @property
     def longest_tokens(self) -> int:
-        """The length of the longest request."""
         return max(self.context_tokens, self.cached_tokens + self.new_tokens)
 
 

@@ -31,7 +31,6 @@ class KnownSeconds:
     request_seconds: float = 0.0
 
     def step_seconds(self, plan: StepPlan) -> float:
-        """Implement :meth:`kvell.simulator.replay.runner.StepTimer.step_seconds`."""
         return self.seconds
 
 

@@ -61,7 +61,6 @@ class KeptCalibrations:
             return made
 
     def path(self, key: str) -> Path:
-        """Return the file of a key."""
         digest = hashlib.sha256(key.encode()).hexdigest()[:KEY_CHARACTERS]
         return self._folder / f"{digest}.json"
 

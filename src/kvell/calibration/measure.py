@@ -30,13 +30,11 @@ class Repeats:
     first: list[TimedStep] = field(default_factory=list)
 
     def median(self) -> MeasuredStep:
-        """Return the point's median as one measured step."""
         seconds = [step.seconds for step in self._counted]
         return MeasuredStep(self._counted[0].work, float(np.quantile(seconds, QUANTILE)))
 
     @property
     def spread(self) -> float:
-        """The interquartile range of the repeats, relative to the median."""
         seconds = [step.seconds for step in self._counted]
         low, middle, high = np.quantile(seconds, (0.25, 0.5, 0.75))
         return float((high - low) / middle)

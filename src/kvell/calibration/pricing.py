@@ -103,7 +103,6 @@ class OwnPricing:
         return calibration
 
     def _own(self, model: PagedModel, name: str, settings: EngineSettings) -> Calibration:
-        """Return the calibration of an earlier start, or make one."""
         key = (
             machine_print(model.device.type, settings.threads),
             software_print(),

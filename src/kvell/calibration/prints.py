@@ -34,7 +34,6 @@ def machine_print(device: str, threads: int | None = None) -> MachinePrint:
 
 
 def software_print(package: Path = Path(kvell.__file__).parent) -> SoftwarePrint:
-    """Identify the code of this process."""
     return SoftwarePrint(kvell.__version__, str(torch.__version__), code_digest(package))
 
 

@@ -52,7 +52,6 @@ class SkippingModel:
 
     @property
     def whole(self) -> PagedModel:
-        """The wrapped model, which never skips."""
         return self._model
 
     def __getattr__(self, name: str) -> Any:
@@ -67,7 +66,6 @@ class WatchedRunner:
         self.plan: StepPlan | None = None
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Implement :meth:`Runner.run`."""
         self.plan = plan
         return self._runner.run(plan)
 
@@ -138,7 +136,6 @@ class Rig:
         return seconds
 
     def clear(self) -> None:
-        """Cancel all requests."""
         for request in self._running:
             self._engine.handle(Cancel(request))
         self._running = []

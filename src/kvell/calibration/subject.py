@@ -46,7 +46,6 @@ class Subject:
 
     @property
     def paged_model(self) -> PagedModel:
-        """The wrapped model, which never skips."""
         return self.model.whole
 
     def rig(self, clock: Clock, seed: int = 0) -> Rig:
@@ -87,7 +86,6 @@ def subject_of(model: PagedModel, name: str, options: EngineOptions) -> Subject:
 
 
 def print_of(model: PagedModel, name: str) -> ModelPrint:
-    """Identify a loaded model, as :func:`model_print` does from its config."""
     description = model.description
     cost = model_cost(model.module.config, description, model.dtype.itemsize)
     dtype = str(model.dtype).removeprefix("torch.")

@@ -55,12 +55,10 @@ class Conversation:
     turns: list[dict[str, str]] = field(default_factory=list)
 
     def messages(self) -> list[dict[str, str]]:
-        """Return all messages, the system message first."""
         first = [{"role": "system", "content": self.system}] if self.system else []
         return first + self.turns
 
     def add(self, role: str, content: str) -> None:
-        """Append one message."""
         self.turns.append({"role": role, "content": content})
 
 
@@ -180,7 +178,6 @@ def read_turns(interactive: bool) -> Iterator[str]:
 
 
 def _read_lines(first: str, interactive: bool) -> str:
-    """Return the lines up to one that ends with quotation marks, or to the end of input."""
     lines = [first]
     while not lines[-1].rstrip().endswith(QUOTES):
         line = _read_line(interactive, "... ")

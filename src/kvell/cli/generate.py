@@ -189,7 +189,6 @@ def _run_all(model: "LLM", job: Job) -> None:
 
 
 def _asked(line: PromptLine) -> Any:
-    """Return the prompt, with the line's model if it has one."""
     if not line.model:
         return line.prompt
     key = "prompt" if isinstance(line.prompt, str) else "prompt_token_ids"
@@ -201,13 +200,11 @@ def _of_line(line: PromptLine, sampling: SamplingParams) -> SamplingParams:
 
 
 def as_json(results: Sequence[Any], stats: Mapping[str, Any]) -> str:
-    """Return the output as one JSON object, with requests in input order."""
     requests = [{field: getattr(result, field) for field in RESULT_FIELDS} for result in results]
     return json.dumps({"requests": requests, "stats": dict(stats)}, default=_plain)
 
 
 def _plain(value: Any) -> Any:
-    """Convert numpy arrays and numbers to plain Python values."""
     return value.tolist()
 
 

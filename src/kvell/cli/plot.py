@@ -57,5 +57,4 @@ def plot(
 
 
 def default_title(path: Path) -> str:
-    """Return a file's name without ``.jsonl`` and ``.gz``."""
     return path.name.removesuffix(".gz").removesuffix(".jsonl")

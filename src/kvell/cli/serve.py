@@ -143,8 +143,6 @@ def _check_settings(
 
 
 def _ready(announce: Callable[[str], None]) -> Callable[[str], None]:
-    """Return a function that announces the server, also to systemd."""
-
     def announced(url: str) -> None:
         announce(url)
         tell_service_manager("READY=1")

@@ -91,7 +91,6 @@ class FrontTable:
         self._ends_now = ends_cluster or not self.is_shared
 
     def change_role(self, instance_id: str, role: str) -> None:
-        """Give an instance another role."""
         self.roles[instance_id] = role
         self.role_changes += 1
 
@@ -100,12 +99,10 @@ class FrontTable:
         self.roles.pop(instance_id, None)
 
     def living(self, now_seconds: float) -> list[str]:
-        """Return the fronts with a valid lease, in the order of their arrival."""
         self._expire(now_seconds)
         return list(self._fronts)
 
     def loads(self, now_seconds: float) -> dict[str, int]:
-        """Return the remaining work of each instance, for all fronts together."""
         self._expire(now_seconds)
         total: Counter[str] = Counter()
         for front in self._fronts.values():
@@ -113,7 +110,6 @@ class FrontTable:
         return dict(total)
 
     def is_over(self, now_seconds: float) -> bool:
-        """Return whether the cluster should end: its last front ended it, or left too long ago."""
         self._expire(now_seconds)
         if self._fronts:
             return False

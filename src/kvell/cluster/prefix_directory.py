@@ -31,7 +31,6 @@ class PrefixDirectory:
         self._memo = HashMemo()
 
     def on_joined(self, instance_id: str, role: str, indexed: Sequence[IndexedGroup]) -> None:
-        """Add an incarnation of an instance, whose notices cover these groups."""
         self._groups = self._groups or tuple(map(TreeGroup.of, indexed))
         self._roles[instance_id] = role
         if role not in self._trees:
@@ -45,7 +44,6 @@ class PrefixDirectory:
         return tree is None or tree.on_notice(instance_id, incarnation, notice, now_seconds)
 
     def lost(self, instance_id: str) -> None:
-        """Forget the prefixes of an instance that died or left."""
         tree = self._tree(instance_id)
         if tree is not None:
             tree.lost(instance_id)
@@ -71,7 +69,6 @@ class PrefixDirectory:
     def on_routed(
         self, instance_id: str, incarnation: int, chain: PromptChain, now_seconds: float
     ) -> None:
-        """Expect an instance to cache the prompt of a request that was routed to it."""
         tree = self._tree(instance_id)
         if tree is not None:
             tree.expect(instance_id, incarnation, chain, now_seconds)

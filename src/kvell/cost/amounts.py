@@ -23,7 +23,6 @@ class AttentionSpan:
     is_chunked: bool = False
 
     def live_tokens(self, tokens: int) -> int:
-        """Return how many of ``tokens`` earlier tokens the next token reads."""
         window = self.window_tokens
         if not window:
             return tokens
@@ -80,7 +79,6 @@ class ModelShape:
 
     @property
     def asking_layers(self) -> int:
-        """The number of layers of full attention, whose keys and values can be remote."""
         return sum(reach.layers for reach in self.reaches if not reach.window_tokens)
 
     def amounts(self, work: Sequence[Work]) -> Amounts:
@@ -127,7 +125,6 @@ def shape_of(layers: Iterable[LayerSpec]) -> ModelShape:
 
 
 def _scan_rounds(work: Sequence[Work]) -> int:
-    """Return the scan's rounds: the pieces of the longest prompt, and one for all decodes."""
     pieces = [
         -(-(w.start + w.count) // SCAN_TOKENS) - w.start // SCAN_TOKENS for w in work if w.count > 1
     ]

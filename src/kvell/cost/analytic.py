@@ -101,7 +101,6 @@ class AnalyticModel:
     cost: ModelCost
 
     def step_seconds(self, work: Sequence[Work]) -> float:
-        """Implement :meth:`kvell.cost.model.CostModel.step_seconds`."""
         return self.profile.step_seconds(self.cost.of_step(work))
 
 
@@ -121,13 +120,11 @@ class LinkProfile:
 
     @property
     def bytes_per_second(self) -> float:
-        """The rate that large messages reach."""
         return self.bandwidth_bytes * self.bandwidth_efficiency
 
     def parallel(
         self, num_layers: int, token_bytes: int, *, tensor: int = 1, pipeline: int = 1
     ) -> Parallel:
-        """Connect devices over this link (see :class:`Parallel`)."""
         return Parallel(
             tensor, pipeline, num_layers, token_bytes, self.bytes_per_second, self.latency_seconds
         )

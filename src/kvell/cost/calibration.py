@@ -124,7 +124,6 @@ class Calibration:
     copies: HostCopies = HostCopies()
 
     def step_seconds(self, work: Sequence[Work]) -> float:
-        """Return the seconds of the engine alone (:class:`kvell.cost.model.CostModel`)."""
         return self.operators.step_seconds(work)
 
     def served_step_seconds(self, work: Sequence[Work]) -> float:
@@ -140,15 +139,12 @@ class Calibration:
 
     @property
     def fetch(self) -> Fetch:
-        """The cost of a hit on the host."""
         return Fetch(self.operators.shape, self.copy_bytes_per_second)
 
     def on(self, parallel: Parallel) -> "Calibration":
-        """Return the same model over several such devices."""
         return replace(self, operators=replace(self.operators, parallel=parallel))
 
     def encode(self) -> bytes:
-        """Return the calibration as a JSON file."""
         return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
 
 

@@ -85,7 +85,6 @@ def prefill_seconds(
 
 
 def decode_seconds(model: CostModel, contexts_tokens: Sequence[int]) -> float:
-    """Return the seconds of a step in which requests of these contexts decode."""
     return model.step_seconds([Chunk(tokens, 1) for tokens in contexts_tokens])
 
 

@@ -42,7 +42,6 @@ class Waves:
 
 
 def spans(rows: int, tile_rows: int, knots: Sequence[int]) -> list[int]:
-    """Return the rows of whole waves between each knot and the next."""
     computed = -(-rows // tile_rows) * tile_rows
     ends = (*knots[1:], max(computed, knots[-1]))
     return [max(0, min(computed, end) - start) for start, end in zip(knots, ends, strict=True)]
@@ -62,7 +61,6 @@ class Attention:
     prompt_seconds: float
 
     def seconds(self, amounts: Amounts) -> float:
-        """Return the seconds of one step."""
         return (
             self.pair_seconds * amounts.pairs
             + self.read_seconds * amounts.read_tokens
@@ -87,7 +85,6 @@ class Constants:
     share: float = 0.0
 
     def seconds(self, amounts: Amounts) -> float:
-        """Return the fixed seconds of one step, without the share."""
         return (
             self.step_seconds
             + self.sequence_seconds * amounts.sequences

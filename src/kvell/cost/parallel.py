@@ -48,7 +48,6 @@ class Parallel:
         return (sums + hops) * self.message_latency_seconds + (sums * ring + hops) * passing
 
     def stage_seconds(self, step_seconds: float) -> float:
-        """Return the time between the ends of two steps when all stages are busy."""
         return step_seconds / self.pipeline
 
 

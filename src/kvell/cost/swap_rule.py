@@ -35,7 +35,6 @@ class BytesPerToken:
     most_bytes: float
 
     def swaps(self, tokens: int, size_bytes: int) -> bool:
-        """Implement :meth:`SwapRule.swaps`."""
         return tokens > 0 and WAYS * size_bytes <= tokens * self.most_bytes
 
 

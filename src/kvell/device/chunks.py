@@ -37,7 +37,6 @@ class AddressRange:
 
     @property
     def size_bytes(self) -> int:
-        """The size of the addresses, mapped or not."""
         return self.num_positions * self.chunk_bytes
 
     def check_free(self, positions: Ints) -> None:
@@ -47,7 +46,6 @@ class AddressRange:
             raise ValueError("a position is mapped already")
 
     def check_mapped(self, positions: Ints) -> None:
-        """Raise ValueError unless all positions are of the range, different and mapped."""
         self._check(positions)
         if (self.table[positions] == NOT_MAPPED).any():
             raise ValueError("a position is not mapped")
@@ -124,7 +122,6 @@ def check_map(home: AddressRange, area: AddressRange, positions: Ints, chunks: I
 
 
 def check_unmap(home: AddressRange, area: AddressRange, positions: Ints) -> None:
-    """Raise ValueError if :meth:`ChunkDevice.unmap` may not do this."""
     if area is home:
         raise ValueError("chunks cannot move on this device")
     area.check_mapped(positions)

@@ -37,21 +37,21 @@ class Driver(Protocol):
     CUmemAllocationGranularity_flags: Any
 
     # The names are the driver's own.
-    def cuInit(self, Flags: int, /) -> tuple[Any, ...]: ...  # noqa: D102, N802, N803
-    def cuMemGetAllocationGranularity(  # noqa: D102, N802
+    def cuInit(self, Flags: int, /) -> tuple[Any, ...]: ...  # noqa: N802, N803
+    def cuMemGetAllocationGranularity(  # noqa: N802
         self, prop: Any, option: Any, /
     ) -> tuple[Any, ...]: ...
-    def cuMemAddressReserve(  # noqa: D102, N802
+    def cuMemAddressReserve(  # noqa: N802
         self, size: int, alignment: int, addr: int, flags: int, /
     ) -> tuple[Any, ...]: ...
-    def cuMemAddressFree(self, ptr: int, size: int, /) -> tuple[Any, ...]: ...  # noqa: D102, N802
-    def cuMemCreate(self, size: int, prop: Any, flags: int, /) -> tuple[Any, ...]: ...  # noqa: D102, N802
-    def cuMemRelease(self, handle: Any, /) -> tuple[Any, ...]: ...  # noqa: D102, N802
-    def cuMemMap(  # noqa: D102, N802
+    def cuMemAddressFree(self, ptr: int, size: int, /) -> tuple[Any, ...]: ...  # noqa: N802
+    def cuMemCreate(self, size: int, prop: Any, flags: int, /) -> tuple[Any, ...]: ...  # noqa: N802
+    def cuMemRelease(self, handle: Any, /) -> tuple[Any, ...]: ...  # noqa: N802
+    def cuMemMap(  # noqa: N802
         self, ptr: int, size: int, offset: int, handle: Any, flags: int, /
     ) -> tuple[Any, ...]: ...
-    def cuMemUnmap(self, ptr: int, size: int, /) -> tuple[Any, ...]: ...  # noqa: D102, N802
-    def cuMemSetAccess(  # noqa: D102, N802
+    def cuMemUnmap(self, ptr: int, size: int, /) -> tuple[Any, ...]: ...  # noqa: N802
+    def cuMemSetAccess(  # noqa: N802
         self, ptr: int, size: int, desc: list[Any], count: int, /
     ) -> tuple[Any, ...]: ...
 
@@ -96,7 +96,6 @@ class CudaChunks:
             self.home.table[chunk] = chunk
 
     def reserve(self, num_positions: int) -> AddressRange:
-        """Implement :meth:`ChunkDevice.reserve`."""
         self._require_open()
         size_bytes = num_positions * self.chunk_bytes
         (address,) = self._call("cuMemAddressReserve", size_bytes, self.chunk_bytes, 0, 0)

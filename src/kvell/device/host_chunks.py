@@ -75,7 +75,6 @@ class HostChunks:
             raise TryLater(f"device: no memory for a chunk ({os.strerror(error)})")
 
     def reserve(self, num_positions: int) -> AddressRange:
-        """Implement :meth:`ChunkDevice.reserve`."""
         self._require_open()
         return AddressRange(self._reserve(num_positions * CHUNK_BYTES), num_positions, CHUNK_BYTES)
 
@@ -92,7 +91,6 @@ class HostChunks:
         area.table[positions] = chunks
 
     def unmap(self, area: AddressRange, positions: Ints) -> int:
-        """Implement :meth:`ChunkDevice.unmap`."""
         self._require_open()
         check_unmap(self.home, area, positions)
         done = self._unmap(area, positions)

@@ -45,7 +45,6 @@ class PieceEntry:
 
     @property
     def end_bytes(self) -> int:
-        """The offset at which the next piece may begin."""
         return self.offset_bytes + max(-(-self.size_bytes // CHUNK_BYTES), 1) * CHUNK_BYTES
 
 
@@ -98,7 +97,6 @@ class SharedWeights:
             yield _Mapped(self._descriptor, entry)
 
     def entries(self) -> list[ModelEntry]:
-        """Return all models whose weights are complete."""
         return self._entries()[0]
 
     def _written(self, key: str) -> Any:
@@ -120,7 +118,6 @@ class SharedWeights:
         return next((entry for entry in self.entries() if entry.key == key), None)
 
     def _entries(self) -> tuple[list[ModelEntry], int]:
-        """Return the complete entries, and the offset of the next one."""
         entries, at_bytes = [], 0
         while length := int.from_bytes(self._read(LENGTH_BYTES, at_bytes), "little"):
             fields = decode_json(self._read(length, at_bytes + LENGTH_BYTES))
@@ -159,7 +156,6 @@ class _Writable:
         return WeightPiece(mapped)
 
     def finish(self) -> tuple[PieceEntry, ...]:
-        """Make all pieces read-only and return their positions."""
         for mapped in self._mapped:
             protect(mapped)
         return tuple(self._pieces)
@@ -175,7 +171,6 @@ class _Mapped:
         self._pieces = list(entry.pieces)
 
     def take(self, what: str, size_bytes: int) -> WeightPiece:
-        """Return the next piece, or private memory if the file has another one there."""
         entry = self._pieces.pop(0) if self._pieces else None
         if entry is None or (entry.what, entry.size_bytes) != (what, size_bytes):
             return PrivateWeights().take(what, size_bytes)

@@ -50,7 +50,6 @@ class PrivateWeights:
     is_shared = False
 
     def take(self, what: str, size_bytes: int) -> WeightPiece:
-        """Implement :meth:`WeightMemory.take`."""
         made = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             made.madvise(mmap.MADV_HUGEPAGE)
@@ -95,7 +94,6 @@ def map_file(descriptor: int, offset_bytes: int, size_bytes: int, *, fill: bool)
 
 
 def protect(mapped: Any) -> None:
-    """Make a mapped part read-only for this process."""
     if _LIBC.mprotect(ctypes.addressof(mapped), ctypes.sizeof(mapped), mmap.PROT_READ):
         raise OSError(ctypes.get_errno(), "weights cannot be made read-only")
 

@@ -41,7 +41,6 @@ class StepBuffers:
     align_bytes: int
 
     def need_bytes(self, num_tokens: int, num_rows: int) -> int:
-        """Implement :meth:`ActivationNeed.need_bytes`."""
         sizes = [num_tokens * size for size in self.by_token_bytes]
         sizes += [num_rows * size for size in self.by_row_bytes]
         align = self.align_bytes
@@ -58,7 +57,6 @@ class LargestNeed:
     needs: tuple[ActivationNeed, ...]
 
     def need_bytes(self, num_tokens: int, num_rows: int) -> int:
-        """Return the largest need: any of the models may compute the whole step."""
         return max(need.need_bytes(num_tokens, num_rows) for need in self.needs)
 
 
@@ -71,7 +69,6 @@ class ActivationModel:
     logits_row_bytes: int
 
     def need_bytes(self, num_tokens: int, num_rows: int) -> int:
-        """Return the peak of a step of ``num_tokens`` that computes ``num_rows`` rows of logits."""
         return self.fixed_bytes + num_tokens * self.token_bytes + num_rows * self.logits_row_bytes
 
 

@@ -98,12 +98,10 @@ class Balloon:
 
     @property
     def uncommitted_chunks(self) -> tuple[int, ...]:
-        """The chunks that have no memory yet."""
         return tuple(np.flatnonzero(self.owner == Owner.SYSTEM).tolist())
 
     @property
     def idle_chunks(self) -> int:
-        """The number of chunks that activations own and no slot uses."""
         return self.activation_chunks - self.slots.count(SlotState.USED)
 
     # ------------------------------------------------------------------ deflation
@@ -142,7 +140,6 @@ class Balloon:
         )
 
     def plan_loose(self, count: int, reclaim_order: LongInts) -> Deflation:
-        """Plan to take up to ``count`` chunks of KV for a later slot, as many as KV can give."""
         most = int(np.count_nonzero(self._candidates(reclaim_order)))
         given = self._reclaimable(min(count, most), reclaim_order) or ()
         withheld = {large for chunk in given for large in self.tiling.larges_over(chunk)}
@@ -155,7 +152,6 @@ class Balloon:
         return possible
 
     def _reclaimable(self, count: int, reclaim_order: LongInts) -> tuple[int, ...] | None:
-        """Return the chunks of KV that cost least, from the top if they cost the same."""
         order = self.tiling.chunk_order(reclaim_order)
         order[self.owner != Owner.KV] = USED
         by_cost = np.argsort(order[::-1], kind="stable")[:count]
@@ -197,7 +193,6 @@ class Balloon:
         )
 
     def plan_commit(self, chunks: Sequence[int]) -> Inflation:
-        """Plan to give KV chunks of the system that have memory now."""
         chosen = np.zeros(self.tiling.num_chunks, np.bool_)
         chosen[list(chunks)] = True
         return Inflation(tuple(chunks), tuple(self._completed(chosen).tolist()))
@@ -274,7 +269,6 @@ class Balloon:
         self.slots.release(start, count, step)
 
     def on_unmapped(self, positions: Sequence[int]) -> None:
-        """Mark stale positions that the device has unmapped as bare."""
         self.slots.clear(positions)
         self.chunk_at[list(positions)] = NOWHERE
 
@@ -287,7 +281,6 @@ class Balloon:
 
 
 def _last(most: int, holds: Callable[[int], bool]) -> int:
-    """Return the largest n up to ``most`` for which a monotone condition holds."""
     low = 0
     high = most
     while low < high:

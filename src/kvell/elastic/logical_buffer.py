@@ -32,12 +32,10 @@ class SloWindow:
     late: deque[bool] = field(default_factory=lambda: deque(maxlen=WINDOW_ITERATIONS))
 
     def note(self, is_late: bool) -> None:
-        """Record whether an iteration was late."""
         self.late.append(is_late)
 
     @property
     def is_violated(self) -> bool:
-        """Whether at least ``LATE_ITERATIONS`` of the last iterations were late."""
         return sum(self.late) >= LATE_ITERATIONS
 
 
@@ -73,7 +71,6 @@ class CpuBuffer:
 
     @property
     def held_chunks(self) -> int:
-        """The number of chunks in use."""
         return sum(self.held.values())
 
     @property

@@ -124,7 +124,6 @@ class ElasticMemory:
         self.balloon.release(self._mirrored(last), slot.num_chunks, step)
 
     def _mirrored(self, position: int) -> int:
-        """Convert a position of the balloon to one of the range, or the reverse."""
         return self.area.num_positions - 1 - position
 
     def _carry_out(self, plan: Deflation, step: int) -> bool:

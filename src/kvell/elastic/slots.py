@@ -47,12 +47,10 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """The position after the last one."""
         return self.start + self.count
 
     @property
     def is_free(self) -> bool:
-        """Whether a slot can be placed here: the positions are bare or idle."""
         return self.state in (SlotState.BARE, SlotState.IDLE)
 
 
@@ -76,15 +74,12 @@ class SlotSpace:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """The segments in order of address."""
         return tuple(self._now())
 
     def count(self, state: SlotState) -> int:
-        """Return the number of positions in a state."""
         return self._counts[state]
 
     def positions(self, state: SlotState) -> Iterator[int]:
-        """Yield the positions in a state, by address."""
         for segment in self._now():
             if segment.state is state:
                 yield from range(segment.start, segment.end)
@@ -117,7 +112,6 @@ class SlotSpace:
         return Placement(start, count, tuple(chain.from_iterable(missing)))
 
     def oldest_idle(self, outside: Placement) -> Iterator[int]:
-        """Yield idle positions outside a placement, those of the longest unused segments first."""
         idle = [s for s in self._now() if s.state is SlotState.IDLE]
         for segment in sorted(idle, key=lambda s: (s.step, -s.start)):
             for position in range(segment.end - 1, segment.start - 1, -1):
@@ -138,7 +132,6 @@ class SlotSpace:
     # ------------------------------------------------------------------ changing
 
     def fill(self, positions: Iterable[int]) -> None:
-        """Mark bare positions as idle: they have chunks now."""
         for start, count in _stretches(positions):
             self._change(start, count, SlotState.BARE, SlotState.IDLE)
 
@@ -163,12 +156,10 @@ class SlotSpace:
         self._recount(count, SlotState.USED, SlotState.IDLE)
 
     def retire(self, positions: Iterable[int]) -> None:
-        """Mark idle positions as stale: they lost their chunks. Their last step is the fence."""
         for start, count in _stretches(positions):
             self._change(start, count, SlotState.IDLE, SlotState.STALE)
 
     def clear(self, positions: Iterable[int]) -> None:
-        """Mark stale positions as bare: they are unmapped."""
         for start, count in _stretches(positions):
             self._change(start, count, SlotState.STALE, SlotState.BARE, 0)
 
@@ -180,14 +171,12 @@ class SlotSpace:
         return bisect_right(self._segments, position, key=lambda s: s.start) - 1
 
     def _now(self) -> list[Segment]:
-        """Return the segments, with the resting one as idle."""
         resting = self._resting
         if resting is None:
             return self._segments
         return self._changed(SlotState.USED, resting)
 
     def _wake(self) -> None:
-        """Make the resting slot an ordinary idle segment."""
         self._segments = self._now()
         self._resting = None
 
@@ -224,7 +213,6 @@ class SlotSpace:
         return self._segments[: around.start] + _coalesced(parts) + self._segments[around.stop :]
 
     def _inside(self, start: int, count: int) -> slice:
-        """Return the slice of segments that have any of these positions."""
         first = last = self._index(start)
         while last < len(self._segments) and self._segments[last].start < start + count:
             last += 1
@@ -244,13 +232,11 @@ def _free_runs(segments: Iterable[Segment]) -> Iterator[list[Segment]]:
 
 
 def _stretches(positions: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Yield (first position, length) of consecutive positions."""
     ordered = sorted(positions)
     return ((ordered[start], count) for start, count in runs(ordered))
 
 
 def _windows(run: list[Segment], count: int) -> set[int]:
-    """Return candidate starts: windows that begin or end with a segment."""
     first = run[0].start
     last = run[-1].end - count
     edges = {s.start for s in run} | {s.end - count for s in run}
@@ -258,7 +244,6 @@ def _windows(run: list[Segment], count: int) -> set[int]:
 
 
 def _bare(run: list[Segment], start: int, count: int) -> int:
-    """Return the number of positions without a chunk in a window."""
     return sum(
         max(0, min(s.end, start + count) - max(s.start, start))
         for s in run

@@ -99,7 +99,6 @@ def _count(text: str) -> int | None:
 
 
 def _parser_of(flag: Flag) -> Callable[[str], object]:
-    """Return the function that reads the value of a flag."""
     if flag.kind == "bytes":
         return lambda text: parse_bytes(text, flag.name)
     if flag.kind in ("length", "integer"):

@@ -206,7 +206,6 @@ class _Parts:
 
     @property
     def every(self) -> list[PagedModel]:
-        """All models, a draft model last."""
         return with_draft(self.served, self.draft)
 
     @property
@@ -271,7 +270,6 @@ def _make_agent(parts: _Parts, incarnation: int) -> tuple[Agent | None, str]:
 
 
 def _attach_models(parts: _Parts) -> None:
-    """Attach every model to its groups of the pool."""
     layout, pool = parts.sizes.layout, parts.memory.read
     for served in parts.served:
         served.model.attach(layout.seen_by(served.name), pool)
@@ -320,7 +318,6 @@ def _make_core(parts: _Parts, agent: Agent | None, incarnation: int) -> EngineCo
 
 
 def _make_link(parts: _Parts, agent: Agent | None) -> PoolLink | None:
-    """Make the link to other instances, for an engine with an agent."""
     place, descriptor = parts.options.pool_place, parts.memory.descriptor
     if place is None or agent is None or descriptor is None:
         return None
@@ -331,7 +328,6 @@ def _make_link(parts: _Parts, agent: Agent | None) -> PoolLink | None:
 
 
 def _answered_layers(parts: _Parts) -> dict[int, ServedLayers]:
-    """Return the layers of each model that answers queries, with indices of the layout's groups."""
     layout, first = parts.sizes.layout, parts.served[0].name
     groups = [layout.indices_of(served.name) for served in parts.served]
     groups.append(layout.indices_of(first, is_draft=True))

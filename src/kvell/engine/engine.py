@@ -178,7 +178,6 @@ class Engine:
         return Ready(SCHEMA_VERSION, facts)
 
     def pulse(self) -> LoadStats:
-        """Return the load at the end of the last step."""
         return self.core.counters.load_stats(self.core.step, outside=self.grammars.count)
 
     def handle(self, command: Command) -> list[Event]:
@@ -228,7 +227,6 @@ class Engine:
         return self._entered(command)
 
     def _entered(self, command: CoreCommand) -> list[Event]:
-        """Pass a command to the core, once its images and its grammar are ready."""
         events = self.loop.tell(command)
         self.grammars.follow(self.core.constrained.values())
         if self._objectives is not None and isinstance(command, Submit | Cancel):
@@ -248,14 +246,12 @@ class Engine:
         return self._page_map.pages(self._incarnation)
 
     def _knows_images(self, command: Submit) -> bool:
-        """Return whether the image store has the content of all images of the prompt."""
         prompt = command.spec.token_ids
         ends = [start + tokens - 1 for start, tokens, _ in command.spec.images]
         contents = [int(prompt[end]) for end in ends if end in range(len(prompt))]
         return not contents or (self.images is not None and self.images.knows(contents))
 
     def wakes(self) -> int | None:
-        """Return the descriptor that becomes readable when :meth:`woken` must be called."""
         return self._link.bell.descriptor
 
     def woken(self) -> list[Event]:
@@ -284,11 +280,9 @@ class Engine:
         self._link.close()
 
     def has_work(self) -> bool:
-        """Return whether any request waits or runs, or any result is pending."""
         return self.core.has_work
 
     def has_requests(self) -> bool:
-        """Return whether any request has not ended: it waits, runs, or is about to move."""
         return self.core.has_requests or self.grammars.count > 0
 
     def step(self) -> list[Event]:
@@ -353,7 +347,6 @@ class Engine:
         return self._ahead.start(self.runner, plan, partial(self._run, plan))
 
     def _run(self, plan: StepPlan, compute: Callable[[], Ran]) -> Ran:
-        """Run a step in its slot, or in the reserve, which steps use one after the other."""
         if plan.slot is not None:
             return compute()
         need_bytes = self._need_bytes(plan)
@@ -373,7 +366,6 @@ class Engine:
         return self._times.add_times(events)
 
     def _note(self, late: Lateness) -> None:
-        """Report lateness to the core until its window of steps contains no late request."""
         if late.ttft_late or late.tpot_late:
             self._notes_due = WINDOW_ITERATIONS + 1
         if self._notes_due:
@@ -400,7 +392,6 @@ class Engine:
         self.loop.abandon()
 
     def _take_warm(self) -> None:
-        """Report to the core how many chunks were committed since the last step."""
         if self._warmer is None:
             return
         is_done = self._warmer.is_done

@@ -35,7 +35,6 @@ class FailedSteps:
         self._told_seconds: float | None = None
 
     def on_success(self) -> None:
-        """Reset the number of consecutive failures, since a step was computed."""
         self._in_a_row = 0
 
     def contain(self, plan: StepPlan, failed: StepFailed) -> StepFailure:
@@ -70,5 +69,4 @@ class FailedSteps:
 
 
 def _is_broken(cause: Exception) -> bool:
-    """Return whether later steps of this process would fail too."""
     return isinstance(cause, _BROKEN) or "CUDA error" in str(cause)

@@ -41,7 +41,6 @@ class OpenedModels:
 
     @property
     def main(self) -> NamedModel:
-        """The model of requests that name no model."""
         return self.named[0]
 
     def engine(

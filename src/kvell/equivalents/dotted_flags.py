@@ -74,7 +74,6 @@ def _put(fields: dict[str, object], path: Sequence[str], value: object, name: st
 
 
 def _value(text: str) -> object:
-    """Return the JSON value of a text, or the text."""
     try:
         return decode_json(text)
     except MalformedError:

@@ -37,7 +37,6 @@ class Equivalent:
 
     @property
     def action(self) -> Literal["honoured", "accepted", "refused"]:
-        """The treatment of the flag, for at least one value."""
         if self.translate is not None:
             return "honoured"
         return "refused" if self.accepts == frozenset() else "accepted"
@@ -63,6 +62,5 @@ class Equivalent:
 
 
 def refusal(flag: str, value: object, sentence: str) -> ChangeSomething:
-    """Return the error for a flag that Kvell does not have."""
     problem, _, remedy = sentence.partition("; ")
     return ChangeSomething(flag, value if value != "" else "on", problem, remedy or "leave it out")

@@ -33,7 +33,6 @@ class Other:
     values: tuple[object, ...] = ()
 
     def is_taken(self, value: object) -> bool:
-        """Return whether a request with this value is accepted."""
         if self.why or value is None:
             return True
         return any(value == taken and type(value) is type(taken) for taken in self.values)
@@ -98,7 +97,6 @@ def refuses_unknown(
 def unknown_argument(
     owner: str, name: str, value: object, names: Collection[str]
 ) -> UnknownArgument:
-    """Return the error for an argument that does not exist."""
     near = nearest(name, names, NEAR)
     remedy = f"did you mean {near[0]}?" if near else "leave it out"
     return UnknownArgument(name, _shown(value), f"is not an argument of {owner}", remedy)

@@ -23,7 +23,6 @@ class OtherCommand:
     system: System = "Ollama"
 
     def refusal(self, name: str) -> ChangeSomething:
-        """Return the error for a user of the command."""
         return ChangeSomething("command", name, f"is {self.system}'s: {self.problem}", self.remedy)
 
 

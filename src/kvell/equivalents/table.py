@@ -599,5 +599,4 @@ def argument_words(name: str, value: object) -> tuple[Words, str] | None:
 
 
 def words_of(words: Words) -> list[str]:
-    """Return flags and values as words of a command line."""
     return [word for pair in words for word in pair if word is not None]

@@ -9,12 +9,10 @@ from kvell.wire.decoding import MalformedError, decode_json
 
 
 def rename(flag: str) -> Callable[[str], Words]:
-    """Return a translation to a flag with the same value."""
     return lambda value: ((flag, value),)
 
 
 def switches(*words: str) -> Callable[[str], Words]:
-    """Return a translation to switches."""
     return lambda _: tuple((word, None) for word in words)
 
 

@@ -21,7 +21,6 @@ class Affinity:
         self._all = frozenset(os.sched_getaffinity(0)) if has_places else frozenset[int]()
 
     def take(self) -> None:
-        """Run on all processors but the first, if there are several."""
         self._run_on(self._all - {min(self._all, default=0)})
 
     def give_back(self) -> None:

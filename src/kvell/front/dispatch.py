@@ -48,11 +48,9 @@ class Dispatch:
         return self.submittable(now)
 
     def submittable(self, now: float) -> Commands:
-        """Submit the requests that can be submitted now."""
         return [] if self.is_closing else [*self.queue.due(now)]
 
     def drop(self, request_id: RequestId, end_as: FinishReason, now: float) -> Commands:
-        """End a request early."""
         return [*self.queue.drop(request_id, end_as, now), *self.submittable(now)]
 
     def ready(
@@ -87,12 +85,10 @@ class Dispatch:
         return commands
 
     def on_report(self, instance_id: str, now: float) -> Commands:
-        """Decide after the line to an instance has its heartbeat."""
         commands: Commands = [*self.queue.on_report(instance_id, now)]
         return commands + self.submittable(now) if self.queue.awaits_memory else commands
 
     def lost(self, instance_id: str, death: InstanceDeath, now: float) -> Commands:
-        """Give the requests of a dead incarnation to others, or end them."""
         cancels = self.queue.lost(instance_id, death, now)
         self.queue.refuse_too_long(now)  # perhaps another one was given up since they were placed
         return [*cancels, *self.submittable(now)]
@@ -109,7 +105,6 @@ class Dispatch:
         return commands
 
     def leaving(self, instance_id: str, now: float) -> Commands:
-        """Let others continue the requests of an instance that is taken out of service."""
         line = self.queue.line(instance_id)
         line.close()
         line.will_serve = False

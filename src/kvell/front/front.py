@@ -146,21 +146,17 @@ class Front:
 
     @property
     def waiting(self) -> int:
-        """Number of requests that wait for an instance."""
         return self._request_queue.waiting
 
     @property
     def in_flight(self) -> int:
-        """Number of requests that instances have."""
         return self._request_queue.in_flight
 
     @property
     def room(self) -> int:
-        """Number of new requests that would be admitted now."""
         return self._request_queue.room
 
     def instances(self) -> list[tuple[MemberStatus, InstanceLoad]]:
-        """Return the status and the load of every instance."""
         return [
             (member.status(), self._request_queue.line(member.instance_id))
             for member in self._members
@@ -287,7 +283,6 @@ class Front:
         return sum(member.forget_prefixes() for member in self._members if member.is_serving)
 
     async def pages(self, deadline_seconds: float) -> dict[str, Pages]:
-        """Return the large pages of the instances that serve and answer in time, by id."""
         serving = [
             (member.instance_id, member.watch) for member in self._members if member.is_serving
         ]
@@ -310,11 +305,9 @@ class Front:
         return None
 
     def entries(self) -> Entries:
-        """Return the requests that have not ended."""
         return self._request_queue.entries()
 
     def now_seconds(self) -> float:
-        """Return the time by the clock of the requests' log."""
         return self._clock.now_seconds()
 
     def _instance_ready(self, instance_id: str, facts: InstanceFacts) -> None:

@@ -24,7 +24,6 @@ class InFlight:
         return request_id in self._entries
 
     def __iter__(self) -> Iterator[LogEntry]:
-        """Yield the requests, the oldest first."""
         return iter(self._entries.values())
 
     def get(self, request_id: RequestId) -> LogEntry | None:
@@ -32,11 +31,9 @@ class InFlight:
         return self._entries.get(request_id)
 
     def line_of(self, entry: LogEntry) -> InstanceLoad:
-        """Return the line to the instance that has a request."""
         return self._lines[entry.line]
 
     def submit(self, entry: LogEntry, line: InstanceLoad, now: float) -> None:
-        """Give a waiting request to an instance."""
         line.pace.crowd.pass_to(now)
         line.add(entry)
         self._entries[entry.request_id] = entry
@@ -44,26 +41,22 @@ class InFlight:
             entry.submitted_seconds = now
 
     def hand_over(self, entry: LogEntry, line: InstanceLoad, now: float) -> None:
-        """Note that another instance continues a request, whose prompt is computed."""
         line.pace.crowd.pass_to(now)
         self._remove(entry, now)
         line.add(entry)
         line.on_tokens(entry, 0)
 
     def take_back(self, entry: LogEntry, now: float) -> None:
-        """Take back a request that its instance has ended."""
         del self._entries[entry.request_id]
         self._remove(entry, now)
 
     def take_back_all(self, line: InstanceLoad) -> list[LogEntry]:
-        """Take back all requests of a dead instance, the oldest first, and close its line."""
         lost = line.lost()
         for entry in lost:
             del self._entries[entry.request_id]
         return lost
 
     def going_to(self, instance_id: str) -> list[LogEntry]:
-        """Return the requests that are moving to an instance."""
         return [entry for entry in self._entries.values() if entry.goes_to == instance_id]
 
     def _remove(self, entry: LogEntry, now: float) -> None:

@@ -57,7 +57,6 @@ class InstanceLoad:
         self._begin(NO_FACTS)
 
     def _begin(self, facts: InstanceFacts) -> None:
-        """Take an instance for idle until its first heartbeat."""
         self.report = InstanceReport(facts)
         self.facts = facts
         size_bytes = facts.kv_pool_bytes
@@ -65,14 +64,12 @@ class InstanceLoad:
         self._count_others(NO_OTHERS)
 
     def _use(self, load: LoadStats) -> None:
-        """Replace the estimates by a load."""
         self._load = load
         self.placements = load.placements
         self._taken_bytes = 0
         self._pauses = False
 
     def _count_others(self, others: OtherFronts) -> None:
-        """Count the requests of other fronts in place of those before."""
         tokens = others.prompt_tokens - self._others.prompt_tokens
         self.outstanding_prompt_tokens += tokens
         self.uncached_prompt_tokens += tokens
@@ -81,17 +78,14 @@ class InstanceLoad:
 
     @property
     def incarnation(self) -> int:
-        """Number that distinguishes the present start of the instance from others."""
         return self.facts.incarnation
 
     @property
     def free_credits(self) -> int:
-        """Number of further requests that the instance would take."""
         return max(0, self.facts.credits - len(self.in_flight)) if self.is_open else 0
 
     @property
     def has_room(self) -> bool:
-        """Whether the instance may get a request now, by its credits and its slow start."""
         count = len(self.in_flight)
         if not self.is_open or self._pauses or count >= self.facts.credits:
             return False
@@ -106,7 +100,6 @@ class InstanceLoad:
 
     @property
     def has_suspect(self) -> bool:
-        """Whether a request there is on probation, since it may have ended an instance."""
         return any(entry.attempts.on_probation for entry in self.in_flight.values())
 
     def open(
@@ -126,7 +119,6 @@ class InstanceLoad:
         self._ramp = Ramp(facts.credits) if joins_others else None
 
     def prompt_seconds(self, work: PromptWork) -> float:
-        """Return what prompts take there (:class:`.InstancePace`)."""
         return self.pace.seconds(work)
 
     def done_seconds(self, now: float) -> float:
@@ -157,13 +149,11 @@ class InstanceLoad:
         self.is_open = False
 
     def took_none(self, why: NotTaken) -> None:
-        """Stop giving it requests: for good if it drains, or until its next heartbeat."""
         if why == "draining":
             self.close()
         self._pauses = True
 
     def on_heartbeat(self, beat: Heartbeat) -> None:
-        """Replace the estimates by the instance's heartbeat."""
         self.report = InstanceReport(self.facts, beat.load)
         self._use(beat.load)
         self._count_others(beat.others)
@@ -175,27 +165,22 @@ class InstanceLoad:
 
     @property
     def memory_waiting(self) -> int:
-        """Number of those that wait for memory, by its last heartbeat."""
         return self._load.memory_waiting
 
     @property
     def pool_bytes(self) -> int:
-        """Size of the instance's KV pool."""
         return self._load.pool_bytes
 
     @property
     def free_bytes(self) -> int:
-        """Free KV memory by its last heartbeat, less what was submitted since."""
         return self._load.free_bytes - self._taken_bytes
 
     @property
     def is_short(self) -> bool:
-        """Whether the instance is short of memory, by its last heartbeat."""
         return is_short(self)
 
     @property
     def needs_steering(self) -> bool:
-        """Whether the instance is short of memory, or will be with what runs there."""
         return self.is_short or self._load.growth_bytes > self._load.free_bytes
 
     @property
@@ -205,22 +190,18 @@ class InstanceLoad:
 
     @property
     def can_take(self) -> bool:
-        """Whether the instance may continue requests of others, or hold memory for them."""
         return self.role != "prefill" and self.has_room
 
     @property
     def num_leaving(self) -> int:
-        """Number of requests that are moving away, in time proportional to all its requests."""
         return sum(1 for entry in self.in_flight.values() if entry.goes_to)
 
     @property
     def num_coming(self) -> int:
-        """Number of requests that are moving there."""
         return len(self.coming)
 
     @property
     def coming_tokens(self) -> int:
-        """Prompts and output so far of the requests that are moving there."""
         return sum(self.coming.values())
 
     def movable(self) -> list[MovableView]:
@@ -239,7 +220,6 @@ class InstanceLoad:
 
     @property
     def own_prompt_tokens(self) -> int:
-        """Prompt tokens of this front that the instance still has to compute."""
         return self.outstanding_prompt_tokens - self._others.prompt_tokens
 
     @property

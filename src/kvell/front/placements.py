@@ -60,7 +60,6 @@ class Placements:
         return max(reach, default=max((_alone(line, model) for line in lines), default=0))
 
     def is_long(self, entry: LogEntry) -> bool:
-        """Return whether a request may outgrow one instance, and others lend."""
         if not self._may_leave(entry):
             return False
         lengths = self._facts().lengths(entry.spec.model)
@@ -107,7 +106,6 @@ class Placements:
                     yield entry, problem
 
     def homes(self, entry: LogEntry, lines: Sequence[InstanceLoad]) -> list[InstanceLoad]:
-        """Return the lines at which a long request can be placed now."""
         model = entry.spec.model
         return [line for line in self._borrowers(lines, model) if self._planned(entry, line)]
 
@@ -265,7 +263,6 @@ class Placements:
         return coming
 
     def _lenders(self, home: InstanceLoad) -> list[list[InstanceLoad]]:
-        """Return the instances that could lend to ``home``, by how it reads what they lend."""
         others = [line for line in self._lines.values() if line is not home and line.will_serve]
         readings = [reading_of(home.facts, line.facts) for line in others]
         return [

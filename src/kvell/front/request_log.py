@@ -153,7 +153,6 @@ class LogEntry:
 
     @property
     def request_id(self) -> RequestId:
-        """Id of the request at instances."""
         return self.spec.request_id
 
     @property
@@ -163,12 +162,10 @@ class LogEntry:
 
     @property
     def prompt_tokens(self) -> int:
-        """Number of tokens of the prompt."""
         return self.spec.prompt_tokens
 
     @property
     def turn(self) -> Turn:
-        """The request's party among those that wait."""
         return Turn.of(self.spec)
 
     @property
@@ -184,7 +181,6 @@ class LogEntry:
 
     @property
     def emitted_tokens(self) -> int:
-        """Number of tokens that were sent to the reader."""
         return len(self.output)
 
     @property
@@ -223,7 +219,6 @@ class LogEntry:
         )
 
     def note_tokens(self, now: float) -> None:
-        """Note the time of its first and its latest tokens."""
         if self.first_token_seconds is None:
             self.first_token_seconds = now
         self.last_token_seconds = now
@@ -265,7 +260,6 @@ class LogEntry:
         return fresh
 
     def take_scores(self, event: PromptLogprobs) -> None:
-        """Emit log probabilities of the prompt, without those that were emitted before."""
         if event.attempt != self.attempt:
             return
         fresh = event.logprobs[max(0, self.scored_tokens - event.first_index + 1) :]
@@ -299,7 +293,6 @@ class LogEntry:
         return self.failure(f"{death.problem}; {refusal}") if refusal else None
 
     def refusal(self, problem: ChangeSomething) -> Finished:
-        """Return the end of this request, if no instance can ever serve it."""
         return _refused(self.failure(""), problem)
 
     def failure(self, message: str, reason: FinishReason = "error") -> Finished:

@@ -21,7 +21,6 @@ class RequestNames:
         self.prefix = f"{front}{NAME_END}" if front else ""
 
     def known(self, shown: str) -> RequestId:
-        """Return the name at instances."""
         return RequestId(self.prefix + shown)
 
     def shorten(self, name: RequestId) -> RequestId:
@@ -29,7 +28,6 @@ class RequestNames:
         return RequestId(name.removeprefix(self.prefix))
 
     def pages(self, pages: Pages) -> Pages:
-        """Return an instance's large pages, with the names that people see."""
         if not self.prefix or not pages.misses:
             return pages
         misses = (replace(miss, request_id=self.shorten(miss.request_id)) for miss in pages.misses)

@@ -80,26 +80,21 @@ class RequestQueue:
 
     @property
     def waiting(self) -> int:
-        """Number of requests that no instance has."""
         return len(self._waiting)
 
     @property
     def awaits_memory(self) -> bool:
-        """Whether a request waits until instances have more memory to lend."""
         return self._waiting.awaits_memory
 
     @property
     def in_flight(self) -> int:
-        """Number of requests that instances have and did not finish."""
         return len(self._in_flight)
 
     @property
     def room(self) -> int:
-        """Number of new requests that would be admitted now."""
         return max(0, self._most_waiting() - len(self._waiting))
 
     def entries(self) -> Entries:
-        """Return the requests that have not ended."""
         in_flight, waiting = list(self._in_flight), list(self._waiting)
         return Entries(in_flight, waiting, self._waiting.idle_wait, dict(self._routes.transfers))
 
@@ -124,12 +119,10 @@ class RequestQueue:
         return [(instance_id, WatchIndex(with_tokens=False))]
 
     def refuse_too_long(self, now: float) -> None:
-        """Refuse the waiting requests that the instances can never hold."""
         for entry, problem in list(self.placements.too_long(self._waiting)):
             self._end(entry, entry.refusal(problem), now)
 
     def remove_line(self, instance_id: str) -> None:
-        """Forget an instance that has no requests."""
         line = self.lines.pop(instance_id)
         self._short.discard(instance_id)
         assert not line.in_flight, "its requests would be forgotten"
@@ -216,7 +209,6 @@ class RequestQueue:
         return self._steer(now)
 
     def note_acceptance(self, event: Acknowledgement) -> None:
-        """Notify a request's observer that its instance has accepted it."""
         entry = self._in_flight.get(event.request_id)
         if entry is not None and entry.trace is not None and entry.attempt == event.attempt:
             entry.trace.on_accepted()
@@ -314,7 +306,6 @@ class RequestQueue:
         return [(entry.line, Migrate(request_id, entry.attempt, target))]
 
     def stays(self, event: MigrationRefused) -> None:
-        """Note that a request that was to move stays where it is."""
         entry = self._in_flight.get(event.request_id)
         if entry is not None and entry.attempt == event.attempt:
             self._routes.set_target(entry, "")
@@ -386,12 +377,10 @@ class RequestQueue:
         return commands
 
     def fail_waiting(self, message: str, now: float) -> None:
-        """End every waiting request with an error, since no instance will come."""
         for entry in self._waiting.clear():
             self._end(entry, entry.failure(message), now)
 
     def _most_waiting(self) -> int:
-        """Return how many requests may wait, including those that there are credits for."""
         return self._max_waiting + sum(line.free_credits for line in self.lines.values())
 
     def _end(self, entry: LogEntry, finished: Finished, now: float) -> None:

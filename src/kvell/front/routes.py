@@ -60,7 +60,6 @@ class TransferTotals(NamedTuple):
     size_bytes: int = 0
 
     def plus(self, other: "TransferTotals") -> "TransferTotals":
-        """Return the sum of both."""
         return TransferTotals(self.requests + other.requests, self.size_bytes + other.size_bytes)
 
 
@@ -70,7 +69,6 @@ NO_TRANSFER = TransferTotals()
 def totals_by_target(
     transfers: Mapping[RequestTransfer, TransferTotals],
 ) -> dict[str, dict[TransferKind, TransferTotals]]:
-    """Return the transfers to each instance by kind, from all sources together."""
     sums: dict[str, dict[TransferKind, TransferTotals]] = {}
     for (kind, _, target), totals in transfers.items():
         of_target = sums.setdefault(target, {})
@@ -168,7 +166,6 @@ class Routes:
         return "" if line is None else line.instance_id
 
     def takers(self, instance_id: str) -> list[InstanceLoad]:
-        """Return the lines to other instances that may continue requests of this one."""
         takers = (line for line in self._lines.values() if line.role != PREFILL and line.has_room)
         return [line for line in takers if line.instance_id != instance_id]
 
@@ -262,7 +259,6 @@ class Routes:
         return answer_seconds(line, line.done_seconds(now_seconds)) if line.is_open else inf
 
     def _pulls(self, entry: LogEntry, line: InstanceLoad, histories: Histories) -> None:
-        """Note where the request's text will be, and the instance to fetch its history from."""
         live = _incarnations(line for line in self._lines.values() if line.is_open)
         tokens = entry.prompt_tokens + entry.emitted_tokens
         entry.pulls_from = histories.source(entry.spec.session, tokens, line.instance_id, live)

@@ -77,11 +77,9 @@ class WaitingLine:
 
     @property
     def awaits_memory(self) -> bool:
-        """Whether a request waits until instances have more memory to lend."""
         return bool(self._long)
 
     def note_memory(self) -> None:
-        """Note that instances may have more memory to lend."""
         self._may_lend = True
 
     def look(self, lines: Collection[InstanceLoad], now: float) -> None:
@@ -125,11 +123,9 @@ class WaitingLine:
         return leaves_parts(waiting, tenant, 1, most)
 
     def add(self, entry: LogEntry) -> None:
-        """Add a new request."""
         self._turns.add(entry)
 
     def put_back(self, entries: Sequence[LogEntry], *, behind_returned: bool = False) -> None:
-        """Put requests back that instances had, before all others of their tenants."""
         for line in (self._turns, self._long):
             returned = [entry for entry in entries if line.knows(entry)]
             line.put_back(returned, behind_returned=behind_returned)
@@ -192,7 +188,6 @@ class WaitingLine:
         return any(waited)
 
     def clear(self) -> Iterable[LogEntry]:
-        """Forget all waiting requests, and return them."""
         return [*self._turns.clear(), *self._long.clear()]
 
 

@@ -22,7 +22,6 @@ class Delta(msgspec.Struct):
 
     @property
     def text(self) -> str:
-        """The text of the first field that is set."""
         return self.content or self.reasoning_content or self.reasoning or ""
 
 
@@ -89,17 +88,14 @@ class AnswerReader:
 
     @property
     def content_seconds(self) -> list[float]:
-        """The arrival times of the answer's pieces."""
         return self._content_seconds or self._silent_seconds
 
     @property
     def answer(self) -> AnswerTokens:
-        """The answer so far."""
         return AnswerTokens("".join(self._texts), self._token_ids)
 
     @property
     def output_tokens(self) -> int:
-        """The server's count of output tokens, else the number of token ids, else of pieces."""
         if self.usage is not None:
             return self.usage.completion_tokens
         return len(self._token_ids) or len(self.content_seconds)
@@ -140,7 +136,6 @@ class AnswerReader:
 
 
 def _message(error: Any) -> str:
-    """Return the text of an error of any form."""
     text = error.get("message", error) if isinstance(error, dict) else error
     return str(text)
 

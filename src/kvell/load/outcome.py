@@ -32,17 +32,14 @@ class Outcome:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the request has a whole answer."""
         return self.failure is None and not self.hung_up
 
     @property
     def lag_seconds(self) -> float:
-        """The delay of sending after the scheduled time."""
         return self.sent_seconds - self.due_seconds
 
     @property
     def ttft_seconds(self) -> float:
-        """The seconds from sending to the first piece with content."""
         return self.token_seconds[0] - self.sent_seconds
 
     @property
@@ -54,10 +51,8 @@ class Outcome:
 
     @property
     def e2e_seconds(self) -> float:
-        """The seconds from sending to the end of the answer."""
         return self.ended_seconds - self.sent_seconds
 
     @property
     def inter_token_seconds(self) -> list[float]:
-        """The seconds between successive pieces of the answer."""
         return [after - before for before, after in pairwise(self.token_seconds)]

@@ -86,7 +86,6 @@ def _figure(title: str, outcomes: Sequence[Outcome], objectives: Objectives) -> 
 def _draw_shares(
     axes: "Axes", name: str, values: Sequence[float], objective_seconds: float | None
 ) -> None:
-    """Draw the cumulative distribution of values over requests."""
     ordered = np.sort(np.asarray([0.0, *values]))
     axes.step(ordered, np.arange(len(ordered)) / max(1, len(values)), where="post", color=HUE)
     if objective_seconds is not None:

@@ -101,7 +101,6 @@ class Prompts(Generic[Said]):
         self._said: dict[int, Said] = {}
 
     def can_ask(self, index: int) -> bool:
-        """Return whether the previous turn of the request's session has an answer, if any."""
         before = self._before[index]
         return before is None or before in self._said
 
@@ -121,7 +120,6 @@ class Prompts(Generic[Said]):
         return {self._field: prompt}
 
     def on_answer(self, index: int, answer: AnswerTokens) -> None:
-        """Store an answer, whole or up to the client's disconnection."""
         if index in self._prompts:
             self._said[index] = self._prompts.pop(index) + self._answered(answer)
 

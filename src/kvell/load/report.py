@@ -76,7 +76,6 @@ def spread(values: Iterable[float]) -> Figures:
 
 
 def duration_seconds(outcomes: Sequence[Outcome]) -> float:
-    """Return the seconds from the first sending to the last end."""
     if not outcomes:
         return 0.0
     return max(o.ended_seconds for o in outcomes) - min(o.sent_seconds for o in outcomes)
@@ -93,7 +92,6 @@ def open_over_time(outcomes: Sequence[Outcome]) -> list[tuple[float, int]]:
 
 
 def most_open(outcomes: Sequence[Outcome]) -> int:
-    """Return the largest number of concurrently open requests."""
     return max((count for _, count in open_over_time(outcomes)), default=0)
 
 

@@ -39,7 +39,6 @@ class LocalEngine:
 
     @property
     def name(self) -> str:
-        """The name of the first model."""
         return self.engine.contract.model
 
     @property

@@ -97,7 +97,6 @@ class AnswerJob:
         self.prompt_logprobs.extend(logprobs)
 
     def begin(self, now_seconds: float) -> None:
-        """Note that the request has been submitted."""
         self.began_seconds = now_seconds
 
     def take(
@@ -117,7 +116,6 @@ class AnswerJob:
         return self.stopped
 
     def end(self, event: Finished, now_seconds: float) -> None:
-        """Store the engine's last event of the request, and complete the text."""
         self.finished, self.ended_seconds = event, now_seconds
         self.text += self._writer.finish()
 
@@ -182,7 +180,6 @@ class AnswerJob:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string has ended the text."""
         return self._writer.stopped
 
     @property
@@ -214,15 +211,12 @@ class EmbeddingJob:
         raise RuntimeError(f"the engine sent {len(token_ids)} tokens in place of a vector")
 
     def score(self, logprobs: Sequence[TokenLogprobs]) -> None:
-        """Raise an error: no log probabilities were requested."""
         raise RuntimeError(f"the engine scored {len(logprobs)} tokens in place of a vector")
 
     def end(self, event: Finished, now_seconds: float) -> None:
-        """Store the engine's last event, which has the vector."""
         self.finished = event
 
     def output(self) -> EmbeddingOutput:
-        """Return the output of the finished request."""
         done = self.finished
         if done is None:
             raise RuntimeError("the request is not finished")
@@ -331,7 +325,6 @@ class BeamJob:
 def embedding_output(
     prompt: npt.NDArray[np.int32], done: Finished, request_id: str
 ) -> EmbeddingOutput:
-    """Return the output of a request for a vector."""
     vector: list[float] = vector_of(done.embedding).tolist()
     counts = done.cached_tokens, done.preemptions
     return EmbeddingOutput(prompt.tolist(), vector, *counts, request_id)

@@ -139,7 +139,6 @@ class LocalRequests:
         return BeamJob(ids, search, tokenizer, model, self.runner.spec)
 
     def known(self, model: str) -> str:
-        """Return the name of a model, "" for the first."""
         return "" if model == self._local.name else model
 
     def tokenizer(self, model: str) -> Tokenizer:

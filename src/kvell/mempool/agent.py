@@ -113,7 +113,6 @@ class Agent:
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def handle(self, entry: PeerEntry) -> list[Action]:
-        """Handle one event and return its actions.  The time is that of the last ``Ticked``."""
         return self._followed(self._handled(entry))
 
     def _followed(self, actions: Sequence[Action]) -> list[Action]:
@@ -177,7 +176,6 @@ class Agent:
         return mine + self.receiving.on_abandoned(peer, message)
 
     def _tick(self, now: Tick) -> list[Action]:
-        """End late transfers and loans, and then expired holds."""
         self.now = now
         actions = self.sending.tick(now) + self.receiving.tick(now) + self.asking.tick(now)
         actions += self.loans.tick(now)

@@ -87,11 +87,9 @@ class PeerConnections:
 
     @property
     def address(self) -> Endpoint | None:
-        """The address of the listener."""
         return None if self.doorway is None else self.doorway.address
 
     def open(self) -> None:
-        """Start to accept connections."""
         if self.doorway is not None:
             self.doorway.open()
 
@@ -142,7 +140,6 @@ class PeerConnections:
             )
 
     def _came(self, greeting: Greeting, sock: socket.socket) -> None:
-        """Set up an instance that has connected."""
         self._taken.add(sock)
         self._takers.submit(self._take, greeting, sock)
 

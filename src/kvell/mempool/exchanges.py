@@ -36,7 +36,6 @@ class ResentMessage:
 
     @classmethod
     def first(cls, message: PeerMessage, now: Tick) -> "ResentMessage":
-        """Return a message that is sent now for the first time."""
         return cls(message, now + FIRST_TICKS)
 
     def is_due(self, now: Tick) -> bool:
@@ -78,12 +77,10 @@ class Exchanges(dict[Key, Entry]):
         return min(ticks + repeats, default=None)
 
     def of(self, peer: str, key: Key) -> Entry | None:
-        """Return an exchange, if it is open and with this peer."""
         entry = self.get(key)
         return entry if entry is not None and entry.peer == peer else None
 
     def late(self, now: Tick) -> list[Key]:
-        """Return the exchanges whose deadline has passed."""
         return [
             key
             for key, entry in self.items()
@@ -111,6 +108,5 @@ class Exchanges(dict[Key, Entry]):
 
 
 def send(entry: Exchange, message: PeerMessage, now: Tick) -> Send:
-    """Send a message, and resend it until the peer answers or another message replaces it."""
     entry.unanswered = ResentMessage.first(message, now)
     return Send(entry.peer, message)

@@ -171,11 +171,9 @@ class Holds:
         return hold is not None
 
     def expire(self, now: Tick) -> list[Owner]:
-        """Release expired holds and return their owners."""
         return self._release_where(lambda hold: hold.deadline <= now)
 
     def instance_died(self, instance: str, incarnation: int) -> list[Owner]:
-        """Release the holds of an incarnation of an instance and of earlier ones."""
         return self._release_where(
             lambda hold: hold.owner.instance == instance and hold.owner.incarnation <= incarnation
         )

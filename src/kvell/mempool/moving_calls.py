@@ -44,7 +44,6 @@ class MovingCalls(BufferedCalls):
 
     @property
     def address(self) -> Endpoint | None:
-        """The address of the listener, with the actual port."""
         return self._node.address
 
     def connect(self, address: Endpoint) -> str:
@@ -57,7 +56,6 @@ class MovingCalls(BufferedCalls):
         return self._node.connect(address)
 
     def peers(self) -> list[str]:
-        """Return the connected instances."""
         return self._node.peers()
 
     def transfer(
@@ -90,7 +88,6 @@ class MovingCalls(BufferedCalls):
         private: bytes = b"",
         seconds: float = TRANSFER_SECONDS,
     ) -> int:
-        """Send the cached part of a text, which the receiver caches too.  See :meth:`transfer`."""
         return self._transfer(instance, tokens, root, model, private, seconds, inserts=True)
 
     def fetch(

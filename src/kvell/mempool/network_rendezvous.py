@@ -28,7 +28,6 @@ class NetworkRendezvous:
     _known: Mapping[str, str] = field(default_factory=dict, init=False)
 
     def secret(self) -> bytes:
-        """Return the secret of the pool."""
         return self.key
 
     def address(self) -> Endpoint:
@@ -36,11 +35,9 @@ class NetworkRendezvous:
         return tcp_endpoint(self.host, 0)
 
     def publish(self, address: Endpoint | None) -> None:
-        """Store the address, which the front receives with ``Ready``."""
         self.listens = address if isinstance(address, str) else ""
 
     def meet(self, addresses: Mapping[str, str]) -> None:
-        """Replace the stored addresses of all instances."""
         self._known = dict(addresses)
 
     def address_of(self, instance: str) -> Endpoint:

@@ -126,7 +126,6 @@ class PageTransferThread:
 
     @property
     def address(self) -> Endpoint | None:
-        """The address of the listener."""
         return self._connections.address
 
     def start(self) -> None:
@@ -213,7 +212,6 @@ class PageTransferThread:
             self._lent.end(action.transfer.number)
 
     def peers(self) -> list[str]:
-        """Return the connected instances."""
         return self.ask(lambda: sorted(self._peers))
 
     def connect(self, address: Endpoint, name: str = "") -> str:
@@ -258,7 +256,6 @@ class PageTransferThread:
             self.act(self._finder.take(name))
 
     def _lose(self, peer: Peer) -> None:
-        """Close the connections to a lost instance, and report the loss to the agent."""
         name = peer.greeting.instance
         if peer is not self._peers.get(name) and peer not in self._beside.get(name, ()):
             return

@@ -148,7 +148,6 @@ def stream_costs(place: Rendezvous | None) -> StreamCosts | None:
 
 
 def make_folder(folder: Path) -> None:
-    """Write the secret of a new pool into an empty folder."""
     path = folder / SECRET
     path.touch(0o600)
     path.write_bytes(secrets.token_bytes(SECRET_BYTES))

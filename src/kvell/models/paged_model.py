@@ -72,12 +72,10 @@ class PagedModel:
 
     @property
     def device(self) -> torch.device:
-        """Device of the weights."""
         return torch.device(self.module.device)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of weights and activations."""
         return torch.empty(0, dtype=self.module.dtype).dtype
 
     @property

@@ -41,7 +41,6 @@ class Draft:
 
 
 def whole_pages(large_page_bytes: int, page_bytes: int) -> int:
-    """Return the most pages of one aligned stride ≥ ``page_bytes`` that fill a large page."""
     counts = _divisors(large_page_bytes // ALIGNMENT_BYTES)
     return counts[bisect_right(counts, large_page_bytes // page_bytes) - 1]
 
@@ -53,7 +52,6 @@ def _divisors(number: int) -> tuple[int, ...]:
 
 
 def align(size_bytes: int) -> int:
-    """Round up to whole cache lines."""
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
@@ -75,7 +73,6 @@ def group_by_kind(layers: Sequence[LayerSpec], page_tokens: int) -> list[GroupSp
 
 
 def without_embeddings(layers: Sequence[LayerSpec]) -> list[LayerSpec]:
-    """Return the layers that store keys and values, or states."""
     return [layer for layer in layers if layer.kind is not GroupKind.VISION]
 
 
@@ -184,7 +181,6 @@ def with_names(groups: Sequence[GroupSpec]) -> list[GroupSpec]:
 
 
 def plain_name(group: GroupSpec) -> str:
-    """Return a group's name: its model, its kind, its window, and whether it is a draft's."""
     window = f"({group.window_tokens})" if group.window_tokens else ""
     prefix = f"{group.model}:" if group.model else ""
     draft = "draft-" if group.is_draft or not group.required_for_hit else ""

@@ -64,7 +64,6 @@ def _tokens_of_page(state: GroupSpec, drafts: Sequence[Draft]) -> int:
 
 
 def _owner(of: LayerSpec | GroupSpec) -> tuple[str, bool, bool]:
-    """Identify the owner of memory when memory is cut: a model, or its drafter."""
     return (of.model, of.is_draft, of.required_for_hit)
 
 

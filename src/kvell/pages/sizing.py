@@ -98,7 +98,6 @@ def plan_layout(
 
 
 def by_kind(layers: Sequence[LayerSpec], page_tokens: int) -> list[Draft]:
-    """Return a draft for each kind, window and size."""
     return [draft(group) for group in group_by_kind(layers, page_tokens)]
 
 
@@ -212,7 +211,6 @@ def padded_sizes(page_bytes: Sequence[int], cap: int) -> Iterator[int]:
 
 
 def _largest_page(page_bytes: Sequence[int]) -> int:
-    """Return the size of the largest page, or little more, so that the others pad least."""
     largest = max(page_bytes)
     units = [math.lcm(*(largest // p for p in page_bytes)), *ROUND_COUNTS]
     sizes = {

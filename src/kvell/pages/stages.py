@@ -57,7 +57,6 @@ def stages_of(
 
 
 def num_written(stages: Sequence[Stage], layer: int) -> int:
-    """Return the number of stages that a pass has written once it has written a layer."""
     return bisect_right([stage.last_layer for stage in stages], layer)
 
 

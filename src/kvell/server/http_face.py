@@ -43,12 +43,10 @@ class HttpFace:
         self._texts, self._options = texts, options
 
     def most_bytes(self, front: Front) -> int:
-        """Return the memory that this process may use: its size at start plus the working set."""
         first, *beside = self._texts.models
         return self._texts.floor_bytes + most_work_bytes(front.facts, first, beside)
 
     def tell_sampling_defaults(self) -> None:
-        """Log the defaults that are taken from the models' ``generation_config.json``."""
         for model in self._texts.models:
             if taken := find_recommended(model.sampling_defaults):
                 tell(logger, logging.INFO, "sampling_defaults", model=model.name, **taken)
@@ -87,7 +85,6 @@ class HttpFace:
 
 
 def _served_hosts(options: ServeOptions) -> FaceOptions:
-    """Return the face with the address to listen on as a further host name."""
     return replace(options.face, allowed_hosts=(options.host, *options.face.allowed_hosts))
 
 

@@ -66,7 +66,6 @@ def serve(
 
 
 def _with_descriptors(options: ServeOptions) -> ServeOptions:
-    """Limit the connections to those that the process has file descriptors for."""
     instances = sum(options.instances.values())
     fit = connections_that_fit(options.http.max_connections, instances)
     return replace(options, http=replace(options.http, max_connections=fit))
@@ -96,7 +95,6 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def _warn_if_open(listener: socket.socket, keys: ServingKeys) -> None:
-    """Log a warning if the server accepts requests from the network without keys."""
     host = listener.getsockname()[0]
     if keys.ring.is_empty and not ipaddress.ip_address(host).is_loopback:
         remedy = "give --api-key or --api-key-file, or listen on 127.0.0.1"
@@ -238,7 +236,6 @@ def _contract(front: Front, front_bytes: int) -> list[str]:
 
 
 def _face(texts: Texts, options: ServeOptions) -> "HttpFace":
-    """Load the HTTP side while the instance starts, which takes longer."""
     # Imported here, in a thread, for that reason.
     from kvell.server.http_face import HttpFace
 

@@ -39,7 +39,6 @@ class ServingKeys:
         tell(logger, logging.INFO, "keys_read", keys=len(keys))
 
     def shared_use(self) -> SharedUse:
-        """Return the use of the keys, which the fronts of a cluster exchange."""
         return SharedUse(self.ring, self._clock)
 
     def _read(self) -> tuple[ApiKey, ...]:

@@ -35,7 +35,6 @@ class Channel:
         return self._line.unsent_bytes >= self._limit_bytes
 
     def queue(self, events: Iterable[Event]) -> None:
-        """Send events, or buffer them until the peer reads."""
         self.queue_frames(b"".join(encode_frame(event) for event in events))
 
     def queue_frames(self, frames: bytes) -> None:

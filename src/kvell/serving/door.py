@@ -71,14 +71,12 @@ class FrontListener:
 
     @property
     def descriptor(self) -> int:
-        """A descriptor, readable when a front has connected or :attr:`is_over` is set."""
         return self._bell.descriptor
 
     def on_left(self, front: ConnectedFront) -> None:
         """Do nothing: other fronts may connect (:class:`.Arrivals`)."""
 
     def arrivals(self) -> list[Arrival]:
-        """Return the fronts that have connected since the last call."""
         self._bell.clear()
         arrivals = []
         while self._arrived:
@@ -100,7 +98,6 @@ class FrontListener:
         return thread
 
     def close(self) -> None:
-        """Close the listener and the connections that the loop has not accepted."""
         self._doorway.close()
         for arrival in self.arrivals():
             arrival.sock.close()

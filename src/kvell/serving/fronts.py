@@ -77,7 +77,6 @@ class ConnectedFront:
         self._holds_up, self._held_up_seconds = False, 0.0
 
     def send(self, events: Iterable[Event]) -> None:
-        """Send events, unless the connection has ended."""
         try:
             self.channel.queue(events)
         except PeerClosedError:
@@ -162,7 +161,6 @@ class Fronts:
 
     @property
     def full(self) -> bool:
-        """Whether the send buffer of a front is full."""
         return any(front.channel.full for front in self._by_name.values())
 
     def add(self, arrival: Arrival, ready: Ready, now_seconds: float) -> ConnectedFront:
@@ -175,7 +173,6 @@ class Fronts:
         return front
 
     def remove(self, front: ConnectedFront) -> None:
-        """Close a front's connection."""
         with self.lock:
             del self._by_name[front.name]
             with contextlib.suppress(OSError):
@@ -222,7 +219,6 @@ class Fronts:
                     front.is_gone = True
 
     def beat_again(self) -> None:
-        """Send each front its last heartbeat again (:class:`.Listeners`)."""
         with self.lock:
             for front in self._by_name.values():
                 with contextlib.suppress(PeerClosedError):  # the loop meets the same error

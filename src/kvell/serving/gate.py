@@ -62,7 +62,6 @@ class Engine(Protocol):
 
 
 def front_of(request_id: RequestId) -> str:
-    """Return the name of a request's front, with which the request's id begins."""
     return request_id.partition(NAME_END)[0]
 
 
@@ -124,28 +123,22 @@ class CommandGate:
         return self._after(self._engine.handle(command))
 
     def has_work(self) -> bool:
-        """Return whether :meth:`advance` would do anything."""
         return self._engine.has_work()
 
     def has_requests(self) -> bool:
-        """Return whether a request has not ended (:meth:`Engine.has_requests`)."""
         return self._engine.has_requests()
 
     def advance(self) -> list[Event]:
-        """Run one step of the engine."""
         return self._after(self._engine.step())
 
     @property
     def wakes(self) -> int | None:
-        """The descriptor of :meth:`Engine.wakes`."""
         return self._engine.wakes()
 
     def woken(self) -> list[Event]:
-        """Return the events of :meth:`Engine.woken`."""
         return self._after(self._engine.woken())
 
     def others(self, front: str) -> OtherFronts:
-        """Return the load from all fronts but one."""
         others = [share for name, share in self._shares.items() if name != front]
         return OtherFronts(
             sum(share.sum_tokens for share in others),
@@ -153,7 +146,6 @@ class CommandGate:
         )
 
     def cancel_all(self) -> None:
-        """Cancel all requests in flight."""
         for front in list(self._shares):
             self.cancel_of(front)
 
@@ -170,7 +162,6 @@ class CommandGate:
         return events
 
     def cancel(self, request_id: RequestId) -> list[Event]:
-        """Cancel a request that came from another instance and whose front is not connected."""
         return self._after(self._engine.handle(Cancel(request_id)))
 
     def _submit(self, command: Submit, front: str) -> list[Event]:

@@ -29,11 +29,9 @@ class HeartbeatSchedule:
         self._owes_news = False
 
     def works(self, now_seconds: float) -> None:
-        """Note that the loop begins a turn."""
         self._working_since_seconds = now_seconds
 
     def rests(self) -> None:
-        """Note that the loop waits for its peer."""
         self._working_since_seconds = None
 
     def beats(self, now_seconds: float, *, alone: bool = False) -> None:

@@ -74,7 +74,6 @@ class HeartbeatSender:
         return self._rhythm.seconds_to_beat(self._clock.now_seconds())
 
     def end(self) -> None:
-        """Stop the heartbeats: once this returns, only the loop sends."""
         self._ended.set()
         self._thread.join()
 

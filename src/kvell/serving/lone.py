@@ -15,7 +15,6 @@ LONE = ""
 
 
 def lone_owner(_request_id: RequestId) -> str:
-    """Return the name of the only front."""
     return LONE
 
 
@@ -32,7 +31,6 @@ class LoneFront:
         self.is_over = False
 
     def arrivals(self) -> list[Arrival]:
-        """Return the front on the first call, then nothing."""
         arrivals, self._arrivals = self._arrivals, []
         return arrivals
 
@@ -66,12 +64,10 @@ class LocalInstance:
         self._events += self._gate.accept(command)
 
     def has_work(self) -> bool:
-        """Return whether :meth:`poll` may still return events without another command."""
         return bool(self._events) or self._gate.has_work() or self._gate.has_requests()
 
     @property
     def credits(self) -> int:
-        """The most requests that the instance accepts at a time."""
         return self._gate.ready.facts.credits
 
     def poll(self, *interrupts: int) -> list[Event]:
@@ -88,6 +84,5 @@ class LocalInstance:
         return self.answers()
 
     def answers(self) -> list[Event]:
-        """Return all events since the last call, without a step."""
         events, self._events = self._events, []
         return events

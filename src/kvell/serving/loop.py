@@ -160,7 +160,6 @@ class _Serving:
             self._selector.register(front.sock, selectors.EVENT_READ, front)
 
     def drop(self, front: ConnectedFront) -> None:
-        """Close a front's connection, and cancel its requests."""
         self._selector.unregister(front.sock)
         self._fronts.remove(front)
         self._tell(self._gate.cancel_of(front.name))
@@ -173,7 +172,6 @@ class _Serving:
                 self._tell(self._gate.accept(command, front.name), front.name)
 
     def _may_step(self) -> bool:
-        """Return whether there is work, and room in the send buffers for its events."""
         return self._gate.has_work() and not self._fronts.full
 
     def _tell(self, events: list[Event], sender: str | None = None) -> None:

@@ -76,7 +76,6 @@ class _Mailbox:
         self.wants = False
 
     def answer(self) -> None:
-        """Reply to a waiting reader, if there are events or a failure."""
         if self.wants and (self.failure is not None or self.events):
             self.wants = False
             self.replies.put(self.events if self.failure is None else self.failure)
@@ -129,12 +128,10 @@ class _EngineThread:
             self._spend_credits()
 
     def cancel(self, mailbox: _Mailbox, request_id: RequestId) -> None:
-        """Cancel a request of a reader, which still receives :class:`Finished`."""
         if request_id in mailbox.running:
             self._instance.send(Cancel(request_id))
 
     def want(self, mailbox: _Mailbox) -> None:
-        """Note that a reader waits for events."""
         mailbox.wants = True
         mailbox.answer()
 
@@ -164,7 +161,6 @@ class _EngineThread:
         self._spend_credits()
 
     def _turn(self) -> None:
-        """Run a step, or wait until there is work or a command."""
         self._deliver(self._instance.poll(self._bell.descriptor))
         self._spend_credits()
         if not self._instance.has_work():  # a reader without requests waits in vain
@@ -244,7 +240,6 @@ class EventReader:
         self.close()
 
     def send(self, command: Submit) -> None:
-        """Start a request as soon as there is a credit."""
         self._thread.post(partial(self._thread.enqueue, self._mailbox, command))
 
     def cancel(self, request_id: RequestId) -> None:

@@ -6,5 +6,4 @@ from kvell.engine.protocol.messages import Acknowledgement, Event
 
 
 def is_accepted(events: Sequence[Event]) -> bool:
-    """Return whether the events say that a request is valid and waits, and nothing else."""
     return [type(event) for event in events] == [Acknowledgement]

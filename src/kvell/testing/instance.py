@@ -70,7 +70,6 @@ WEIGHTS_BYTES = 900
 
 
 def fake_token(prompt: bytes, index: int) -> int:
-    """Return output ``index`` of a prompt: one of ``a`` … ``z``, by index and prompt alone."""
     return ord("a") + zlib.crc32(prompt + index.to_bytes(4, "little")) % 26
 
 
@@ -140,7 +139,6 @@ class FakeEngine:
         self.finished: dict[str, int] = {}
 
     def ready(self) -> Ready:
-        """Return the :class:`Ready` of this engine."""
         return Ready(self._schema_version, self._facts)
 
     def pulse(self) -> LoadStats:
@@ -161,15 +159,12 @@ class FakeEngine:
         return None
 
     def woken(self) -> list[Event]:
-        """Return no events."""
         return []
 
     def has_work(self) -> bool:
-        """Return whether a request is running."""
         return bool(self._running)
 
     def has_requests(self) -> bool:
-        """Return whether a request is running."""
         return bool(self._running)
 
     def handle(self, command: Command) -> list[Event]:
@@ -243,7 +238,6 @@ class FakeEngine:
         )
 
     def _pages(self) -> Pages:
-        """Return pages as if the first running requests had one large page each."""
         used = np.zeros(LARGE_PAGES, "<u4")
         used[: len(self._running)] = 1
         group = np.where(used > 0, 0, -1).astype("<i2")
@@ -279,7 +273,6 @@ class FakeEngine:
 
 
 def _strict_violation(sampling: SamplingParams) -> StrictViolation | None:
-    """Return a keyword that an engine's grammar does not enforce in a strict part."""
     constraint = sampling.structured_outputs
     if constraint is None or constraint.json is None or not constraint.strict:
         return None
@@ -312,7 +305,6 @@ class ByteText:
         self.takes_tools = takes_tools
 
     def tokenizer_info(self) -> dict[str, object]:
-        """Return the class name: there are no settings."""
         return {"tokenizer_class": type(self).__name__}
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> NDArray[np.int32]:
@@ -357,19 +349,16 @@ class ByteText:
         return self.decode([token_id])
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the byte."""
         return bytes([token_id])
 
     def detokenizer(
         self, *, skip_special_tokens: bool = True, after: Preceding = ()
     ) -> "ByteDetokenizer":
-        """Return a new detokenizer for one request."""
         return ByteDetokenizer()
 
     def token_offsets(
         self, *, skip_special_tokens: bool = True, after: Preceding = ()
     ) -> TokenOffsets:
-        """Return the offsets of a new answer's tokens."""
         return TokenOffsets(self.token_bytes)
 
 
@@ -380,9 +369,7 @@ class ByteDetokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Return the characters that are complete now."""
         return self._decoder.decode(bytes(token_ids))
 
     def finish(self) -> str:
-        """Return the text of an incomplete last character."""
         return self._decoder.decode(b"", final=True)

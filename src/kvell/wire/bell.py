@@ -24,7 +24,6 @@ class Bell:
             self._writer.send(b"w")
 
     def clear(self) -> None:
-        """Make the descriptor unreadable until the next ring."""
         with contextlib.suppress(BlockingIOError):
             self._reader.recv(4096)
 

@@ -125,7 +125,6 @@ class BlockingSocket:
             self.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the socket."""
         self.socket.close()
 
 

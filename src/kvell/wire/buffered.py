@@ -25,7 +25,6 @@ class BufferedSocket:
 
     @property
     def unsent_bytes(self) -> int:
-        """The number of bytes that wait until the peer reads."""
         return len(self._outgoing)
 
     def send(self, frames: bytes | bytearray) -> None:

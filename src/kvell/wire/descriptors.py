@@ -47,7 +47,6 @@ def exchange_descriptors(
 
 
 def _for_reading(descriptor: int) -> int:
-    """Return a new read-only descriptor of a memfd."""
     return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
 
 

@@ -78,11 +78,9 @@ class Doorway:
 
     @property
     def strangers(self) -> int:
-        """The number of connections that are not authenticated yet."""
         return len(self._strangers)
 
     def open(self) -> None:
-        """Start to accept connections."""
         self._thread.start()
 
     def close(self) -> None:
@@ -113,7 +111,6 @@ class Doorway:
             self._drop_late()
 
     def _listen(self, now: float) -> None:
-        """Watch the listener, except during a pause."""
         is_registered = self._listener in self._selector.get_map()
         if now >= self._listens_at and not is_registered:
             self._selector.register(self._listener, selectors.EVENT_READ)
@@ -147,7 +144,6 @@ class Doorway:
             self._welcome(sock, where[0] if isinstance(where, tuple) else "")
 
     def _oldest_of_most(self) -> "_Stranger":
-        """Return the oldest stranger of the address that has the most strangers."""
         counts = Counter(stranger.host for stranger in self._strangers.values())
         most = max(counts.values())
         return next(
@@ -222,12 +218,10 @@ class _Stranger:
 
     @property
     def met(self) -> tuple[Purpose, Greeting] | None:
-        """The peer's purpose and greeting, once the peer is authenticated and answered."""
         return None if self._outgoing else self._answering.met
 
     @property
     def interest(self) -> int:
-        """The selector event to wait for."""
         return selectors.EVENT_WRITE if self._outgoing else selectors.EVENT_READ
 
     def serve(self, mask: int) -> None:

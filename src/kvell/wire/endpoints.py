@@ -94,7 +94,6 @@ async def _connected(address: tuple[str, int], family: socket.AddressFamily) -> 
 
 
 def endpoint_of(listener: socket.socket) -> Endpoint:
-    """Return the address of a listening socket."""
     if listener.family == socket.AF_UNIX:
         return Path(listener.getsockname())
     return tcp_endpoint(*listener.getsockname()[:2])
@@ -106,7 +105,6 @@ def tcp_endpoint(host: str, port: int) -> str:
 
 
 def keep(sock: socket.socket) -> None:
-    """Send small messages without delay, and detect a dead host within ``SILENCE_SECONDS``."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
@@ -151,7 +149,6 @@ def _listen_on_host(path: Path) -> socket.socket:
 
 
 def _unlink_dead(path: Path) -> None:
-    """Remove a socket file that no process listens at any more."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(str(path))

@@ -55,7 +55,6 @@ class FrameReader:
 
     @property
     def missing_bytes(self) -> int:
-        """The number of bytes that complete the current header, or else the current frame."""
         if len(self._buffer) < HEADER_BYTES:
             return HEADER_BYTES - len(self._buffer)
         length_bytes = int.from_bytes(self._buffer[:_LENGTH_BYTES], "little")
@@ -63,7 +62,6 @@ class FrameReader:
 
     @property
     def pending_bytes(self) -> int:
-        """The number of received bytes of an unfinished frame."""
         return len(self._buffer)
 
     def feed(self, data: bytes) -> list[bytes]:

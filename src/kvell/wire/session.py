@@ -108,7 +108,6 @@ class Opening:
 
     @property
     def wanted_bytes(self) -> int:
-        """The number of bytes to read next. Bytes after the greeting must stay unread."""
         return self._frames.missing_bytes
 
     def hear(self, data: bytes) -> bytes:
@@ -182,7 +181,6 @@ class ServerHandshake:
         return answer
 
     def _greeted(self, body: bytes) -> bytes:
-        """Return the answer to the peer's greeting."""
         assert self._hello is not None, "the first words come before"
         purpose = self._hello.purpose
         nonces = self._hello.nonce + self._nonce
@@ -215,7 +213,6 @@ def _hello(body: bytes) -> Hello:
 
 
 def _other(peer: Greeting, local: Greeting) -> Greeting:
-    """Return the peer's greeting, unless the peer is this instance."""
     if (peer.instance, peer.incarnation) == (local.instance, local.incarnation):
         raise ProtocolError("it is this instance itself")
     return peer

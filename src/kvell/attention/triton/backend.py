@@ -97,7 +97,6 @@ class TritonKernels:
         return Partial(output, maximum, denominator)
 
     def tilings(self, batch: GroupBatch) -> tuple[Tiling, ...]:
-        """Return the tilings of the layers that have attended over one of the latest batches."""
         return self._cutter.tilings(batch)
 
     def scratch_size(self, batches: Iterable[HeldGroupBatch]) -> ScratchSize:

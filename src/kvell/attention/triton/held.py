@@ -39,7 +39,6 @@ class Capacity:
 
 
 def most_programs(device: torch.device) -> int:
-    """Return the number of programs that a device runs together."""
     if device.type != "cuda":
         return INTERPRETED_PROGRAMS
     return PROGRAMS_PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count

@@ -96,15 +96,12 @@ class ScratchSize:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of both."""
         return 4 * (self.numbers + self.counters)
 
     def largest(self, other: "ScratchSize") -> "ScratchSize":
-        """Return the size that serves either of two launches, one after the other."""
         return ScratchSize(max(self.numbers, other.numbers), max(self.counters, other.counters))
 
     def fits(self, other: "ScratchSize") -> bool:
-        """Return whether memory of this size serves a launch of the other."""
         return self.largest(other) == self
 
 
@@ -198,7 +195,6 @@ class Launch:
         }
 
     def scratch_size(self, work: Work) -> ScratchSize:
-        """Return the memory that :meth:`short` needs: a softmax for each item, place and row."""
         numbers = self._section_rows(work) * (self._shape.size + 2)
         return ScratchSize(numbers, work.short_tiles * self._places(self._short))
 

@@ -52,30 +52,24 @@ class HeadShape:
 
     @staticmethod
     def of(layer: LayerPages, heads: int) -> "HeadShape":
-        """Return the shape of a layer with ``heads`` query heads."""
         size = layer.value_size or layer.head_size
         return HeadShape(size, layer.head_size - size, heads // layer.kv_heads)
 
     @property
     def size_block(self) -> int:
-        """The power of two that holds ``size``."""
         return max(MIN_BLOCK, power_above(self.size))
 
     @property
     def rest_block(self) -> int:
-        """The power of two that holds ``rest``."""
         return max(MIN_BLOCK, power_above(self.rest))
 
     def part_heads(self, blocks: Blocks) -> int:
-        """Return the number of query heads that share a tile: all of a kv head's if they fit."""
         return min(self.group, blocks.rows)
 
     def parts(self, blocks: Blocks) -> int:
-        """Return the number of tiles that the query heads of a kv head need."""
         return -(-self.group // self.part_heads(blocks))
 
     def tile_tokens(self, blocks: Blocks) -> int:
-        """Return the tokens of a tile."""
         return blocks.rows // self.part_heads(blocks)
 
 

@@ -54,7 +54,6 @@ class Lengths(NamedTuple):
 
     @staticmethod
     def of(lengths: HostLengths) -> "Lengths":
-        """Return the arrays over the same memory."""
         return Lengths(*(getattr(lengths, name).numpy() for name in Lengths._fields))
 
 

@@ -144,7 +144,6 @@ def _parts(url: str) -> tuple[bool, str, int, str]:
 
 
 def _reason(error: Exception) -> str:
-    """Return the system's text for an error, or else Python's."""
     if isinstance(error, TimeoutError):
         return f"no answer within {ANSWER_SECONDS:g} s"
     if isinstance(error, ConnectionError) and error.errno is not None:

@@ -35,7 +35,6 @@ LEAST_FIRST = (
 
 
 def print_cluster(cluster: Cluster) -> None:
-    """Print all instances to stdout."""
     wide_console().print(cluster_table(cluster))
 
 
@@ -55,7 +54,6 @@ def cluster_table(cluster: Cluster) -> FittingTable:
 
 
 def print_rows(title: str, headers: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    """Print a table to stdout."""
     wide_console().print(made_table(title, headers, rows))
 
 

@@ -44,7 +44,6 @@ class ScaleGoal:
         return ", ".join(parts)
 
     def hopeless(self, cluster: Cluster) -> str:
-        """Return the instances that failed, which are not restarted."""
         those = (instance for role in self.counts for instance in _of_role(cluster, role))
         failed = [instance.id for instance in those if instance.state == FAILED]
         return f"{', '.join(failed)} failed; the server's output says why" if failed else ""
@@ -57,13 +56,11 @@ class RemovalGoal:
     instance_id: str
 
     def lacking(self, cluster: Cluster) -> str:
-        """Return the state of the instance."""
         states = (member.state for member in cluster.instances if member.id == self.instance_id)
         state = next(states, None)
         return f"{self.instance_id} is {state}" if state else ""
 
     def hopeless(self, cluster: Cluster) -> str:
-        """Return "": a draining instance always ends."""
         return ""
 
 

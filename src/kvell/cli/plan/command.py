@@ -135,7 +135,6 @@ def plan(
 
 
 def layers_of(models: Mapping[str, "ModelDescription"]) -> list[LayerSpec]:
-    """Return the layers of all models, each under its model's name."""
     return [
         replace(layer, model=name)
         for name, description in models.items()

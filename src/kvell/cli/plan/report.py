@@ -94,7 +94,6 @@ class PlanReport:
 
     @property
     def own_layout(self) -> Layout:
-        """The layout with only the model's own groups, if groups carry model names."""
         name = self._name_in_pool
         return self.layout.held_by(name) if name else self.layout
 
@@ -123,7 +122,6 @@ class PlanReport:
         }
 
     def _own_dict(self) -> dict[str, Any]:
-        """Return the fields of one model, not of the pool."""
         return {
             "max_model_len": self.max_model_len,
             "longest_request_tokens": self.longest_request_tokens,
@@ -159,7 +157,6 @@ def make_report(
 def stated_lengths(
     max_model_len: int, lengths_tokens: tuple[int, ...] = LENGTHS_TOKENS
 ) -> tuple[int, ...]:
-    """Return the lengths up to the model's longest, ascending, with the longest as the last."""
     return tuple(sorted({min(n, max_model_len) for n in (*lengths_tokens, max_model_len)}))
 
 

@@ -74,7 +74,6 @@ def _model_lines(report: PlanReport) -> list[str]:
 
 
 def _state_lines(layout: Layout) -> list[str]:
-    """Return lines on the states that a request of any length has."""
     return [
         f"every request holds one {group.name} of {format_bytes(group.token_bytes)} "
         f"in {group.slices:,} page{'s' * (group.slices > 1)}, and every checkpoint one more"
@@ -84,7 +83,6 @@ def _state_lines(layout: Layout) -> list[str]:
 
 
 def _image_lines(layout: Layout) -> list[str]:
-    """Return lines on the memory that images add to the figures, which count text only."""
     return [
         f"requests below are of text alone; a token of an image takes "
         f"{format_bytes(group.token_bytes)} more ({group.name})"
@@ -139,7 +137,6 @@ def fit_table(report: PlanReport) -> "Table":
 
 
 def device_table(report: PlanReport) -> "Table":
-    """Return a table with a row per GPU and a column per length."""
     lengths = (f"{tokens:,}" for tokens in report.lengths_tokens)
     headers = ("GPU", "KV memory", "longest", *lengths)
     rows = [_device_row(device) for device in report.devices]

@@ -80,7 +80,6 @@ class Together:
 
     @property
     def caching(self) -> PdCaching:
-        """The caching policy of prefill and decode instances."""
         return DEFAULT_PD_CACHING if self.pd_caching is None else self.pd_caching
 
     def pages_link(self, hardware: str, machine: "StepTimer") -> "Link":

@@ -72,7 +72,6 @@ class ModelFlags:
 
     @property
     def number_bytes(self) -> int:
-        """The bytes of one stored number."""
         return ELEMENT_BYTES[self.dtype]
 
     def describe(self, session: Session) -> "ReplayModels":

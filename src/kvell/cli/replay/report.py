@@ -18,7 +18,6 @@ LATENCIES = {
 
 
 def print_report(report: Report) -> None:
-    """Print the figures of a run and of its groups to stdout."""
     console = wide_console()
     console.print(run_table(report))
     console.print(latency_table(report))
@@ -26,7 +25,6 @@ def print_report(report: Report) -> None:
 
 
 def print_together(report: Report) -> None:
-    """Print the figures of a run of several instances to stdout."""
     console = wide_console()
     console.print(latency_table(report))
     console.print(roles_table(report))

@@ -119,7 +119,6 @@ def _help_all_option() -> click.Option:
 
 
 def _options(command: click.Command) -> dict[str, click.Option]:
-    """Return the options of a command by each of their names."""
     return {
         name: param
         for param in command.params
@@ -214,7 +213,6 @@ def _config_file(words: Sequence[str]) -> str | None:
 def _unknown_variables(
     environ: Mapping[str, str], options: Mapping[str, click.Option]
 ) -> Iterator[str]:
-    """Yield a note for each variable that is almost the name of one that the command reads."""
     variables = {variable_of(name) for name in options}
     for variable in environ.keys() - variables:
         if close := nearest(variable, variables):

@@ -12,7 +12,6 @@ default of 300,000, two threads next to other busy processes were ten times slow
 
 
 def cache_dir(environ: Mapping[str, str], home: Path) -> Path:
-    """Return the directory of converted weights: ``KVELL_CACHE_DIR``, or ``kvell`` in the cache."""
     own = environ.get("KVELL_CACHE_DIR")
     if own:
         return Path(own)
@@ -38,7 +37,6 @@ def prepare_libraries(environ: MutableMapping[str, str], cores: int) -> None:
 
 
 def prepare_process() -> None:
-    """Apply :func:`prepare_libraries` to this process."""
     prepare_libraries(os.environ, len(os.sched_getaffinity(0)))
 
 
@@ -72,17 +70,14 @@ def take_ray_token(token: str) -> None:
 
 
 def has_ray_token() -> bool:
-    """Return whether Ray requires a token."""
     return os.environ.get("RAY_AUTH_MODE", "") == "token"
 
 
 def ray_environment() -> dict[str, str]:
-    """Return the environment for a Ray that is started: the environment of this process."""
     return dict(os.environ)
 
 
 def kvell_variables() -> dict[str, str]:
-    """Return the variables of this process whose names begin with ``KVELL_``."""
     return {name: text for name, text in os.environ.items() if name.startswith("KVELL_")}
 
 
@@ -93,7 +88,6 @@ def given_columns(environ: Mapping[str, str] = os.environ) -> int | None:
 
 
 def process_cache_dir() -> Path:
-    """Return this user's cache directory, which may not exist yet."""
     return cache_dir(os.environ, Path.home())
 
 

@@ -90,13 +90,11 @@ def run_guarded(work: Callable[[], object], debug: Debug) -> int:
 
 
 def as_flags(error: ChangeSomething) -> str:
-    """Return the error's line, with the field written as its flag if it has one."""
     field = _FLAGS.get(error.field, error.field)
     return f"{field}={error.value}: {error.problem}; {error.remedy}"
 
 
 def _with_help(error: click.ClickException) -> str:
-    """Return a usage error's line with a pointer to ``--help``."""
     if isinstance(error, click.NoSuchOption) and error.possibilities:
         [near, *_] = error.possibilities
         return f"No such option '{error.option_name}'; did you mean {near}?"
@@ -113,7 +111,6 @@ def _say(text: str, code: int, debug: Debug) -> int:
 
 
 def _reader_left() -> int:
-    """End quietly after stdout was closed (``kvell … | head``), also at the interpreter's exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return DONE

@@ -95,12 +95,10 @@ _GROUP_BY_FLAG = {flag: group for group, flags in GROUPS.items() for flag in fla
 
 
 def group_of(names: Iterable[str]) -> str:
-    """Return the group of an option that has the names."""
     return next((_GROUP_BY_FLAG[name] for name in names if name in _GROUP_BY_FLAG), OTHER)
 
 
 def place_of(parameter: click.Parameter) -> int:
-    """Return the place of a parameter in help."""
     return min((_PLACES.get(name, len(_PLACES)) for name in parameter.opts), default=0)
 
 

@@ -49,7 +49,6 @@ class CountRange(click.IntRange):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
-        """Return the number."""
         count = parse_count(value) if isinstance(value, str) else None
         number: int = super().convert(cast("int", value) if count is None else count, param, ctx)
         return number
@@ -169,13 +168,11 @@ def config_option(command: Command) -> Command:
 
 
 def engine_command(function: Callable[..., Any]) -> click.Command:
-    """Make a command whose arguments are models, and which has ``--config``."""
     argument = click.argument("named", nargs=-1, metavar=MODELS)
     return click.command(cls=EngineCommand)(argument(config_option(function)))
 
 
 def json_option(command: Command, text: str = "Print JSON on stdout.") -> Command:
-    """Add ``--json``."""
     return click.option("--json", "as_json", is_flag=True, help=text)(command)
 
 
@@ -283,7 +280,6 @@ def require_one_model(settings: EngineSettings) -> None:
 
 
 def with_kv_memory(settings: EngineSettings, session: Session) -> EngineSettings:
-    """Return the settings, with the default size of the KV pool on a CPU if none is given."""
     if _has_memory(settings) or settings.device != "cpu":
         return settings
     share_bytes = session.available_bytes() // settings.memory_parts
@@ -304,6 +300,5 @@ def with_shared_kv_memory(
 
 
 def _has_memory(settings: EngineSettings) -> bool:
-    """Return whether the size of the KV pool follows from the settings."""
     given = settings.kv_memory_bytes, settings.memory_bytes, settings.gpu_memory_utilization
     return given != (None, None, None)

@@ -23,7 +23,6 @@ def progress_bar(first: str) -> Iterator[Progress]:
 
 
 def notice(sentence: str) -> None:
-    """Print a sentence to stderr."""
     click.echo(f"kvell: {sentence}", err=True)
 
 
@@ -34,7 +33,6 @@ class StageLines:
         self._stage = ""
 
     def __call__(self, what: str, fraction: float) -> None:
-        """Print ``what`` unless the previous call had the same."""
         if what != self._stage:
             self._stage = what
             click.echo(f"kvell: {what} …", err=True)

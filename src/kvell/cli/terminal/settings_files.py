@@ -21,7 +21,6 @@ Origins = dict[str, str]
 
 
 def variable_of(flag: str) -> str:
-    """Return the variable of a flag: ``KVELL_KV_MEMORY`` of ``--kv-memory``."""
     return PREFIX + flag.lstrip("-").replace("-", "_").upper()
 
 
@@ -109,7 +108,6 @@ def _read(path: str) -> Mapping[str, object]:
 
 
 def _several(text: str) -> list[str]:
-    """Return a JSON list's items, or the text alone."""
     try:
         given = decode_json(text)
     except MalformedError:

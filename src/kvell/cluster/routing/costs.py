@@ -41,7 +41,6 @@ def queues_seconds(instances: Sequence[RoutableInstance], request: RequestView) 
 
 
 def prompt_work(instance: RoutableInstance, prompt_tokens: int, hit: int) -> PromptWork:
-    """Return what an instance computes of a prompt, with its present decodes in the same steps."""
     costs = instance.report.facts.prices
     new = max(1, prompt_tokens - hit)
     decoding = instance.running_requests * costs.output_token_seconds
@@ -98,7 +97,6 @@ def _left_seconds(instance: RoutableInstance, done_seconds: float) -> float:
 
 
 def _prompts_seconds(instance: RoutableInstance, costs: ExecCosts) -> float:
-    """Return the time to compute the waiting prompts, which share the fixed cost of steps."""
     tokens = instance.uncached_prompt_tokens
     return (
         -(-tokens // costs.chunk_tokens) * costs.request_seconds

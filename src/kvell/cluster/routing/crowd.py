@@ -40,7 +40,6 @@ class Crowd:
         self.computing += 1
 
     def end(self) -> None:
-        """Note that an instance has nothing more to compute."""
         self.computing -= 1
 
     def time(self, now: float) -> CrowdTime:
@@ -49,7 +48,6 @@ class Crowd:
         return CrowdTime(now, tuple(self._totals))
 
     def pass_to(self, now: float) -> None:
-        """Count the time since the latest call for the present number of instances."""
         if self._at_seconds is not None:
             number = min(self.computing, MOST_COMPUTING)
             self._totals += [0.0] * (number + 1 - len(self._totals))
@@ -64,7 +62,6 @@ class Crowd:
         return exp(self._log(self.computing + more))
 
     def alone_seconds(self, since: CrowdTime, until: CrowdTime) -> float:
-        """Return how long what was done between two times would take without other instances."""
         spent = self._spent(since, until)
         return sum(seconds / exp(self._log(number)) for number, seconds in spent)
 

@@ -40,26 +40,21 @@ class InstancePace:
 
     @classmethod
     def alone(cls, costs: ExecCosts) -> "InstancePace":
-        """Return the pace of the first instance of a host."""
         return cls(Pace(costs), Crowd())
 
     def seconds(self, work: PromptWork) -> float:
-        """Return what prompts take while as many instances compute as once it does, too."""
         return self.shared.seconds(work) * self.crowd.slowdown(more=not self._computes)
 
     def done_seconds(self, now: float) -> float:
-        """Return how long it has computed its present prompts, in seconds of the present crowd."""
         if self._began is None:
             return 0.0
         done = self.crowd.alone_seconds(self._began, self.crowd.time(now))
         return done * self.crowd.slowdown(more=not self._computes)
 
     def begin_prompts(self, now: float) -> None:
-        """Note that its first prompt arrives, or that it begins the next one."""
         self._began = self.crowd.time(now)
 
     def set_computing(self, computes: bool) -> None:
-        """Note whether it has requests."""
         if computes != self._computes:
             self._computes = computes
             (self.crowd.begin if computes else self.crowd.end)()

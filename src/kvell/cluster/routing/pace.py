@@ -43,7 +43,6 @@ class PromptWork:
     pairs: int
 
     def priced_seconds(self, costs: ExecCosts) -> float:
-        """Return its time by prices alone."""
         seconds = self.step_seconds + self.tokens * costs.token_seconds
         return seconds + self.pairs * costs.pair_seconds
 
@@ -67,7 +66,6 @@ class Pace:
         self._results = np.zeros(3)
 
     def seconds(self, work: PromptWork) -> float:
-        """Return the time of prompts on an instance that shares no processors."""
         step, token, pair = self._costs
         seconds = step * work.step_seconds + token * work.tokens + pair * work.pairs
         return max(LEAST_SECONDS, seconds)

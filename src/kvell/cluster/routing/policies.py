@@ -51,11 +51,9 @@ class RoundRobin:
         self._last = ""
 
     def choose(self, request: RequestView, instances: Sequence[RoutableInstance]) -> str:
-        """Return the instance that follows the one chosen last."""
         return self.next_of(view.instance_id for view in instances)
 
     def next_of(self, instance_ids: Iterable[str]) -> str:
-        """Return the first id after the one chosen last, or the first of all."""
         all_ids = list(instance_ids)
         self._last = min([name for name in all_ids if name > self._last] or all_ids)
         return self._last

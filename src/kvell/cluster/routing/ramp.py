@@ -20,11 +20,9 @@ class Ramp:
         self.limit: int | None = FIRST_REQUESTS if credits > FIRST_REQUESTS else None
 
     def first_token(self) -> None:
-        """Note that a request of the instance has its first token."""
         if self.limit is not None:
             grown = self.limit + 1
             self.limit = grown if grown < self._credits else None
 
     def allows(self, in_flight: int) -> bool:
-        """Return whether one more request may go to an instance that has ``in_flight``."""
         return self.limit is None or in_flight < self.limit

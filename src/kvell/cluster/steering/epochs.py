@@ -22,7 +22,6 @@ Standing = Literal["leads", "rose", "outranked"]
 
 
 def epoch_of(incarnation: int) -> int:
-    """Return the epoch of the manager that has started an incarnation."""
     return incarnation >> NUMBER_BITS
 
 
@@ -51,7 +50,6 @@ class HighestEpoch:
         return 0
 
     def is_older(self, epoch: int) -> bool:
-        """Return whether an order is from a manager that another has replaced."""
         return epoch < self.epoch
 
 
@@ -71,11 +69,9 @@ class Leadership:
 
     @property
     def is_outranked(self) -> bool:
-        """Whether a newer manager leads."""
         return self.outranked_by > self.epoch
 
     def settle(self) -> None:
-        """Note that all instances are taken over: a higher epoch is now a newer manager's."""
         self._is_settled = True
 
     def on_epoch(self, epoch: int) -> Standing:

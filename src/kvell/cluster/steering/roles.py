@@ -150,7 +150,6 @@ class RoleChanger:
         return best if then[best] * self._rules.gain <= then[0] else 0
 
     def _price(self, role: Role, instance: RoleWork) -> float:
-        """Return the lateness that a unit of a role's work adds to an instance."""
         costs = instance.report.facts.prices
         if role == "prefill":
             seconds = costs.token_seconds + costs.request_seconds / costs.chunk_tokens

@@ -48,5 +48,4 @@ class PromptChain:
 
     @property
     def limit_tokens(self) -> int:
-        """The longest prefix that may be resumed: the last token is always computed."""
         return max(0, self.tokens - 1)

@@ -54,5 +54,4 @@ class TreeGroup:
         return 0
 
     def end_block(self, length: int) -> int:
-        """Return the block after the last one needed: a block that is read in part is needed."""
         return -(-length // self.block_tokens)

@@ -34,11 +34,9 @@ class HolderMap:
 
     @property
     def young_blocks(self) -> int:
-        """Number of blocks that were added or looked up since the generation began."""
         return len(self._young)
 
     def add(self, hashes: Sequence[int], bit: int) -> None:
-        """Add a holder of the blocks."""
         if self._old:
             self.find(hashes)
         _add(self._young, hashes, bit)
@@ -69,11 +67,9 @@ class HolderMap:
         self.turns += 1
 
     def clear_bits(self, live: int) -> None:
-        """Remove the bits that are not in use from all blocks."""
         self._young, self._old = _cleared(self._young, live), _cleared(self._old, live)
 
     def items(self) -> Iterator[tuple[int, int]]:
-        """Return every block with its bits."""
         return chain(self._young.items(), self._old.items())
 
 
@@ -94,11 +90,9 @@ class GuessMap:
         return len(self._young) + len(self._old)
 
     def add(self, hashes: Sequence[int], bit: int) -> None:
-        """Add an expected holder of the blocks."""
         _add(self._young, hashes, bit)
 
     def remove(self, hashes: Sequence[int], bit: int) -> None:
-        """Remove an expected holder of the blocks."""
         _remove(self._young, hashes, bit)
         _remove(self._old, hashes, bit)
 
@@ -114,12 +108,10 @@ class GuessMap:
         return held
 
     def turn(self) -> None:
-        """End a generation."""
         self._old, self._young = self._young, {}
         self.turns += 1
 
     def clear_bits(self, live: int) -> None:
-        """Remove the bits that are not in use from all blocks."""
         self._young, self._old = _cleared(self._young, live), _cleared(self._old, live)
 
     def items(self) -> Iterator[tuple[int, int]]:

@@ -43,7 +43,6 @@ class Members:
         self._remembered: dict[int, Sequence[str]] = {}
 
     def join(self, instance_id: str, incarnation: int) -> Member:
-        """Add an instance that is unknown."""
         assert instance_id not in self.by_id, "it must leave first"
         member = Member(incarnation, self._taken(instance_id))
         self.by_id[instance_id] = member
@@ -56,14 +55,12 @@ class Members:
             self._dies(member.bit)
 
     def forget(self, instance_id: str) -> Member:
-        """Forget the entries of an instance, but not the sequence number of its notices."""
         member = self.by_id[instance_id]
         self._dies(member.bit)
         member.bit = self._taken(instance_id)
         return member
 
     def free(self, bits: int) -> None:
-        """Make dead bits available again, which no block has any more."""
         assert bits & ~self.dead == 0, "bits in use cannot be freed"
         self.dead &= ~bits
         self._free += places(bits)

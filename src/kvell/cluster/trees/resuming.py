@@ -53,7 +53,6 @@ class WholeRuns:
 
     @property
     def most_tokens(self) -> int:
-        """The longest length in tokens that an instance can resume."""
         return self._ends[-1] * self._group.block_tokens if self._ends else 0
 
     def at(self, length: int) -> int:
@@ -116,7 +115,6 @@ class States:
         return self._held.get(length, 0)
 
     def edges(self, limit_tokens: int) -> Iterable[int]:
-        """Return the lengths after which there are states."""
         return self._held
 
 

@@ -72,12 +72,10 @@ class PromptTree:
         """Bits, and the turns of blocks and of guesses after which no entry has them."""
 
     def __len__(self) -> int:
-        """Return the number of blocks, of all groups."""
         return sum(map(len, self._blocks.values()))
 
     @property
     def guesses(self) -> int:
-        """Number of guessed blocks, of all groups."""
         return sum(map(len, self._guesses.values()))
 
     def on_notice(
@@ -115,7 +113,6 @@ class PromptTree:
         return False
 
     def lost(self, instance_id: str) -> None:
-        """Forget an instance that has ended, and all its entries."""
         member = self._members.by_id.get(instance_id)
         if member is not None:
             self._members.leave(instance_id)
@@ -219,7 +216,6 @@ class PromptTree:
         return holders
 
     def _held_now(self, index: int, hashes: Sequence[int], chain: PromptChain) -> list[int]:
-        """Return the holders of the first blocks at least, mostly from the match just before."""
         held = self._asked.get(index) if chain is self._asked_of else None
         if held is None or self._groups[index].kind is GroupKind.STATE:
             return self._blocks[index].find(hashes)
@@ -275,7 +271,6 @@ class PromptTree:
         self._bury()
 
     def _bury(self) -> None:
-        """Free the bits that no entry has any more."""
         turns, guess_turns = self._turns()
         over = [entry for entry in self._dying if entry[1] <= turns and entry[2] <= guess_turns]
         if over:

@@ -57,7 +57,6 @@ class BlockChanges:
         self._changes.append(new)
 
     def on_removed(self, group: int, block_hash: int) -> None:
-        """Add a block that is no longer cached."""
         last = self._changes[-1] if self._changes else None
         if isinstance(last, tuple) and last[0] == group:
             last[1].append(block_hash)

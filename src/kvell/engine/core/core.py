@@ -152,7 +152,6 @@ class EngineCore:
         return self._handed_over(news) + self._noticed()
 
     def take_actions(self) -> list[Action]:
-        """Return the agent's actions, in order, to be executed before the next step is planned."""
         return self.pool.take_actions()
 
     def _handed_over(self, news: PoolNews) -> list[Event]:
@@ -202,11 +201,9 @@ class EngineCore:
 
     @property
     def has_requests(self) -> bool:
-        """Whether any request has not ended, or any result is pending."""
         return bool(self._requests or self._in_flight)
 
     def has_request(self, request_id: RequestId, attempt: int) -> bool:
-        """Return whether an attempt at a request is here and has not ended."""
         request = self._requests.get(request_id)
         return request is not None and request.attempt == attempt
 
@@ -223,19 +220,16 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request waits or runs, or any result is pending."""
         return bool(self._in_flight) or (self._has_steps and not self._is_idle)
 
     @property
     def _has_steps(self) -> bool:
-        """Whether any request needs a step."""
         return len(self._requests) > self.pool.num_idle
 
     # -------------------------------------------------------------- plan, commit
 
     @property
     def may_plan(self) -> bool:
-        """Whether the next step may be planned before another result is committed."""
         if not self._in_flight:
             return self._has_steps and not self._is_idle
         is_ahead = len(self._in_flight) <= self.limits.depth and self._scheduler.may_plan_ahead
@@ -248,7 +242,6 @@ class EngineCore:
             self.constrained[request.request_id] = request
 
     def resume_held(self) -> None:
-        """Note that requests which were held may have a part in the next step."""
         self._is_idle = self._holds = False
 
     def plan(
@@ -324,7 +317,6 @@ class EngineCore:
         return events + self._noticed()
 
     def _noticed(self) -> list[Event]:
-        """Return the changes of the prefix index, if it is watched."""
         if self._index_watch is None:
             return []
         running = (request.handle for request in self._scheduler.running)
@@ -383,7 +375,6 @@ class EngineCore:
         return self._entrance.lengths(borrows=borrows)
 
     def let_go(self) -> None:
-        """Unprotect all protected prefixes, and drop the prefixes in the CPU buffer."""
         self._scheduler.drop_reserves()
 
     def forget_prefixes(self) -> list[Event]:
@@ -399,11 +390,9 @@ class EngineCore:
 
     @property
     def step_memory(self) -> StepMemory:
-        """The memory that limits how much a step may compute."""
         return self._scheduler.memory
 
     def num_decoding(self) -> int:
-        """Return the number of running requests whose whole prompt is computed."""
         return self.counters.num_decoding
 
     def num_waiting(self) -> int:
@@ -411,7 +400,6 @@ class EngineCore:
         return self.counters.num_waiting
 
     def num_queued(self) -> int:
-        """Return the number of requests in the waiting queue, which has no parked ones."""
         return len(self._scheduler.waiting)
 
     def num_running(self) -> int:
@@ -425,7 +413,6 @@ class EngineCore:
 
     @property
     def latest_misses(self) -> tuple[Miss, ...]:
-        """The latest prefix misses, the oldest first."""
         return () if self._misses is None else self._misses.latest
 
     def audit(self) -> tuple[str, ...]:
@@ -433,5 +420,4 @@ class EngineCore:
         return tuple(audit(self.memory.layout, self.memory.snapshot()))
 
     def stats(self) -> Stats:
-        """Return the gauges now and the counters so far."""
         return self.counters.stats(self.step)

@@ -72,12 +72,10 @@ class EngineStats:
             )
 
     def count_end(self, reason: FinishReason) -> None:
-        """Count the end of a request."""
         self._finished[reason] = self._finished.get(reason, 0) + 1
 
     @property
     def num_decoding(self) -> int:
-        """Number of running requests whose whole prompt is computed."""
         return sum(1 for request in self._scheduler.running if request.is_decoding)
 
     @property
@@ -113,7 +111,6 @@ class EngineStats:
 
     @property
     def prefix_waits(self) -> int:
-        """Number of times that a request waited for a prefix that another one computes."""
         return self._scheduler.rungs["wait_for_prefix"]
 
     def stats(self, step: StepNumber) -> Stats:

@@ -170,7 +170,6 @@ def _refusal(command: Submit, problem: ChangeSomething) -> Finished:
 
 
 def _resolved(spec: RequestSpec, model: str) -> RequestSpec:
-    """Return the spec with the name of its model and the sampling that the engine uses."""
     sampling = POOLED if spec.pooling else _with_seed(spec)
     if sampling is spec.sampling and model == spec.model:
         return spec
@@ -178,7 +177,6 @@ def _resolved(spec: RequestSpec, model: str) -> RequestSpec:
 
 
 def _with_seed(spec: RequestSpec) -> SamplingParams:
-    """Return the sampling with a seed, by default derived from the request id, for replays."""
     if spec.sampling.seed is not None or spec.sampling.temperature == 0:
         return spec.sampling
     digest = hashlib.blake2b(spec.request_id.encode(), digest_size=SEED_BYTES).digest()

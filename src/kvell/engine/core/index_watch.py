@@ -145,7 +145,6 @@ class IndexWatch:
             del self._pages_of[group, block]
 
     def _forget(self, computing: Iterable[int]) -> None:
-        """Forget closed handles once there are many."""
         if len(self._holders) > self._most_holders:
             kept = set(computing)
             self._holders = {h: holder for h, holder in self._holders.items() if h in kept}
@@ -191,5 +190,4 @@ def _block_tokens(groups: Sequence[GroupSpec], spec: GroupSpec) -> int:
 
 
 def _pages(spec: GroupSpec) -> int:
-    """Return the number of pages of a block."""
     return spec.slices if spec.kind is GroupKind.STATE else 1

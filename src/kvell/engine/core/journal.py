@@ -79,7 +79,6 @@ class JournaledCore:
         self.journal = journal
 
     def tell(self, entry: CoreCommand) -> list[Event]:
-        """Pass a command to the core."""
         self._note(entry)
         return _given(entry, self.core)
 
@@ -94,22 +93,18 @@ class JournaledCore:
         self.core.warm(chunks)
 
     def note(self, late: Lateness) -> None:
-        """Report to the core whether requests were late in the last step."""
         self._note(late)
         self.core.note(late)
 
     def plan(self, question: PlanAsked = UNBOUNDED) -> StepPlan:
-        """Ask the core for its next plan."""
         self._note(question)
         return _planned(question, self.core)
 
     def abandon(self) -> None:
-        """Let the core drop all requests and the cache."""
         self._note(Abandoned())
         self.core.abandon()
 
     def commit(self, result: Outcome) -> list[Event]:
-        """Pass a step's result or failure to the core."""
         self._note(result)
         if isinstance(result, StepFailure):
             return self.core.fail(result)
@@ -121,7 +116,6 @@ class JournaledCore:
 
 
 def _given(command: CoreCommand, core: EngineCore) -> list[Event]:
-    """Return the core's answers to a command."""
     if isinstance(command, Submit):
         return core.submit(command)
     if isinstance(command, Cancel):
@@ -132,7 +126,6 @@ def _given(command: CoreCommand, core: EngineCore) -> list[Event]:
 
 
 def _planned(question: PlanAsked, core: EngineCore) -> StepPlan:
-    """Return the core's answer to a request for a plan."""
     return core.plan(question.held, question.shared_prompt_tokens, question.undrafted)
 
 

@@ -53,11 +53,9 @@ class LatenessWatch:
     def ahead_of(
         cls, ttft_seconds: float, tpot_seconds: float, expected_tokens: int = 1
     ) -> "LatenessWatch":
-        """Return a watch that calls requests late before they miss these objectives."""
         return cls(EARLY_TTFT * ttft_seconds, EARLY_TPOT * tpot_seconds, expected_tokens)
 
     def on_submitted(self, request_id: RequestId, now_seconds: float) -> None:
-        """Record a submitted request."""
         self._waiting[request_id] = now_seconds
 
     def step(self, events: Iterable[Event], now_seconds: float) -> Lateness:

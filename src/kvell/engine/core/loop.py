@@ -63,7 +63,6 @@ class EngineLoop:
         return self.core.pool.next_deadline
 
     def tell(self, command: CoreCommand) -> list[Event]:
-        """Pass a command to the core."""
         events = [] if isinstance(command, Cancel) else self.take_time()  # deadlines count from now
         events += self._journaled.tell(command)
         self.act()
@@ -78,14 +77,12 @@ class EngineLoop:
         return events
 
     def take_time(self) -> list[Event]:
-        """Pass the time to the core, at most once a tick."""
         now = self._pages.now()
         if now is None or now - self._tick < TICK_MILLISECONDS:
             return []
         return self.take(Ticked(now))
 
     def take_deadline(self) -> list[Event]:
-        """Pass the time to the core, if its deadline has passed."""
         now = self._pages.now()
         deadline = self.deadline
         if now is None or deadline is None or deadline > now:
@@ -93,21 +90,18 @@ class EngineLoop:
         return self.take(Ticked(now))
 
     def plan(self, question: PlanAsked = UNBOUNDED) -> StepPlan:
-        """Plan the next step, and execute the actions that precede it."""
         plan = self._journaled.plan(question)
         if plan.streams:  # the agent offers their pages before the step runs
             self.act()
         return plan
 
     def commit(self, outcome: Outcome) -> list[Event]:
-        """Commit the oldest planned step: its result, or its failure."""
         events = self.take_time()
         events += self._journaled.commit(outcome)
         self.act()
         return events
 
     def note(self, late: Lateness) -> None:
-        """Report to the core whether requests were late in the last step."""
         self._journaled.note(late)
 
     def warm(self, chunks: int) -> None:
@@ -115,9 +109,7 @@ class EngineLoop:
         self._journaled.warm(chunks)
 
     def abandon(self) -> None:
-        """Let the core drop all requests and the cache."""
         self._journaled.abandon()
 
     def act(self) -> None:
-        """Execute the agent's actions, before the next step is planned."""
         self._pages.do(self.core.take_actions(), self.deadline)

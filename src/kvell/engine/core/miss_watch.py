@@ -17,12 +17,10 @@ class MissWatch:
 
     @property
     def latest(self) -> tuple[Miss, ...]:
-        """The latest misses, the oldest first."""
         return self._log.latest
 
     @property
     def counts(self) -> dict[str, int]:
-        """Misses since the start, by reason."""
         return self._log.counts
 
     def on_admitted(self, request: Request, step: int, running: Sequence[Request]) -> None:
@@ -66,7 +64,6 @@ class MissWatch:
 
 
 def _computes(other: Request, request: Request, hit_tokens: int) -> bool:
-    """Return whether another request is computing more of this prompt than the hit."""
     if other is request or other.model != request.model or other.cache_root != request.cache_root:
         return False
     if other.settled >= len(other.prompt):

@@ -28,5 +28,4 @@ class StepPace:
 
     @property
     def shared_prompt_tokens(self) -> int:
-        """The most prompt tokens of a step, for all tenants together."""
         return max(LEAST_TOKENS, int(STEP_SECONDS / max(self._token_seconds, 1e-9)))

@@ -27,7 +27,6 @@ class PageMap:
         self._core, self._memory = core, memory
 
     def index_watch(self, *, with_tokens: bool = True) -> IndexWatch:
-        """Return a watch of the blocks that the prefix index inserts and drops from now on."""
         return IndexWatch(self._memory, with_tokens=with_tokens)
 
     def pages(self, incarnation: int) -> Pages:

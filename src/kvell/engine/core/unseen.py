@@ -8,7 +8,6 @@ from kvell.vocabulary import FinishReason
 
 
 def without_images(command: Submit) -> Finished:
-    """Return the end of a request whose images are not in the store."""
     problem = ChangeSomething("images", "…", "are unknown", "give them with the prompt")
     return refuse(command, problem)
 
@@ -22,5 +21,4 @@ def refuse(command: Submit, problem: ChangeSomething | TryLater) -> Finished:
 
 
 def end(command: Submit, reason: FinishReason) -> Finished:
-    """Return the end of a request that the core has never seen."""
     return Finished(command.request_id, command.attempt, reason, command.spec.prompt_tokens)

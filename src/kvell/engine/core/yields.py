@@ -43,7 +43,6 @@ class StepsInFlight:
 
     @property
     def oldest(self) -> StepInFlight:
-        """The step whose result is due next."""
         return self._steps[0]
 
     def require(self, step: StepNumber) -> StepInFlight:
@@ -56,7 +55,6 @@ class StepsInFlight:
         return self._steps[0]
 
     def begin(self, step: StepInFlight) -> None:
-        """Add a step that was planned just now."""
         self._steps.append(step)
 
     def pop(self, step: StepNumber) -> StepInFlight:
@@ -68,18 +66,15 @@ class StepsInFlight:
         return self._steps.popleft()
 
     def clear(self) -> list[StepPlan]:
-        """Forget all steps, and return their plans."""
         plans = [step.plan for step in self._steps]
         self._steps.clear()
         return plans
 
     def has(self, request: Request) -> bool:
-        """Return whether a request is in the work of any step."""
         return any(request is member for step in self._steps for member in step.requests)
 
     @property
     def handles(self) -> set[int]:
-        """The handles of all steps' work."""
         return {work.handle for step in self._steps for work in step.plan.work}
 
 
@@ -113,7 +108,6 @@ class StepCommitter:
     def _without_missed(
         self, step: StepInFlight, missed: Sequence[int], tokens: list[tuple[int, ...]]
     ) -> StepInFlight:
-        """Return the step without missed work, whose requests are reset to before the step."""
         counts = [work.handle not in missed for work in step.plan.work]
         for work, request in zip(step.plan.work, step.requests, strict=True):
             if work.handle in missed:

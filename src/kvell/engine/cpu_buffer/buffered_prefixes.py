@@ -79,7 +79,6 @@ class BufferedPrefixes:
         self._copied_bytes = self._evicted_bytes = 0
 
     def begin(self) -> None:
-        """Begin a plan."""
         self.pages.begin()
         self._coming = None
 

@@ -51,12 +51,10 @@ class Parking:
         self._step = 0
 
     def begin(self, step: int) -> None:
-        """Begin to plan the next step."""
         self._step = step
 
     @property
     def comes_first(self) -> bool:
-        """Whether parked requests must be resumed before a prompt is admitted."""
         if not self.parked:
             return False
         steps = self._step - self._since[self.parked[0].request_id]
@@ -92,7 +90,6 @@ class Parking:
         return chosen if is_enough and self._swapping.has_room(chosen) else []
 
     def allows(self, size_bytes: int) -> bool:
-        """Return whether the buffer's logical size allows ``size_bytes`` more."""
         larges = self._larges(size_bytes)
         if larges > self.sizes.free_chunks:
             self.sizes.note_refused(larges)
@@ -128,14 +125,12 @@ class Parking:
             self.parked.remove(request)
 
     def leave(self, request: Request) -> None:
-        """Forget a request that runs again, or has ended."""
         key = self._keys.pop(request.request_id, None)
         if key is not None:
             self.sizes.release(key)
         self.lift(request)
 
     def clear(self) -> None:
-        """Forget all parked requests, in whatever state an exception has left them."""
         for key in self._keys.values():
             self.sizes.release(key)
         self._keys.clear()

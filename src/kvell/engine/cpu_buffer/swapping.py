@@ -79,7 +79,6 @@ class Swapping:
             self.prefixes.begin()
 
     def has(self, request: Request) -> bool:
-        """Return whether a request is in the buffer."""
         return request.request_id in self._saved
 
     def saved(self, request: Request) -> SavedPages:
@@ -87,7 +86,6 @@ class Swapping:
         return self._saved[request.request_id]
 
     def decodes(self, request: Request) -> bool:
-        """Return whether a request in the buffer has computed its prompt."""
         saved = self.saved(request)
         is_computed = saved.computed + 1 + saved.repeats == request.num_tokens
         return is_computed and bool(request.output)
@@ -176,7 +174,6 @@ class Swapping:
         return pages
 
     def keep_computed(self, request: Request) -> None:
-        """Save a request whose prompt has been computed into the buffer."""
         self._saved[request.request_id] = self._computing.pop(request.request_id)
 
     def _make_room(self, need: Sequence[int]) -> None:
@@ -265,7 +262,6 @@ class Swapping:
         return copied
 
     def counters(self) -> dict[str, int]:
-        """Return the counters of swaps, recomputations, and prefixes copied out and in."""
         return self.rungs | (self.prefixes.rungs if self.prefixes else {})
 
     def figures(self) -> dict[str, int]:
@@ -280,19 +276,16 @@ class Swapping:
         return figures | cached
 
     def drop_prefixes(self) -> None:
-        """Drop all cached prefixes."""
         if self.prefixes is not None:
             self.prefixes.let_go()
 
     def forget(self, request: Request) -> None:
-        """Drop a request that has ended or will not be fetched."""
         for pages in (self._saved, self._computing):
             saved = pages.pop(request.request_id, None)
             if saved is not None:
                 self.buffer.release(saved.holder)
 
     def clear(self) -> None:
-        """Drop all requests and all cached prefixes, in whatever state an exception left them."""
         self._saved.clear()
         self._computing.clear()
         self.drop_prefixes()

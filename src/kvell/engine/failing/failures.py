@@ -64,7 +64,6 @@ def end_without_token(request: Request, mark: int) -> None:
 
 
 def end_without_vector(request: Request) -> None:
-    """End a request whose prompt's vector is NaN or infinite."""
     request.finish_reason, request.is_spoiled = "error", True
     request.problem = (
         "the prompt's vector is not numbers (NaN or infinite): the model's weights, or what it "
@@ -73,7 +72,6 @@ def end_without_vector(request: Request) -> None:
 
 
 def end_without_scores(request: Request) -> None:
-    """End a request whose prompt cannot be scored, since its logits are NaN or infinite."""
     request.finish_reason, request.is_spoiled = "error", True
     request.problem = (
         "the model's logits are not numbers (NaN or infinite) in the prompt: its weights, or what "

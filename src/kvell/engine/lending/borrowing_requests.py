@@ -129,13 +129,11 @@ class BorrowingRequests:
         return self._joins.begin(request, self._borrowers.values())
 
     def take_joined(self) -> list[Request]:
-        """Return requests whose creditors have answered."""
         joined = self._joins.take_answered()
         self._borrowers |= {debtor.request.request_id: debtor for debtor in joined if debtor.away}
         return [debtor.request for debtor in joined]
 
     def take_given_up(self) -> list[tuple[Request, NotTaken]]:
-        """Return requests for which no instance has had memory for too long, or that give way."""
         return self._placements.take_given_up()
 
     def move_kvcache(self, request: Request, num_blocks: int, dst: str) -> str:
@@ -296,7 +294,6 @@ class BorrowingRequests:
         return actions
 
     def on_ended(self, request: Request) -> list[Action]:
-        """End the loans of a request that ends: creditors get their memory back."""
         self._placements.pop(request.request_id, None)
         borrower = self._borrowers.get(request.request_id)
         return self._joins.end(request) if borrower is None else self._forget(borrower)

@@ -103,7 +103,6 @@ class DistributedRequest:
         return self.recalled is None and end <= self.request.settled
 
     def end_with(self, step: StepNumber, loans: Sequence[Loan]) -> None:
-        """Add loans to give back once a step has ended."""
         self.ends += loans
         self.ends_with = step
 

@@ -44,7 +44,6 @@ class JoiningRequests:
         self.shared = 0
 
     def __contains__(self, request: Request) -> bool:
-        """Return whether a request waits for its creditors."""
         return request.request_id in self._joining
 
     def __len__(self) -> int:
@@ -95,7 +94,6 @@ class JoiningRequests:
         return answered
 
     def end(self, request: Request) -> list[Action]:
-        """End the join attempt of a request that ends, if there is one."""
         borrower = self._joining.get(request.request_id)
         if borrower is None or borrower.request is not request:
             return []  # a later attempt at it may join, while this one's last step ends

@@ -79,7 +79,6 @@ def _growth(scheduler: Scheduler, request: Request, token_bytes: int) -> _Growth
 
 
 def _token_bytes(model: str, layout: Layout) -> int:
-    """Return the bytes of a further token: windows and states do not grow."""
     groups = full_groups(model, layout.groups)
     return sum(group.page_stride_bytes // group.page_tokens for _, group in groups)
 

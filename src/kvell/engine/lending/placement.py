@@ -66,7 +66,6 @@ class Placement:
 
     @classmethod
     def of(cls, request: Request, entries: Sequence[RequestPlacementEntry]) -> "Placement":
-        """Return the placement of a new request."""
         away = [entry for entry in entries if not entry.local]
         planned = [entry.inst_id for entry in away for _ in range(entry.num_blocks)]
         return cls(request, planned, list(dict.fromkeys(entry.inst_id for entry in away)))
@@ -81,7 +80,6 @@ class Placement:
 
     @property
     def _end_at(self) -> Tick | None:
-        """The time at which the request is given up, unless it continues before."""
         if self.gives_up_at is None or self.rounds >= ENOUGH_ROUNDS:
             return self.gives_up_at
         return self.gives_up_at + MOST_PATIENCE_TICKS - PATIENCE_TICKS
@@ -116,11 +114,9 @@ class Placement:
         return is_blocked and not self.fits_here
 
     def grants(self) -> None:
-        """Record that a creditor has granted memory, so that the request will continue."""
         self.gives_up_at, self.rounds = None, 0
 
     def widen(self, creditor: str) -> None:
-        """Add an instance that may be asked immediately."""
         if creditor not in self.creditors:
             self.creditors.append(creditor)
         self.refused.discard(creditor)
@@ -169,7 +165,6 @@ class Placements(dict[RequestId, Placement]):
         self._behind = [request for request in behind if request not in self._given_up]
 
     def take_given_up(self) -> list[tuple[Request, NotTaken]]:
-        """Return requests that have waited for too long, and those that give way to rivals."""
         given_up: list[tuple[Request, NotTaken]] = [(request, "") for request in self._given_up]
         given_up += [(request, "rival") for request in self._behind]
         self._given_up = []

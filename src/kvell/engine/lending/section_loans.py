@@ -34,11 +34,9 @@ class SectionLoans:
 
     @property
     def instance(self) -> str:
-        """The name of the debtor: this instance."""
         return self._agent.instance
 
     def begin_step(self) -> None:
-        """Note that a step is planned."""
         self._begun_at = self._agent.now
 
     def end_step(self) -> None:
@@ -146,7 +144,6 @@ class SectionLoans:
         return loans
 
     def give_back(self, loans: Sequence[Loan]) -> list[Action]:
-        """End loans that no step reads any more."""
         return [action for loan in loans for action in self._loans.give_back(loan)]
 
     def rows(

@@ -100,7 +100,6 @@ def resumes(model: str, groups: Sequence[GroupSpec]) -> bool:
 
 
 def repeats(model: str, groups: Sequence[GroupSpec]) -> bool:
-    """Return whether a step that did not count can be repeated: no state was advanced."""
     return all(group.kind is not GroupKind.STATE for group in groups if group.model == model)
 
 

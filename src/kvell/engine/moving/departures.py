@@ -66,7 +66,6 @@ class Departures:
         return request.request_id in self._transfers
 
     def get(self, transfer: Transfer) -> Departure | None:
-        """Return the departure of a transfer, if it is one."""
         return self._departures.get(transfer)
 
     def begin(
@@ -153,7 +152,6 @@ class Departures:
         return departure
 
     def cancel(self, request: Request) -> list[Action]:
-        """End the transfer of a request that has ended, if it has one."""
         transfer = self._transfers.get(request.request_id)
         if transfer is None:
             return []

@@ -55,7 +55,6 @@ def encode_announcement(command: Submit, request: Request) -> bytes:
 
 
 def is_legible(message: Prepare | Offer) -> bool:
-    """Return whether the private part of a message about a request can be decoded."""
     try:
         decode(_SUBMITS if isinstance(message, Prepare) else _HANDOVERS, message.private)
     except MalformedError:
@@ -64,7 +63,6 @@ def is_legible(message: Prepare | Offer) -> bool:
 
 
 def is_cancelled(announced: bytes, command: Cancel) -> bool:
-    """Return whether a command cancels an announced request."""
     submit = decode(_SUBMITS, announced)
     return submit.request_id == command.request_id and not command.spares(submit.attempt)
 
@@ -78,7 +76,6 @@ def encode_handover(request: Request, root: str, returns_to: str) -> bytes:
 
 
 def decode_arrival(announced: bytes, private: bytes, computed: int, handle: int) -> ArrivedRequest:
-    """Decode a request from its announcement and its handover (``private``)."""
     handover = decode(_HANDOVERS, private)
     return ArrivedRequest(decode(_SUBMITS, announced), handover, computed, handle)
 

@@ -20,7 +20,6 @@ class HeldText:
 
     @classmethod
     def of(cls, hold: Hold) -> Self:
-        """Return the text of a hold."""
         return cls(hold.tokens, hold.model, hold.root)
 
     def tokens(self, start: int, end: int) -> Tokens:

@@ -41,7 +41,6 @@ class Migrations:
     """The migrating requests of one engine core."""
 
     def __init__(self, agent: Agent, is_buffered: Callable[[Request], bool]) -> None:
-        """:param is_buffered: whether a request is in the CPU buffer, and can be read there."""
         self._agent, self._is_buffered = agent, is_buffered
         self._leaving: dict[RequestId, _Leaving] = {}
         self._copies: dict[Transfer, RequestId] = {}
@@ -113,6 +112,5 @@ class Migrations:
 
 
 def _is_between_steps(request: Request) -> bool:
-    """Return whether a request decodes, and no step computes it now."""
     runs = request.state is RequestState.RUNNING and request.finish_reason is None
     return runs and request.is_decoding and request.settled == request.computed

@@ -49,17 +49,14 @@ class PoolPart:
 
     @property
     def num_idle(self) -> int:
-        """Number of requests that need no step: deferred or moving ones."""
         return 0
 
     @property
     def wants_fence(self) -> bool:
-        """Whether the result of each step must be known before the next one is planned."""
         return False
 
     @property
     def holds_pages(self) -> bool:
-        """Whether any pages belong to no running request and will be freed later."""
         return False
 
     @property
@@ -71,7 +68,6 @@ class PoolPart:
         """Report each text from another instance, with its handle, when it is cached."""
 
     def take_actions(self) -> list[Action]:
-        """Return the actions to execute, in order, before the next step is planned."""
         return []
 
     def take_staying(self) -> list[Event]:
@@ -80,7 +76,6 @@ class PoolPart:
         return [MigrationRefused(r.request_id, r.attempt) for r in stays if r.finish_reason is None]
 
     def take_given_up(self) -> list[tuple[Request, NotTaken]]:
-        """Return requests for which no instance has had memory for too long, or that give way."""
         return []
 
     def enter(self, request: Request, command: Submit) -> bool:

@@ -55,7 +55,6 @@ class Admission:
         self._made_way_in_vain: Request | None = None
 
     def clear(self) -> None:
-        """Forget which requests were not admitted."""
         self.lacks_memory = False
         self._turned_away = self._made_way_in_vain = None
 
@@ -246,7 +245,6 @@ class Admission:
             draft.admitted.append(request.request_id)
 
     def has_room_for(self, handle: int, computed: int) -> bool:
-        """Return whether a remote text fits here, with what running requests need next."""
         others = _ints(request.handle for request in self._seats.running)
         until = _ints(request.end_for_now + 1 for request in self._seats.running)
         return self._core.fits(handle, computed + 1, 1, others, until)
@@ -358,7 +356,6 @@ class Admission:
         return max(1, min(request.max_tokens, mean) - len(request.output))
 
     def note_end(self, request: Request) -> None:
-        """Record the end of a request, and the length of its answer."""
         self._made_way_in_vain = None
         if request.spec.pooling:
             return  # it has no answer

@@ -62,7 +62,6 @@ class Chunks:
         self._tenants = None
 
     def note_answered(self, tenant: str) -> None:
-        """Note that a request of a tenant has ended: the next one may come in any step."""
         self._answered.pop(tenant, None)
         self._answered[tenant] = self._step
         while self._step - next(iter(self._answered.values())) > RECENT_STEPS:
@@ -159,7 +158,6 @@ class Chunks:
         return max(part, self._limits.observing_tokens) - draft.prompt_tokens_of[tenant]
 
     def _present(self) -> tuple[frozenset[str], frozenset[str]]:
-        """Return the tenants whose requests a step delays, and those of them that have prompts."""
         running = [request for request in self._seats.running if self._seats.may_run(request)]
         askers = {request.turn.tenant for request in running if not request.is_decoding}
         if (first := self._seats.waiting.first()) is not None:
@@ -246,7 +244,6 @@ class Chunks:
         return not draft.preempted and not waits and self._speculation.has_room(self._seats.running)
 
     def planned_tokens(self, draft: PlanDraft) -> int:
-        """Return the number of tokens of the step's work so far."""
         return self._limits.max_num_batched_tokens - draft.budget
 
     def _largest(self, request: Request, wanted: int, draft: PlanDraft) -> int:
@@ -271,7 +268,6 @@ class Chunks:
         return until
 
     def drops(self, request: Request) -> bool:
-        """Return whether the request will keep only a part of its prompt."""
         return self._budget_tokens is not None and len(request.prompt) > self._budget_tokens
 
     def checkpoints(self, draft: PlanDraft) -> NewPages:

@@ -41,7 +41,6 @@ class Fences:
         self._is_needed = limits.depth > 0 and (self._has_drafts or bool(self._models))
 
     def is_after(self, works: Iterable[TokenWork]) -> bool:
-        """Return whether the step of these works is a fence."""
         return self._is_needed and any(map(self._decides, works))
 
     def _decides(self, work: TokenWork) -> bool:

@@ -80,7 +80,6 @@ class PlanDraft:
 
     @property
     def num_logits(self) -> int:
-        """Number of rows of logits of all work so far."""
         return sum(work.num_logits for work in self.work)
 
     def add_draft_tokens(self, index: int, tokens: NewPages) -> None:
@@ -98,14 +97,12 @@ class PlanDraft:
         self.budget -= count
 
     def add_pages(self, rows: NewPages, handles: Sequence[int]) -> None:
-        """Add rows of the memory core, which name holders by index into ``handles``."""
         if len(rows):
             named = rows.copy()
             named[:, 0] = np.asarray(handles, np.int32)[rows[:, 0]]
             self._pages.append(named)
 
     def add_moved(self, rows: NewPages) -> None:
-        """Add rows that name holders by their handles."""
         if len(rows):
             self._pages.append(rows)
 

@@ -33,7 +33,6 @@ class ProtectedPrefixes:
 
     @property
     def prefixes(self) -> int:
-        """Number of protected prefixes."""
         return len(self._leases)
 
     @property

@@ -96,17 +96,14 @@ class Scheduler:
 
     @property
     def memory(self) -> StepMemory:
-        """The memory that limits how much a step may compute."""
         return self._chunks.memory
 
     @property
     def protected(self) -> ProtectedPrefixes:
-        """The protected prefixes that several requests share."""
         return self._chunks.protected
 
     @property
     def rungs(self) -> dict[str, int]:
-        """Number of uses of each remedy for short memory, by its name."""
         return self._seats.rungs
 
     @property
@@ -116,7 +113,6 @@ class Scheduler:
 
     @property
     def num_offloaded(self) -> int:
-        """Number of requests whose prompts are computed into the CPU buffer."""
         return len(self._seats.offloaded)
 
     @property
@@ -125,7 +121,6 @@ class Scheduler:
         return self._seats.waiting
 
     def enqueue(self, request: Request) -> None:
-        """Let a new request wait for its turn."""
         self._seats.waiting.add(request)
 
     def enqueue_arrived(self, request: Request) -> None:
@@ -134,7 +129,6 @@ class Scheduler:
         self._seats.arrived.append(request)
 
     def has_room_for(self, handle: int, computed: int) -> bool:
-        """Return whether a remote text fits here, with what running requests need next."""
         return self._admission.has_room_for(handle, computed)
 
     def sent_places(self, request: Request) -> Mapping[tuple[int, int], int] | None:
@@ -146,7 +140,6 @@ class Scheduler:
         return self.swapping.send(request, self.buffer_large)
 
     def can_leave_buffer(self, request: Request) -> bool:
-        """Return whether other instances can continue a request from the CPU buffer."""
         if self.buffer_large is None or not self._seats.is_swapped(request):
             return False
         assert self.swapping is not None
@@ -177,12 +170,10 @@ class Scheduler:
                 self._seats.waiting.charge(event.request_id, len(event.token_ids))
 
     def note_lateness(self, *, ttft_late: bool, tpot_late: bool) -> None:
-        """Record whether requests were late in the last step."""
         if self.parking is not None:
             self.parking.sizes.note_iteration(ttft_late=ttft_late, tpot_late=tpot_late)
 
     def drop_reserves(self) -> None:
-        """Unprotect all protected prefixes, and drop the prefixes in the CPU buffer."""
         self._chunks.protected.yield_all()
         if self.swapping is not None:
             self.swapping.drop_prefixes()
@@ -282,11 +273,9 @@ class Scheduler:
         )
 
     def lacks_memory(self, plan: StepPlan) -> bool:
-        """Return whether the latest plan preempted or did not admit requests for lack of memory."""
         return bool(plan.preempted) or self._admission.lacks_memory
 
     def wants_memory(self) -> bool:
-        """Return whether a waiting request was not admitted for lack of memory."""
         return self._admission.lacks_memory and bool(self._seats.waiting)
 
     @property
@@ -340,12 +329,10 @@ class Scheduler:
                 self._chunks.plan_prefills(draft)
 
     def looks_up(self, request: Request) -> bool:
-        """Return whether prefixes of the request are looked up in the cache and kept there."""
         is_own = request.is_scored or not self.limits.enable_prefix_caching
         return not (is_own or request.runs_alone or self._chunks.drops(request))
 
     def cached_prompt_tokens(self, request: Request) -> int:
-        """Return how many tokens of its prompt a repeated request would find in the cache."""
         return self._admission.count_cached(request, prompt_alone=True)
 
     def _copies(self, draft: PlanDraft) -> tuple[PageCopy, ...]:

@@ -47,7 +47,6 @@ class RequestQueues:
         self._released: list[int] = []
 
     def enqueue(self, request: Request) -> None:
-        """Let a new request wait for its turn."""
         self.waiting.add(request)
 
     def wanting(self) -> list[Request]:
@@ -68,7 +67,6 @@ class RequestQueues:
         return self.swapping is not None and self.swapping.has(request)
 
     def runs_alone(self) -> bool:
-        """Return whether a running request runs alone, so that no other may run."""
         return any(request.runs_alone for request in self.running)
 
     def enter(self, request: Request) -> None:
@@ -199,7 +197,6 @@ class RequestQueues:
         self.waiting.put_back([request])
 
     def take_released(self) -> tuple[int, ...]:
-        """Return the handles that were closed since the last call, in order."""
         released = tuple(self._released)
         self._released = []
         return released
@@ -233,6 +230,5 @@ class RequestQueues:
 
 
 def _let_wait(request: Request) -> None:
-    """Note that a request waits, and has computed nothing that the pool holds."""
     request.state = RequestState.WAITING
     request.computed = request.settled = request.repeats = 0

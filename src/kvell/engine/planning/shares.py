@@ -53,7 +53,6 @@ def _was_worth_its_start(request: Request) -> bool:
 
 
 def _youngest_of_largest(requests: Sequence[Request], held: Counter[str]) -> Request:
-    """Return the last request of the tenant that holds most."""
     return max(enumerate(requests), key=lambda item: (held[item[1].turn.tenant], item[0]))[1]
 
 

@@ -103,11 +103,9 @@ class RigidMemory:
         """Do nothing."""
 
     def before_decodes(self, lengths: Sequence[int]) -> bool:
-        """Return True: the reserve is sized for any step."""
         return True
 
     def give(self, tokens: int, rows: int) -> bool:
-        """Return False: the pool never grows."""
         return False
 
     def largest(self, handle: int, computed: int, wanted: int, tokens: int, rows: int) -> int:
@@ -115,30 +113,25 @@ class RigidMemory:
         return self._core.largest(handle, wanted)
 
     def affordable(self, count: int, tokens: int, rows: int) -> int:
-        """Return ``count``: the reserve is sized for any step."""
         return count
 
     def before_admission(self, chunk_tokens: int, tokens: int, rows: int) -> None:
         """Do nothing."""
 
     def most_draft_tokens(self, wanted: int, tokens: int, rows: int) -> int:
-        """Return ``wanted``: the reserve is sized for any step."""
         return wanted
 
     def grant(self, step: StepNumber, tokens: int, rows: int) -> bool:
-        """Return True: the reserve is sized for any step."""
         return True
 
     @property
     def is_complete(self) -> bool:
-        """Always True: the pool has all its memory from the start."""
         return True
 
     def warm(self, count: int) -> None:
         """Do nothing."""
 
     def figures(self) -> dict[str, int]:
-        """Return an empty dict: nothing is shared."""
         return {}
 
 
@@ -188,7 +181,6 @@ class SharedMemory:
         return self._ensure(chunks) >= chunks
 
     def give(self, tokens: int, rows: int) -> bool:
-        """Inflate KV by all chunks that the step's activations leave."""
         return self._inflate(self._layout.num_large_pages, self._need.chunks(tokens, rows)) > 0
 
     def largest(self, handle: int, computed: int, wanted: int, tokens: int, rows: int) -> int:
@@ -203,7 +195,6 @@ class SharedMemory:
         return until
 
     def before_admission(self, chunk_tokens: int, tokens: int, rows: int) -> None:
-        """Give KV all chunks that the activations of the first chunk leave."""
         kept = self._kept(tokens + chunk_tokens, rows)
         self._ensure(kept)
         self._inflate(self._layout.num_large_pages, kept)
@@ -232,7 +223,6 @@ class SharedMemory:
 
     @property
     def is_complete(self) -> bool:
-        """Whether no further chunk of the pool will get memory."""
         return self._has_ended or not len(self.memory.balloon.uncommitted_chunks)
 
     def warm(self, count: int) -> None:
@@ -241,7 +231,6 @@ class SharedMemory:
         self.memory.warm(count)
 
     def figures(self) -> dict[str, int]:
-        """Return chunks by owner and state, counters so far, and the largest step's chunks."""
         return self.memory.figures() | {"largest_step_chunks": self.most_activation_chunks}
 
     # ------------------------------------------------------------------- chunk sizes

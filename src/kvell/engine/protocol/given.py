@@ -168,7 +168,6 @@ def prompt_token_ids(field: str, value: object) -> npt.NDArray[np.int32]:
 
 
 def show(value: object) -> str:
-    """Return the repr of a value for an error message, cut to ``SHOWN_CHARS``."""
     text = repr(value)
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…"
 

@@ -49,7 +49,6 @@ class KeptLogprobs(Sequence[TokenLogprobs]):
             self._ends.append(len(self._top_ids))
 
     def _extend_arrays(self, other: "KeptLogprobs", start: int, stop: int) -> None:
-        """Append the positions from ``start`` to ``stop`` of another store."""
         first = other._ends[start - 1] if start else 0
         last = other._ends[stop - 1] if stop else 0
         shift = len(self._top_ids) - first

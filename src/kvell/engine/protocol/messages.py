@@ -102,7 +102,6 @@ class Submit:
 
     @property
     def request_id(self) -> RequestId:
-        """The request's id."""
         return self.spec.request_id
 
 
@@ -117,7 +116,6 @@ class Cancel:
     attempt: int = -1
 
     def spares(self, attempt: int) -> bool:
-        """Return whether an attempt continues."""
         return 0 <= self.attempt < attempt
 
 

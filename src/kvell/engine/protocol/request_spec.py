@@ -84,7 +84,6 @@ class RequestSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
 
     @property
     def prompt_tokens(self) -> int:
-        """Number of tokens of the prompt."""
         return len(self.prompt) // TOKEN_BYTES
 
     @cached_property
@@ -94,7 +93,6 @@ class RequestSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
 
     @cached_property
     def image_ids(self) -> tuple[int, ...]:
-        """The id at the end of each image in the prompt, which identifies its content."""
         return tuple(int(self.token_ids[start + tokens - 1]) for start, tokens, _ in self.images)
 
 

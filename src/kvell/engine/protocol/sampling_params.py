@@ -58,7 +58,6 @@ class RequestOutputKind(Enum):
 
 
 def _constraint(name: str, value: object) -> StructuredOutputs:
-    """Return a constraint, which may be given as a mapping of its arguments."""
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return StructuredOutputs(**value)
     if not isinstance(value, StructuredOutputs):

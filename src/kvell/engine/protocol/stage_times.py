@@ -55,7 +55,6 @@ class StageTimes:
                 stages.admitted_seconds = now
 
     def add_times(self, events: list[Event]) -> list[Event]:
-        """Return the events, with times in those that end requests."""
         if not self._without_token and not any(type(event) is Finished for event in events):
             return events
         now = self._clock.now_seconds()

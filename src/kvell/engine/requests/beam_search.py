@@ -114,7 +114,6 @@ class Beam:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """The tokens of the answer, a stop token included."""
         return tuple([beam.last_token for beam in self._ancestors()][::-1])
 
     @property
@@ -124,7 +123,6 @@ class Beam:
         return KeptLogprobs(decode(_DECODER, each) for each in reversed(packed))
 
     def _ancestors(self) -> "Iterator[Beam]":
-        """Yield this beam and the beams that it continues, without the empty one."""
         beam: Beam | None = self
         while beam is not None and beam.parent is not None:
             yield beam
@@ -227,7 +225,6 @@ class BeamSearch:
 
     @property
     def _needed(self) -> int:
-        """Number of candidates that matter: enough that ``beam_width`` continue after all ends."""
         return self.params.beam_width * (1 + len(self.ends))
 
 

@@ -43,7 +43,6 @@ def long_root(root: str) -> str:
 
 
 def is_long_root(root: str) -> bool:
-    """Return whether keys under a root are rotated by the long table."""
     return root.startswith(_LONG)
 
 

@@ -11,7 +11,6 @@ STEP_TOKENS_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 
 
 
 def pages_bytes(pages: Sequence[int], groups: Sequence[GroupSpec]) -> int:
-    """Return the bytes of numbers of small pages, one for each of the first groups."""
     return sum(count * groups[index].page_stride_bytes for index, count in enumerate(pages))
 
 
@@ -75,7 +74,6 @@ class DraftTokens:
 
     @property
     def accepted_tokens(self) -> int:
-        """Number of accepted draft tokens."""
         return sum(self._accepted)
 
     def accepted_by_position(self) -> tuple[int, ...]:
@@ -91,7 +89,6 @@ class TeamCounts:
         self._thread_seconds = self._lost_seconds = 0.0
 
     def add(self, team: TeamTime | None) -> None:
-        """Count a step."""
         if team is None:
             return
         self._last = team

@@ -47,7 +47,6 @@ class EqualParts:
 
     @property
     def total(self) -> int:
-        """The sum over all tenants."""
         return sum(self._parts.values())
 
     def take(self, tenant: str, count: int) -> None:
@@ -68,7 +67,6 @@ class EqualParts:
             _add(self._reserved, tenant, count)
 
     def give_back(self, tenant: str, count: int) -> None:
-        """Subtract from the count of a tenant."""
         _add(self._parts, tenant, -count)
         _add(self._reserved, tenant, -min(count, self._reserved.get(tenant, 0)))
 

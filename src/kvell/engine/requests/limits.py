@@ -76,7 +76,6 @@ class Limits:
 
     @property
     def max_step_draft_tokens(self) -> int:
-        """Largest number of draft tokens of all requests in one step."""
         return max_step_draft_tokens(self.max_num_seqs, self.num_speculative_tokens)
 
 
@@ -90,5 +89,4 @@ def draft_tokens_end(own_tokens: int, draft_tokens: int | None) -> int:
 
 
 def max_step_draft_tokens(max_num_seqs: int, num_speculative_tokens: int) -> int:
-    """Return the largest number of draft tokens of all requests in one step."""
     return min(max_num_seqs * num_speculative_tokens, MAX_STEP_DRAFT_TOKENS)

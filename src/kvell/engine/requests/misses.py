@@ -54,7 +54,6 @@ class GroupHit:
 
 
 def marks_within(length: int) -> list[int]:
-    """Return the lengths up to ``length`` at which prefixes are remembered, in order."""
     marks: list[int] = []
     for stride, end in MARKS:
         last = length if end is None else min(length, end)
@@ -88,12 +87,10 @@ class MissLog:
 
     @property
     def latest(self) -> tuple[Miss, ...]:
-        """The latest misses, the oldest first."""
         return tuple(self._misses)
 
     @property
     def counts(self) -> dict[str, int]:
-        """Number of misses since the start, for each possible reason."""
         return dict(self._counts)
 
     def on_admitted(
@@ -186,7 +183,6 @@ def _lost(
     is_being_computed: Callable[[], bool],
     reaches: Callable[[], Sequence[GroupHit]],
 ) -> tuple[MissReason, tuple[str, ...]]:
-    """Return why a prefix seen under the same root was not found, and the groups that lack it."""
     if is_being_computed():
         return "being_computed", ()
     reached = reaches()

@@ -72,7 +72,6 @@ class TokenWork(Struct, frozen=True, eq=False, gc=False):
 
     @property
     def request_id(self) -> RequestId:
-        """The id of its request."""
         return self.spec.request_id
 
     @property
@@ -195,17 +194,14 @@ class StepPlan:
 
     @cached_property
     def num_tokens(self) -> int:
-        """Tokens computed in the step."""
         return sum(work.count for work in self.work)
 
     @property
     def is_idle(self) -> bool:
-        """Whether the next plan would be the same, unless something happens."""
         return not (self.work or self.preempted or self.released)
 
     @cached_property
     def num_logits(self) -> int:
-        """Number of logit rows that the step needs."""
         return sum(work.num_logits for work in self.work)
 
     def find_missed(self, stands: Callable[[BorrowedPages], bool] | None) -> tuple[int, ...]:

@@ -117,7 +117,6 @@ class Request:
 
     @cached_property
     def turn(self) -> Turn:
-        """The request's party in the queue."""
         return Turn.of(self.spec)
 
     @cached_property
@@ -132,17 +131,14 @@ class Request:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether the request is to blame if its step fails."""
         return len(self.output) == self.suspect_at
 
     @property
     def num_tokens(self) -> int:
-        """Number of prompt and output tokens, pending ones included."""
         return len(self.prompt) + len(self.output) + self.drawing
 
     @property
     def uses_long_rope(self) -> bool:
-        """Whether the keys are rotated by the model's long table."""
         return is_long_root(self.cache_root)
 
     @property
@@ -151,13 +147,11 @@ class Request:
         return 0 < self.short_rope_tokens < self.num_tokens and not self.uses_long_rope
 
     def choose_table(self) -> None:
-        """Choose the rotation table for the request's length, while it has no keys."""
         if self.outgrows_table:
             self.cache_root = long_root(self.cache_root)
 
     @property
     def may_outgrow_table(self) -> bool:
-        """Whether the keys may have to be recomputed as the request grows."""
         return self.short_rope_tokens > 0 and not self.uses_long_rope
 
     @property
@@ -178,7 +172,6 @@ class Request:
 
     @property
     def wants_work(self) -> bool:
-        """Whether the request continues after the steps in flight."""
         return self.finish_reason is None and self.num_output < self.max_tokens
 
     @property
@@ -231,7 +224,6 @@ class Request:
 
     @property
     def is_scored(self) -> bool:
-        """Whether logprobs of the prompt are requested."""
         return self.sampling.prompt_logprobs is not None
 
     def past(self, end: int) -> npt.NDArray[np.int32]:

@@ -43,7 +43,6 @@ class Turn:
 
     @classmethod
     def of(cls, spec: RequestSpec) -> Self:
-        """Return the party of a request."""
         return cls(spec.priority, spec.tenant, spec.group)
 
 
@@ -84,12 +83,10 @@ class _Party:
 
     @property
     def place(self) -> tuple[float, int, int]:
-        """The sort key of the party, of which the least is next: service, then longest wait."""
         return (self.service, self.last_turn, self.came)
 
     @property
     def is_here(self) -> bool:
-        """Whether any request of the party waits or is served."""
         return bool(self.num_waiting or self.num_served)
 
 
@@ -186,7 +183,6 @@ class _Round(Generic[Party]):
         return None
 
     def next_but(self, names: Collection[str]) -> Party | None:
-        """Return the same without the parties of ``names``, in time linear in all parties."""
         waits = [
             party for name, party in self.parties.items() if party.num_waiting and name not in names
         ]
@@ -204,7 +200,6 @@ class _Round(Generic[Party]):
             self.charged = 0
 
     def _forget(self) -> None:
-        """Drop idle parties whose service does not exceed the clock, so that it has no effect."""
         for name, party in list(self.parties.items()):
             if not party.is_here and party.service <= self.clock:
                 del self.parties[name]
@@ -241,15 +236,12 @@ class TurnQueue(Generic[Item]):
         self._uncharged: defaultdict[RequestId, int] = defaultdict(int)
 
     def __len__(self) -> int:
-        """Return the number of waiting requests."""
         return len(self._waiting)
 
     def __contains__(self, item: Item) -> bool:
-        """Return whether a request waits."""
         return self.get(item.request_id) is item
 
     def __iter__(self) -> Iterator[Item]:
-        """Yield waiting requests: first those that were put back, then others as they arrived."""
         tenants = [party for level in self._levels.values() for party in level.parties.values()]
         back = {name: None for tenant in tenants for name in tenant.returned}
         yield from [self._waiting[name] for name in (back | dict.fromkeys(self._waiting))]
@@ -259,7 +251,6 @@ class TurnQueue(Generic[Item]):
         return self._waiting.get(request_id)
 
     def add(self, item: Item) -> None:
-        """Let a request wait for its turn."""
         membership = self._comes(item)
         membership.tenants.waits(membership.tenant)
         membership.tenant.groups.waits(membership.group)
@@ -276,13 +267,11 @@ class TurnQueue(Generic[Item]):
         return counts
 
     def count_served(self, item: Item) -> None:
-        """Add a request that is served without having waited here."""
         membership = self._comes(item)
         membership.tenant.num_served += 1
         membership.group.num_served += 1
 
     def knows(self, item: Item) -> bool:
-        """Return whether a request waits or is served."""
         membership = self._here.get(item.request_id)
         return membership is not None and membership.item is item
 
@@ -363,7 +352,6 @@ class TurnQueue(Generic[Item]):
         return waited
 
     def clear(self) -> list[Item]:
-        """Forget and return all waiting requests, those that were put back first."""
         items = list(self)
         for item in items:
             self.discard(item)

@@ -46,14 +46,12 @@ class StepsAhead:
         return self.ask(partial(run, partial(runner.run, plan))).result
 
     def begun(self) -> None:
-        """Deliver the previous step's result: the running step no longer needs the lock."""
         kept, self._kept = self._kept, None
         if kept is not None:
             answer, result = kept
             answer.set_result(result)
 
     def settle(self) -> None:
-        """Wait until all steps have run, and drop a result that was not delivered."""
         self._thread.submit(self._forget).result()
 
     def close(self) -> None:

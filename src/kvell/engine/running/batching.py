@@ -25,11 +25,9 @@ class GroupArrays(HostRows):
 
     @cached_property
     def fields(self) -> dict[str, Ints]:
-        """The arrays by name, in order."""
         return dict(zip(FIELDS, self.arrays, strict=True))
 
     def __getattr__(self, name: str) -> Ints:
-        """Return a field."""
         if name not in FIELDS:
             raise AttributeError(name)
         return self.fields[name]
@@ -60,7 +58,6 @@ class WorkRows:
 
     @classmethod
     def of(cls, work: Sequence[TokenWork]) -> "WorkRows":
-        """Make the rows of a step's work."""
         return cls([w.handle for w in work], [w.start for w in work], [w.count for w in work])
 
     def begun_at(self, starts: list[int]) -> "WorkRows":
@@ -187,7 +184,6 @@ class PageTables:
         return [self._away.get(handle, 0) for handle in rows.handles]
 
     def _pages(self, handle: int, group_index: int) -> Ints:
-        """Return a holder's logical page ids in a group, by position."""
         return self._compiled.pages(handle, group_index)
 
     def _arrays(self, group_index: int, rows: WorkRows) -> GroupArrays:

@@ -44,7 +44,6 @@ class DrawnBefore:
         self._step = StepNumber(0)
 
     def note(self, plan: StepPlan, result: StepResult) -> None:
-        """Note the result of a step that has run."""
         if self._is_newest(plan.step):
             self._last = (plan, result)
             self._has_failed = False

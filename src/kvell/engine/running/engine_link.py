@@ -27,7 +27,6 @@ class EngineLink(PoolIO):
 
     @property
     def is_linked(self) -> bool:
-        """Whether other instances read this engine's pool."""
         return False
 
     @property
@@ -43,7 +42,6 @@ class EngineLink(PoolIO):
 
     @property
     def has_entries(self) -> bool:
-        """Whether entries wait for :meth:`entries`."""
         return False
 
     def entries(self) -> Iterable[PeerEntry]:

@@ -160,7 +160,6 @@ def _to_pool(arrays: StateArrays, device: torch.device) -> StateBatch:
 
 
 def _to_device(arrays: GroupArrays, device: torch.device) -> GroupBatch:
-    """Copy all arrays of a group to the device in one transfer."""
     if device.type == "cpu":
         return HostGroupBatch(arrays)
     there = torch.from_numpy(arrays.flat).to(device)

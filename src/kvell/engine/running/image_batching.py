@@ -180,7 +180,6 @@ def _seen_at(tokens: list[tuple[int, Ints, int]], device: torch.device) -> SeenI
 
 
 def _numbered(work: TokenWork) -> Iterator[tuple[int, ImageSpan]]:
-    """Yield the images that have begun by the end of the work, numbered."""
     spans = (ImageSpan(*row) for row in work.spec.images)
     return ((i, span) for i, span in enumerate(spans) if span.start < work.start + work.count)
 

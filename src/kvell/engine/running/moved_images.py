@@ -116,7 +116,6 @@ class MovedImages:
             del self._going[transfer]
 
     def _problem(self, taken: Taken | None, size_bytes: int) -> str:
-        """Return the reason why images cannot be sent, or ""."""
         if taken is None or not taken.tensors:
             return "the tensors of its images are missing"
         if size_bytes > MOST_BYTES:

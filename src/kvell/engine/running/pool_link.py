@@ -162,7 +162,6 @@ class PoolLink(EngineLink):
         self.bell.close()
 
     def _note(self, action: Action) -> None:
-        """Note the puller of an offered transfer that is still being computed."""
         if not isinstance(action, Send) or not isinstance(action.message, Offer):
             return
         offer = action.message

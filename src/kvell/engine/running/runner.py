@@ -197,7 +197,6 @@ class ModelRunner:
 
     @contextmanager
     def _failing(self, plan: StepPlan) -> Iterator[None]:
-        """Turn what fails in here into the failure of the step."""
         try:
             yield
         except Exception as failure:
@@ -319,7 +318,6 @@ class ModelRunner:
         return self._before.newest(handles)
 
     def _seams(self, name: str, plan: StepPlan, copies: StepCopies) -> LayerCallbacks | None:
-        """Return the callbacks at the seams of a model's pass, if there are any."""
         seams = copies.seams(name)
         if not plan.streams or self.tells_written is None or not self._stages:
             return seams

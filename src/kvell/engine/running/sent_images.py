@@ -64,7 +64,6 @@ class SentImages:
         return Taken(prompt, tensors, take_images(self.store, to_token_ids(prompt), named))
 
     def keep(self, attempt: Attempt, taken: Taken) -> None:
-        """Assign stored images to a request, whose end releases them."""
         self._taken[attempt] = taken if self._keeps_tensors else replace(taken, tensors=())
 
     def of(self, attempt: Attempt) -> Taken | None:
@@ -72,7 +71,6 @@ class SentImages:
         return self._taken.get(attempt)
 
     def release(self, taken: Taken) -> None:
-        """Remove images from the store."""
         if self.store is not None:
             self.store.release(taken.image_prompt)
 
@@ -98,7 +96,6 @@ def tensor_of(sent: SentTensor) -> torch.Tensor:
 
 
 def to_sent(name: str, tensor: torch.Tensor) -> SentTensor:
-    """Return a tensor in the format that is sent."""
     values = tensor.detach().cpu().contiguous()
     data = values.flatten().view(torch.uint8).numpy().tobytes() if values.numel() else b""
     kind = str(values.dtype).removeprefix("torch.")

@@ -21,7 +21,6 @@ class SlotMemory:
         self._area, self._chunk_bytes, self._decoders = area, chunk_bytes, decoders
 
     def use(self, slot: StepSlot) -> None:
-        """Let the passes compute in this slot until the next call."""
         begin = slot.start * self._chunk_bytes
         memory = self._area[begin : begin + slot.num_chunks * self._chunk_bytes]
         for decoder in self._decoders:

@@ -50,7 +50,6 @@ class AwaitedGrammars:
 
     @property
     def count(self) -> int:
-        """The number of requests that wait for a grammar."""
         return len(self._waiting)
 
     def check(self, constraint: StructuredOutputs | None, model: str) -> None:
@@ -93,7 +92,6 @@ class AwaitedGrammars:
         return True
 
     def cancel(self, command: Cancel) -> Submit | None:
-        """Return the cancelled request, if it was waiting."""
         submit, _ = self._waiting.get(command.request_id, (None, None))
         if submit is None or command.spares(submit.attempt):
             return None
@@ -151,7 +149,6 @@ class AwaitedGrammars:
         return undrafted
 
     def take_masked(self) -> bool:
-        """Return whether a mask of a held request has become ready since the last call."""
         has_masks, self._has_masks = self._has_masks, False
         return has_masks
 
@@ -164,12 +161,10 @@ class AwaitedGrammars:
         return [(name, grammars) for name, grammars in self._grammars.items() if grammars]
 
     def forget(self) -> None:
-        """Drop all waiting requests, without events."""
         self._waiting.clear()
         self._tried.clear()
 
     def close(self) -> None:
-        """End the processes that compile grammars."""
         for grammars in self._grammars.values():
             if grammars is not None:
                 grammars.close()

@@ -46,7 +46,6 @@ TOKEN_BYTES = 7 * KIB // 4
 
 
 def process_bytes_for(vocab_size: int) -> int:
-    """Return the most memory that the running grammar processes of a model take together."""
     return TEMPLATE_BYTES + TOKEN_BYTES * vocab_size + CHECK_ROOM_BYTES + MASK_ROOM_BYTES
 
 
@@ -158,7 +157,6 @@ class Grammars:
         return masks
 
     def close(self) -> None:
-        """End the processes."""
         self._checks.close()
         self.answers.close()
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -12,7 +12,6 @@ class MaskPatience:
         self._then = now_seconds
 
     def left_seconds(self, now_seconds: float) -> float:
-        """Return the seconds that may be waited now."""
         grown = self._saved + PATIENCE_SHARE * (now_seconds - self._then)
         self._saved = min(grown, MOST_PATIENCE_SECONDS)
         self._then = now_seconds

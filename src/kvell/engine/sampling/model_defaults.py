@@ -48,13 +48,11 @@ def sampling_defaults(path: Path, chosen: GenerationConfig = "auto") -> Sampling
 
 
 def find_recommended(defaults: SamplingParams) -> dict[str, object]:
-    """Return the fields of defaults that differ from neutral sampling."""
     values = {spec.name: getattr(defaults, spec.name) for spec in fields(defaults)}
     return {name: value for name, value in values.items() if value != getattr(NEUTRAL, name)}
 
 
 def limit_answer(defaults: SamplingParams) -> SamplingParams:
-    """Return the defaults, with vLLM's limit of an answer if none is recommended."""
     limit = defaults.max_tokens or SamplingParams.max_tokens
     return replace(defaults, max_tokens=limit)
 

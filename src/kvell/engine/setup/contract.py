@@ -191,7 +191,6 @@ class MemoryContract:
 def model_share(
     model: str, layout: Layout, max_model_len: int, fitting: Fitting = requests_that_fit
 ) -> ModelShare:
-    """Return the requests that one of several models can serve if it has the pool alone."""
     fits = requests_by_length(layout.held_by(model), max_model_len, fitting)
     return ModelShare(model, max_model_len, fits)
 
@@ -261,7 +260,6 @@ def make_contract(
 
 
 def in_columns(line: str) -> list[str]:
-    """Return a line of the contract in pieces of at most ``LINE_COLUMNS`` columns."""
     title = " " * 22
     return textwrap.wrap(line, LINE_COLUMNS, subsequent_indent=title, break_on_hyphens=False)
 

@@ -65,7 +65,6 @@ class Memory:
 
     @property
     def offered(self) -> torch.Tensor:
-        """The memory that other instances can read: the pool and the CPU buffer after it."""
         if self.buffer is None or self.seen is None:
             return self.pool
         return self.seen[: self.buffer.end_bytes]
@@ -100,7 +99,6 @@ class BufferRegion:
 
     @property
     def end_bytes(self) -> int:
-        """The distance of its end from the pool's first byte."""
         return self.at_bytes + self.count * self.large_page_bytes
 
     @property
@@ -208,7 +206,6 @@ def memory_of(
 def _own_pool(
     layout: Layout, place: torch.device, options: EngineOptions, spare_bytes: int
 ) -> Memory:
-    """Build a pool in host memory that holds KV alone."""
     num_bytes = layout.pool_bytes + spare_bytes
     num_chunks = -(-num_bytes // HostChunks.chunk_bytes)
     cold, num_slots, buffer = _chunks(num_chunks, "--kv-memory", layout, options)
@@ -247,7 +244,6 @@ def _chunks(
 
 
 def _extend(device: HostChunks, num_chunks: int) -> None:
-    """Let the CPU buffer follow the pool."""
     try:
         device.extend(num_chunks)
     except TryLater as error:
@@ -256,7 +252,6 @@ def _extend(device: HostChunks, num_chunks: int) -> None:
 
 
 def _with_beyond(memory: Memory, device: HostChunks, layout: Layout, num_slots: int) -> Memory:
-    """Return the memory with what is mapped after the pool, if there is anything."""
     if memory.buffer is not None:
         memory = replace(memory, seen=host_pool(device.view_beyond()))
     if not num_slots:

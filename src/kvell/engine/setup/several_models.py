@@ -30,7 +30,6 @@ class ServedModel:
     tokenizer_json: Callable[[], str] | None = None
 
     def controls(self) -> Controls:
-        """Return the sampling controls for its requests."""
         grammars = None
         if self.tokenizer_json is not None:
             size = self.model.description.vocab_size
@@ -44,7 +43,6 @@ class ServedModel:
         return process_bytes_for(self.model.description.vocab_size)
 
     def layers(self) -> tuple[LayerSpec, ...]:
-        """Return its layers, marked with its name."""
         return tuple(replace(layer, model=self.name) for layer in self.model.description.layers)
 
 
@@ -79,7 +77,6 @@ def _refusal(field_name: str, value: object, problem: str) -> ChangeSomething:
 
 
 def with_draft(served: Sequence[ServedModel], draft: PagedModel | None) -> list[PagedModel]:
-    """Return all models, a draft model last."""
     return [*(member.model for member in served), *([] if draft is None else [draft])]
 
 

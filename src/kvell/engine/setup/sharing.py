@@ -55,7 +55,6 @@ class Bound:
 
     @property
     def taken_bytes(self) -> int:
-        """The bytes that the pool never gets: weights and reserve."""
         return self.weights_bytes + self.reserve_bytes
 
     def pool_bytes(self, kv_memory_bytes: int | None, available_bytes: int) -> int:

@@ -182,7 +182,6 @@ def _share_bytes(
 
 
 def _default_kv_bytes(device: "torch.device", reserve_bytes: int) -> int:
-    """Return a quarter of the available memory on a CPU, ``GPU_KV_SHARE`` of the rest on a GPU."""
     if device.type != "cuda":
         return default_kv_memory_bytes(available_bytes())
     return int((_free_bytes(device) - reserve_bytes) * GPU_KV_SHARE)

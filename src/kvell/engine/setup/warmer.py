@@ -52,7 +52,6 @@ class Warmer:
         self._thread.start()
 
     def take(self) -> int:
-        """Return the number of chunks committed since the last call."""
         done = self._progress.done
         new = done - self._told
         self._told = done
@@ -60,7 +59,6 @@ class Warmer:
 
     @property
     def is_done(self) -> bool:
-        """Whether no chunks will be committed after those that :meth:`take` returns now."""
         return self._progress.is_over
 
     def computes(self, is_computing: bool) -> None:

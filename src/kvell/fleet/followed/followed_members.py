@@ -76,7 +76,6 @@ class FollowedCluster:
     def members(
         self, limits: FrontLimits, callbacks: MemberCallbacks, lines: Mapping[str, FrontLoad]
     ) -> "FollowedMembers":
-        """Return the cluster's instances, for a new front."""
         return FollowedMembers(self, limits, callbacks, lines)
 
 
@@ -86,7 +85,6 @@ class FollowedMember(Member):
     supervisor: InstanceLink
 
     def instance_cut(self) -> None:
-        """Pass on that the connection was cut."""
         self._callbacks.on_cut(self.instance_id)
 
 
@@ -149,11 +147,9 @@ class FollowedMembers:
             raise
 
     async def scale(self, counts: Mapping[str, int]) -> None:
-        """Let the manager scale the cluster."""
         await self._manager.scale(counts)
 
     async def drain(self, instance_id: str) -> None:
-        """Let the manager drain an instance."""
         await self._manager.drain(instance_id)
 
     async def close(self) -> None:
@@ -196,7 +192,6 @@ class FollowedMembers:
         self._news.set()
 
     def move_ordered(self, request_id: str, target: str, num_blocks: int) -> None:
-        """Pass on the manager's order to move a request."""
         if not self._is_closing:
             self._callbacks.on_move(request_id, target, num_blocks)
 
@@ -312,7 +307,6 @@ class FollowedMembers:
 
 
 def _pressed(line: FrontLoad) -> Pressed:
-    """Return a beat's entry for an instance that is short of memory."""
     youngest = line.movable()[-MOST_MOVABLE:]
     movable = tuple(Movable(request.request_id, request.size_bytes) for request in youngest)
     return Pressed(line.num_leaving, movable)

@@ -73,7 +73,6 @@ class InstanceLink:
 
     @property
     def state(self) -> InstanceState:
-        """The manager's state of the instance, but ``serving`` only while it is connected."""
         if self._line is not None:
             return "draining" if self._entry.state == "draining" else "serving"
         if self._entry.state != "serving":
@@ -87,16 +86,13 @@ class InstanceLink:
 
     @property
     def host(self) -> str:
-        """The machine that the instance runs on."""
         return self._entry.host
 
     @property
     def restarts(self) -> int:
-        """Number of restarts of the instance."""
         return self._entry.restarts
 
     def start(self) -> None:
-        """Connect, and reconnect, as long as the roster names an incarnation that serves."""
         self._task = asyncio.create_task(self._keep())
 
     def update(self, entry: RosterEntry) -> None:
@@ -125,18 +121,15 @@ class InstanceLink:
         self._lose(death)
 
     async def wait_ended(self) -> None:
-        """Wait until the connection's task has ended, after :meth:`end`."""
         if self._task is not None:
             await asyncio.wait([self._task])
 
     def _goes_on(self) -> bool:
-        """Return whether this connection's incarnation is still the newest, and not dead."""
         entry = self._entry
         is_dead = entry.ended is not None and entry.ended.incarnation == self._incarnation
         return entry.incarnation == self._incarnation and not is_dead
 
     def _is_named(self) -> bool:
-        """Return whether that incarnation may be connected to."""
         return self._goes_on() and self._entry.state == "serving" and bool(self._entry.address)
 
     async def _keep(self) -> None:
@@ -260,7 +253,6 @@ class InstanceLink:
         await self._news.wait()
 
     def _lose(self, death: InstanceDeath) -> None:
-        """Report the loss, once for each reported start."""
         self._line = None
         if self._is_to_be_lost:
             self._is_to_be_lost = False

@@ -115,11 +115,9 @@ class ManagerLink:
 
     @property
     def epoch(self) -> int:
-        """The highest epoch of a manager that this front has followed."""
         return self._epochs.epoch
 
     def start(self) -> None:
-        """Connect, and reconnect whenever the connection ends."""
         self._task = asyncio.create_task(self._keep())
 
     async def scale(self, counts: Mapping[str, int]) -> None:
@@ -246,14 +244,12 @@ class ManagerLink:
             self._calls[message.call].set_result(message)
 
     def _refuse(self) -> None:
-        """Send a newer epoch to a manager that another has replaced, and hang up."""
         if self._line is not None:
             self._line.send(self._listener.beat())
             self._line.problem = "an older manager answers there"
             self._line.hang_up()
 
     def _away(self, problem: str) -> None:
-        """Log each problem once.  Before the first connection, ``start()`` reports it."""
         if problem != self.problem and self.met is not None and not self._is_leaving:
             logger.warning("cannot reach the cluster's manager: %s; requests continue", problem)
         self.problem = problem

@@ -33,7 +33,6 @@ def instance_command(
 def placed_command(
     settings: EngineSettings, prices: PriceSettings = USUAL, *, debug: bool = False
 ) -> list[str]:
-    """Return the arguments of ``kvell`` for an instance on another machine."""
     return [*_words(settings, prices, debug), *PLACED]
 
 

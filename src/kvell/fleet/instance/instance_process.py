@@ -50,7 +50,6 @@ class LaunchPlan:
 
 
 def filled_in(command: Sequence[str], values: Mapping[str, str]) -> list[str]:
-    """Return the command line with each argument ``{name}`` replaced that has a value."""
     in_braces = {f"{{{name}}}": value for name, value in values.items()}
     return [in_braces.get(argument, argument) for argument in command]
 
@@ -77,7 +76,6 @@ async def hear_ready(line: InstanceLine, deadline_seconds: float) -> InstanceFac
 
 
 def said_last(problem: str, words: str) -> str:
-    """Return a problem, with the last line that an instance wrote."""
     last = next(iter(words.strip().splitlines()[::-1]), "")
     return f"{problem}: {last}" if last else problem
 
@@ -166,7 +164,6 @@ class InstanceProcess:
 
     @property
     def pid(self) -> int:
-        """The process id, on the process's machine."""
         return self._process.pid
 
     def send(self, command: Command) -> None:
@@ -215,7 +212,6 @@ class InstanceProcess:
         return facts
 
     def hang_up(self) -> None:
-        """Close the connection, and leave the process running."""
         self._line.hang_up()
 
     async def end(self, grace_seconds: float = LAST_WORDS_SECONDS) -> int:
@@ -228,7 +224,6 @@ class InstanceProcess:
             return await self.kill()
 
     async def kill(self) -> int:
-        """Kill the process, and return its exit status."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         self._line.hang_up()

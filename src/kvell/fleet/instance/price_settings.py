@@ -32,7 +32,6 @@ class PriceSettings:
             raise ChangeSomething("calibration", str(self.calibration), problem, "drop one of them")
 
     def flags(self) -> list[str]:
-        """Return command-line flags for these settings, with an absolute path."""
         words = ["--no-calibration"] if self.no_calibration else []
         if self.calibration is not None:
             words += ["--calibration", str(self.calibration.expanduser().absolute())]

@@ -17,13 +17,11 @@ class Pauses:
         self._next_seconds = 0.0
 
     def next_seconds(self) -> float:
-        """Return the pause before the next attempt."""
         pause = self._next_seconds
         self._next_seconds = min(LONGEST_PAUSE_SECONDS, max(FIRST_PAUSE_SECONDS, 2 * pause))
         return pause
 
     def reset(self) -> None:
-        """Start without a pause again, after an attempt that was useful."""
         self._next_seconds = 0.0
 
 

@@ -100,7 +100,6 @@ class Redial:
             hearing.cancel()
 
     async def _wait(self, *dialing: "asyncio.Future[InstanceLine]") -> None:
-        """Wait for one look, or until the process ends or the dial is done."""
         waited: list[_Awaited] = [*dialing]
         if self._exit is not None:
             waited.append(self._exit)

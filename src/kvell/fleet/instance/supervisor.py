@@ -97,12 +97,10 @@ class Supervisor:
 
     @property
     def answers(self) -> bool:
-        """Whether the instance serves, is connected and has sent something lately."""
         return self.state == "serving" and not self._is_cut and not self._watchdog.is_quiet
 
     @property
     def restarts_in_vain(self) -> int:
-        """Number of restarts since the instance last computed something."""
         return self._fruitless_restarts
 
     @property
@@ -140,7 +138,6 @@ class Supervisor:
         self._task = asyncio.create_task(self._kept(self._start_and_supervise()))
 
     async def wait_settled(self) -> None:
-        """Wait until the first incarnation serves, or its first start has failed."""
         await self._settled.wait()
 
     def send(self, command: Command) -> None:
@@ -296,7 +293,6 @@ class Supervisor:
         return InstanceDeath(f"the instance sent {silence} and was killed", "hung")
 
     async def _watch(self, process: InstanceProcess, silent: asyncio.Event) -> None:
-        """Kill the process once it was silent for too long, even if it is stopped."""
         while not self._watchdog.look():
             await asyncio.sleep(self._watchdog.interval_seconds)
         silent.set()

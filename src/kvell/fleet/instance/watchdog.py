@@ -21,12 +21,10 @@ class Watchdog:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing has come for several heartbeats, though the deadline has not passed."""
         silent_seconds = (self._silent_looks - 1) * self.interval_seconds
         return silent_seconds >= QUIET_HEARTBEATS * HEARTBEAT_SECONDS
 
     def beat(self) -> None:
-        """Note a heartbeat, or any other event."""
         self._silent_looks = 0
 
     def look(self) -> bool:

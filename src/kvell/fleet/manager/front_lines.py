@@ -24,7 +24,6 @@ class FrontLines:
         return len(self._by_front)
 
     def __contains__(self, line: FrontLine) -> bool:
-        """Return whether a line is its front's current one: it did not leave or reconnect."""
         return self._by_front.get(line.front) is line
 
     def add(self, line: FrontLine) -> bool:
@@ -42,36 +41,30 @@ class FrontLines:
         return True
 
     def leave(self, line: FrontLine) -> None:
-        """Note that a front left: it gets no more messages, and its messages are ignored."""
         del self._by_front[line.front]
         self._leaving.add(line)
 
     def on_ended(self, line: FrontLine) -> None:
-        """Note that either side has ended a connection."""
         self._leaving.discard(line)
         if line in self:
             logger.warning("the connection of front %s ended", line.front)
             del self._by_front[line.front]
 
     def tell_front(self, front: str, message: ToFront) -> None:
-        """Queue a message for one front, if it is connected."""
         if front in self._by_front:
             self._by_front[front].send(message)
 
     def tell_all(self, message: ToFront) -> None:
-        """Queue a message for every front."""
         for line in list(self._by_front.values()):
             line.send(message)
 
     def drop_all_but(self, living: Collection[str]) -> None:
-        """Disconnect fronts whose lease has expired."""
         for front, line in list(self._by_front.items()):
             if front not in living:
                 logger.warning("front %s sent nothing for its lease", front)
                 line.abort()
 
     def release_leaving(self) -> None:
-        """Disconnect fronts that left."""
         for line in self._leaving:
             line.hang_up()
 

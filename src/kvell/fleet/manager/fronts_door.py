@@ -42,16 +42,13 @@ class ManagerFrontListener:
 
     @property
     def strangers(self) -> int:
-        """Number of connections that are not authenticated yet."""
         return self._doorway.strangers
 
     def open(self) -> None:
-        """Start to accept fronts."""
         self._loop = asyncio.get_running_loop()
         self._doorway.open()
 
     async def close(self) -> None:
-        """Stop accepting fronts."""
         self._loop = None
         await asyncio.to_thread(self._doorway.close)
         if self._entering:

@@ -33,18 +33,15 @@ class InstanceLead:
         self._abandoning: asyncio.Task[None] | None = None
 
     def on_ready(self, instance_id: str) -> None:
-        """Lead an incarnation that serves now."""
         self._obeying.discard(instance_id)
         self._lead(instance_id)
 
     def on_led(self, instance_id: str, event: Led) -> None:
-        """Record the epoch that an instance obeys."""
         self.on_epoch(event.epoch)
         if event.epoch == self._leadership.epoch:
             self._obeying.add(instance_id)
 
     def settle(self) -> None:
-        """Settle the epoch, which then rises no more, once all serving instances obey it."""
         serving = {member.instance_id for member in self._members if member.is_serving}
         if serving <= self._obeying:
             self._leadership.settle()
@@ -63,7 +60,6 @@ class InstanceLead:
             self._on_changed()
 
     async def look_for_newer(self, site: Site) -> None:
-        """Ask the site, before anything ends, whether a newer manager has the instances."""
         with contextlib.suppress(TimeoutError, KvellError):
             async with asyncio.timeout(LOOK_SECONDS):
                 incarnations = await site.find()
@@ -71,7 +67,6 @@ class InstanceLead:
                     self.on_epoch(self._leadership.outranked_by)
 
     async def wait_abandoned(self) -> bool:
-        """Return whether a newer manager has the instances, once they are disconnected here."""
         if self._abandoning is None:
             return False
         await self._abandoning

@@ -137,7 +137,6 @@ class Manager:
 
     @property
     def is_starting(self) -> bool:
-        """Whether the first instances are still being started."""
         return not self._has_started and self._failure is None
 
     async def __aenter__(self) -> Self:
@@ -168,7 +167,6 @@ class Manager:
             raise self._failure
 
     async def close(self) -> None:
-        """End the cluster: let instances finish their requests, then disconnect the fronts."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)
@@ -255,7 +253,6 @@ class Manager:
         return entries(self._members, leaving, self._fronts.roles, self._endings)
 
     def _announce_soon(self) -> None:
-        """Send the roster to all fronts, once for all changes in this turn of the loop."""
         if not self._will_announce:
             self._will_announce = True
             asyncio.get_running_loop().call_soon(self._announce)
@@ -328,7 +325,6 @@ class Manager:
         self._announce_soon()
 
     def _instance_said(self, instance_id: str, event: Event) -> None:
-        """Handle ``Led``.  Other events go to the fronts directly."""
         if isinstance(event, Led):
             self._lead.on_led(instance_id, event)
 

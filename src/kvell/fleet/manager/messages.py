@@ -230,7 +230,6 @@ _TO_FRONT = msgspec.msgpack.Decoder(ToFront)
 
 
 def encode_message(message: ToManager | ToFront) -> bytes:
-    """Encode one message as a whole frame."""
     return frame(_ENCODER.encode(message))
 
 

@@ -23,5 +23,4 @@ def carried_out(members: Members, order: Order) -> Answer:
 
 
 def refuse(order: Order, problem: str) -> Answer:
-    """Return the answer to an order that cannot be carried out now."""
     return Answer(order.call, "instances", "", problem, "retry in a moment")

@@ -28,17 +28,14 @@ class ClusterSettings(msgspec.Struct, frozen=True):
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the settings in which all fronts must agree."""
         chosen = msgspec.msgpack.encode((self.command, self.pool))
         return hashlib.sha256(chosen).hexdigest()
 
     def encode(self) -> bytes:
-        """Encode the settings."""
         return msgspec.msgpack.encode(self)
 
     @staticmethod
     def decode(body: bytes) -> "ClusterSettings":
-        """Decode settings."""
         return decode(_SETTINGS, body)
 
 

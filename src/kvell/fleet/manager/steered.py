@@ -32,12 +32,10 @@ class SteeredMember:
 
     @property
     def instance_id(self) -> str:
-        """Name of the instance."""
         return self.entry.instance_id
 
     @property
     def role(self) -> str:
-        """The current role of the instance."""
         return self.entry.role
 
     @property
@@ -47,22 +45,18 @@ class SteeredMember:
 
     @property
     def memory_waiting(self) -> int:
-        """Number of those that wait for memory."""
         return self.report.load.memory_waiting if self.report.load else 0
 
     @property
     def free_bytes(self) -> int:
-        """Free KV memory."""
         return self.report.load.free_bytes if self.report.load else 0
 
     @property
     def pool_bytes(self) -> int:
-        """Size of the KV pool."""
         return self.report.load.pool_bytes if self.report.load else 0
 
     @property
     def can_take(self) -> bool:
-        """Whether the instance may continue requests of others, or hold memory for them."""
         return self.report.load is not None and self.role != "prefill"
 
 
@@ -74,7 +68,6 @@ class FleetSteering:
         self._beats: dict[str, FrontBeat] = {}
 
     def on_beat(self, front: str, beat: FrontBeat) -> None:
-        """Store a front's beat, in place of its last one."""
         self._beats[front] = beat
 
     def decide(

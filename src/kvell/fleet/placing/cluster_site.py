@@ -59,11 +59,9 @@ class ClusterSite:
         self._greeting = Greeting(name, new_incarnation(), "", 0)
 
     def enter(self, instance_id: str) -> None:
-        """Announce an instance to the placement."""
         self._placement.enter(instance_id)
 
     def leave(self, instance_id: str) -> None:
-        """Give back the room of an instance."""
         self._placement.leave(instance_id)
 
     async def find(self) -> dict[str, int]:
@@ -124,7 +122,6 @@ class ClusterSite:
         """Do nothing: each machine refuses by itself what its memory cannot hold."""
 
     async def close(self) -> None:
-        """Close the placement."""
         with contextlib.suppress(PlacingError):  # the cluster has ended before
             await self._placement.close()
 
@@ -153,7 +150,6 @@ class ClusterSite:
         )
 
     async def _give_up(self, instance_id: str, incarnation: int) -> None:
-        """Stop an incarnation whose start has failed."""
         with contextlib.suppress(PlacingError, TimeoutError):
             async with asyncio.timeout(KILL_SECONDS):
                 await self._placement.stop(instance_id, incarnation)

@@ -106,7 +106,6 @@ class Launcher:
             child.kill()
 
     def close(self) -> None:
-        """End the child, if there is one."""
         with self._lock:
             self._end()
 
@@ -143,7 +142,6 @@ class _Child:
             self._process.stdin.flush()
 
     def place(self, host: str, address: str) -> InstancePlace:
-        """Return where the process runs."""
         return InstancePlace(host, self._process.pid, address)
 
     def wait_address(self) -> str:
@@ -156,19 +154,16 @@ class _Child:
         return self._process.poll()
 
     def last_words(self) -> str:
-        """Return the last lines of stderr of a process that has ended."""
         self._readers[0].join(REAP_SECONDS)
         return "".join(self._last)
 
     def kill(self) -> None:
-        """Kill the process."""
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(REAP_SECONDS)
         self._has_spoken.set()  # a process of its own may still hold the pipe
 
     def hang_up(self) -> None:
-        """Close the pipe to a process that has ended."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -198,7 +193,6 @@ class _Child:
                 pass  # the process must not wait for room in this pipe
 
     def _read_log(self) -> None:
-        """Keep the last lines of stderr, and pass all of them on to this process's."""
         assert self._process.stderr is not None
         with self._process.stderr as lines:
             for line in lines:

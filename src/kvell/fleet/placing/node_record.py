@@ -36,11 +36,9 @@ class NodeRecord:
     folder: str
 
     def runs(self) -> bool:
-        """Return whether the node's first process still runs."""
         return started_at(self.pid) == self.started
 
     def save(self, directory: Path) -> None:
-        """Write the record, in place of an earlier one."""
         directory.mkdir(parents=True, exist_ok=True)
         (directory / FILE).write_bytes(msgspec.json.encode(self))
 
@@ -64,7 +62,6 @@ _RECORD = msgspec.json.Decoder(NodeRecord)
 
 
 def record_of(pid: int, address: str, folder: Path) -> NodeRecord:
-    """Return the record of a node that runs now."""
     return NodeRecord(pid, started_at(pid), address, str(folder))
 
 

@@ -36,12 +36,10 @@ class RemoteProcess:
 
     @property
     def pid(self) -> int:
-        """The process id, on the process's machine."""
         return self._placed.pid
 
     @property
     def host(self) -> str:
-        """Address of the process's machine."""
         return self._placed.host
 
     async def wait(self) -> int:
@@ -55,7 +53,6 @@ class RemoteProcess:
         return self._code
 
     def kill(self) -> None:
-        """Kill the process."""
         if self._code is not None:
             raise ProcessLookupError
         if self._killing is None:
@@ -83,6 +80,5 @@ class RemoteProcess:
 
 
 def log_last_words(instance_id: str, host: str, ended: IncarnationEnd) -> None:
-    """Log the last words of an instance, because its machine has no terminal that is read."""
     for line in ended.last_words.splitlines():
         logger.error("instance %s on %s wrote: %s", instance_id, host, line)

@@ -29,7 +29,6 @@ class Host:
         self._slots: dict[str, int] = {}
 
     async def find(self) -> dict[str, int]:
-        """Return no instances: children end with the front that started them."""
         return {}
 
     async def rejoin(self, instance_id: str) -> InstanceProcess | None:
@@ -64,14 +63,12 @@ class Host:
             self._pool_folder = None
 
     def pool_folder(self) -> str:
-        """Return the folder where instances meet to exchange requests, for this user alone."""
         if self._pool_folder is None:
             self._pool_folder = Path(tempfile.mkdtemp(prefix="kvell-pool-"))
             make_folder(self._pool_folder)
         return str(self._pool_folder)
 
     def weights_fd(self) -> int:
-        """Return a memory file for weights, filled by the first instance and mapped by all."""
         if self._weights_fd is None:
             self._weights_fd = os.memfd_create("kvell-weights", os.MFD_CLOEXEC)
         return self._weights_fd
@@ -82,7 +79,6 @@ class Host:
         self._slots[instance_id] = next(slot for slot in range(len(taken) + 1) if slot not in taken)
 
     def leave(self, instance_id: str) -> None:
-        """Free the slot of an instance that is gone for good."""
         self._slots.pop(instance_id, None)
 
     def share_of(self, instance_id: str) -> dict[str, str]:

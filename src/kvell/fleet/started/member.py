@@ -117,12 +117,10 @@ class Member:
 
     @property
     def is_serving(self) -> bool:
-        """Whether the instance takes requests."""
         return self.supervisor.state == "serving"
 
     @property
     def is_given_up(self) -> bool:
-        """Whether no request waits for the instance."""
         return self.supervisor.state in GIVEN_UP
 
     def next_incarnation(self) -> int:
@@ -131,7 +129,6 @@ class Member:
         return self.incarnation
 
     def status(self) -> MemberStatus:
-        """Return the status for operators."""
         supervisor = self.supervisor
         return MemberStatus(
             *(self.instance_id, self.role, supervisor.state, supervisor.pid, supervisor.restarts),
@@ -169,7 +166,6 @@ class Member:
         self.supervisor.send(command)
 
     def instance_ready(self, facts: InstanceFacts) -> None:
-        """Store and pass on the facts of a new incarnation."""
         self.report = InstanceReport(facts)
         self._callbacks.on_ready(self.instance_id, facts)
 
@@ -199,7 +195,6 @@ class Member:
         self._callbacks.on_lost(self.instance_id, death)
 
     def instance_given_up(self) -> None:
-        """Pass on that the instance was given up."""
         self._callbacks.on_given_up(self.instance_id)
 
 

@@ -76,7 +76,6 @@ class Members:
 
     @property
     def staying(self) -> list[OwnMember]:
-        """Instances that are not being taken out of service."""
         return [member for member in self if member.instance_id not in self._retiring]
 
     async def start(self, counts: Mapping[str, int]) -> None:
@@ -116,11 +115,9 @@ class Members:
             self._starting_at_once = 1
 
     async def scale(self, counts: Mapping[str, int]) -> None:
-        """Scale without waiting."""
         self.scale_now(counts)
 
     async def drain(self, instance_id: str) -> None:
-        """Drain without waiting."""
         self.drain_now(instance_id)
 
     def scale_now(self, counts: Mapping[str, int]) -> None:
@@ -152,7 +149,6 @@ class Members:
                 member.supervisor.start_soon()
 
     def _check_role(self, role: str) -> None:
-        """Check that the role was chosen at the start: no instance works with one of another."""
         roles = sorted({member.role for member in self})
         if role not in roles:
             problem = "has no instance"
@@ -176,13 +172,11 @@ class Members:
         self._retire(member)
 
     async def close(self) -> None:
-        """Let all instances finish their requests within the deadline, then end them."""
         await asyncio.gather(self._end_all(self._limits.drain_seconds), *self._retiring.values())
         if not self._is_abandoned:
             await self._site.close()
 
     async def abandon(self) -> None:
-        """Leave all instances as they are, for another owner."""
         self._is_abandoned = True
         await asyncio.gather(*(member.supervisor.abandon() for member in self))
 
@@ -211,7 +205,6 @@ class Members:
         return member
 
     async def _launch(self, member: OwnMember) -> InstanceProcess:
-        """Connect to the incarnation that was found, or else start the next one."""
         process = await self._site.rejoin(member.instance_id)
         if process is not None:
             return process
@@ -234,7 +227,6 @@ class Members:
         return 0 if self._leadership is None else self._leadership.epoch
 
     def _ready(self, instance_id: str, facts: InstanceFacts) -> None:
-        """Send the address of the new instance to all others, before it gets a request."""
         self._introduce()
         self._on_ready(instance_id, facts)
 

@@ -57,11 +57,9 @@ class PoolSettings:
 
     @property
     def caching(self) -> PdCaching:
-        """The caching of prefill and decode instances."""
         return DEFAULT_PD_CACHING if self.pd_caching is None else self.pd_caching
 
     def values(self) -> dict[str, str]:
-        """Return the settings as arguments of an instance's command line."""
         return {"pd_caching": str(self.caching), "page_transport": self.page_transport}
 
     def resolve(self, counts: Mapping[str, int]) -> "PoolSettings":

@@ -30,7 +30,6 @@ class Candidate(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """The order in which instances stay, the lowest first."""
         if self.state == "serving" and not self.answers:
             return QUIET
         if self.state == "serving" and self.restarts_in_vain > MOST_RESTARTS:

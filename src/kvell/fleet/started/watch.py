@@ -22,7 +22,6 @@ class _Asked:
     answer: "asyncio.Future[Answer]"
 
     def fits(self, answer: Answer) -> bool:
-        """Return whether this is an answer to the question."""
         if isinstance(self.question, AskPages):
             return isinstance(answer, Pages)
         return isinstance(answer, LargePage) and answer.large_page == self.question.large_page
@@ -60,7 +59,6 @@ class Watch:
             self._asked.popleft().answer.set_result(answer)
 
     def lost(self, problem: str) -> None:
-        """Fail all unanswered questions, because the instance died."""
         pending, self._asked = self._asked, deque()
         for question in pending:
             question.answer.set_exception(InstanceDied(problem))

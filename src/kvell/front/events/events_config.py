@@ -30,7 +30,6 @@ class KvEventsConfig:
 
     @property
     def is_bound(self) -> bool:
-        """Whether subscribers connect to the endpoint, not the other way round."""
         endpoint = self.endpoint
         return endpoint is None or "*" in endpoint or "::" in endpoint or _is_local(endpoint)
 

@@ -81,7 +81,6 @@ class KVEventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False
 
 
 def events_of(notice: IndexNotice) -> list[Event]:
-    """Return the changes of a notice as events, without blocks that a whole notice repeats."""
     return [
         _stored(change) if isinstance(change, BlocksStored) else _removed(change)
         for change in notice.changes

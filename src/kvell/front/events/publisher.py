@@ -87,12 +87,10 @@ class EventsPublisher:
         return address.decode().rstrip("\0")
 
     def on_notice(self, instance_id: str, notice: IndexNotice) -> None:
-        """Publish the blocks that an instance has cached or evicted."""
         if events := events_of(notice):
             self._publish(instance_id, events)
 
     def lost(self, instance_id: str) -> None:
-        """Publish that an instance caches nothing."""
         if instance_id in self._numbers:
             self._publish(instance_id, [AllBlocksCleared()])
 

@@ -78,7 +78,6 @@ class HttpClient:
             self._give_back(connection, is_whole=is_whole)
 
     def close(self) -> None:
-        """Close the idle connections."""
         for connection in self._idle:
             connection.close()
         self._idle.clear()

@@ -43,7 +43,6 @@ class Histogram:
 
     @property
     def count(self) -> float:
-        """The number of values."""
         return self.buckets.get(math.inf, 0.0)
 
     def since(self, before: "Histogram") -> "Histogram | None":
@@ -158,7 +157,6 @@ async def scrape(client: Client) -> Counters:
 
 
 def _samples(text: str) -> Iterable[tuple[str, Mapping[str, str], float]]:
-    """Yield the name without prefix, labels and value of each sample of Kvell or vLLM."""
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             for prefix in PREFIXES:

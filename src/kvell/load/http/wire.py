@@ -67,7 +67,6 @@ class Wire:
 
     @property
     def path(self) -> str:
-        """The path of the endpoint."""
         return PATHS[self.endpoint]
 
     def body(self, prompt: Mapping[str, Any], output_tokens: int) -> bytes:

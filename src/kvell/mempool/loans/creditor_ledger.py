@@ -98,7 +98,6 @@ class CreditorLedger:
         return len(self._lent)
 
     def __contains__(self, transfer: Transfer) -> bool:
-        """Return whether a transfer fills a loan."""
         return transfer in self._pulls
 
     @property
@@ -117,7 +116,6 @@ class CreditorLedger:
         return self._lent.next_deadline
 
     def pages(self) -> set[tuple[int, int]]:
-        """Return (group, page) of all lent pages."""
         return {(group, page) for group, page in self.page_rows().tolist()}
 
     def page_rows(self) -> Ints:
@@ -212,7 +210,6 @@ class CreditorLedger:
         return [*ended, Send(debtor, GivenBack(message.loan))]
 
     def over(self, debtor: str, message: LoanOver) -> list[Action]:
-        """Handle the debtor's notice that it has no such loan."""
         entry = self._lent.of(debtor, message.loan)
         return [] if entry is None else self._ended(message.loan, entry)
 
@@ -272,7 +269,6 @@ class CreditorLedger:
         return [action for loan in gone for action in self._ended(loan, self._lent[loan])]
 
     def audit(self) -> list[str]:
-        """Return all contradictions between loans and holds, a sentence for each."""
         problems = lent_problems(self._lent, self._pulls, self._holds, self._numbers)
         lent = self._sum(self._lent.values())
         if any(had > most for had, most in zip(lent, self._most_lent, strict=True)):
@@ -301,7 +297,6 @@ class CreditorLedger:
     def _new(
         self, message: Borrow, deadline: Tick, owner: Owner, counts: Counts, rows: Ints
     ) -> LentPages:
-        """Add the record of a loan."""
         loan = message.loan
         right = Transfer(self._instance, self._incarnation, self._numbers.take())
         entry = LentPages(loan.debtor, deadline, owner, counts, rows, right, message.shares > 0)

@@ -112,7 +112,6 @@ class DebtorLedger:
 
     @property
     def readable(self) -> Mapping[Loan, ReadableLoan]:
-        """The loans that may be read, in the order in which they were filled."""
         return self._readable
 
     def creditor_of(self, loan: Loan) -> tuple[str, int]:
@@ -255,7 +254,6 @@ class DebtorLedger:
         return [LoanRecalled(message.loan, deadline)] if is_sooner else []
 
     def given_back(self, creditor: str, message: GivenBack) -> list[Action]:
-        """Handle the creditor's confirmation that the loan has ended."""
         debt = self._borrowed.of(creditor, message.loan)
         if debt is not None and debt.state == "returning":
             del self._borrowed[message.loan]
@@ -271,7 +269,6 @@ class DebtorLedger:
         return self._lost(message.loan, debt, message.why)
 
     def tick(self, now: Tick) -> list[Action]:
-        """End expired loans and resend unanswered messages."""
         self._now = now
         late = self._borrowed.late(now)
         actions = [action for loan in late for action in self._late(loan, self._borrowed[loan])]
@@ -353,7 +350,6 @@ class DebtorLedger:
         return self._lost(loan, debt, problem)
 
     def _refused(self, loan: Loan, problem: str) -> list[Action]:
-        """Forget a requested loan.  A late grant is answered with ``LoanOver``."""
         del self._borrowed[loan]
         return [LoanRefused(loan, problem)]
 
@@ -361,7 +357,6 @@ class DebtorLedger:
         return [*self._returned(loan, debt), LoanLost(loan, problem)]
 
     def _returned(self, loan: Loan, debt: _Debt) -> list[Action]:
-        """Send ``GiveBack``, and resend it until it is confirmed."""
         debt.state, debt.deadline = "returning", None
         self._readable.pop(loan, None)
         return [*self._revoked(debt), send(debt, GiveBack(loan), self._now)]

@@ -110,7 +110,6 @@ class Ledger:
         return borrowing.over(peer, message) + lending.over(peer, message)
 
     def tick(self, now: Tick) -> list[Action]:
-        """End expired loans and resend unanswered messages."""
         return self.borrowing.tick(now) + self.lending.tick(now)
 
     def instance_died(self, instance: str, incarnation: int) -> list[Action]:

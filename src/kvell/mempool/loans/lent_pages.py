@@ -39,7 +39,6 @@ class LentPages(Exchange):
 
     @property
     def has_pages(self) -> bool:
-        """Whether the loan is not revoked."""
         return self.state != "revoked"
 
     @property

@@ -139,7 +139,6 @@ class BufferedPages:
         self._pins.update(keys)
 
     def unpin(self, keys: Iterable[Key]) -> None:
-        """Undo :meth:`pin`."""
         self._pins.subtract(keys)
         self._pins = +self._pins
 
@@ -152,7 +151,6 @@ class BufferedPages:
         return read
 
     def end_read(self, read: "KeptPages") -> None:
-        """Undo :meth:`begin_read`."""
         self.unpin(page_key for page_key, _ in read.pages)
         for _, holder in read.pages:
             self._buffer.end_read(holder)

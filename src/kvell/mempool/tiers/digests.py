@@ -12,7 +12,6 @@ EVERY_TOKENS = 64
 
 
 def full_root(root: str, model: str) -> str:
-    """Return the root of a text's digests, which texts of other models do not have."""
     return f"{len(model)}:{model}{root}"
 
 

@@ -82,7 +82,6 @@ class Tiers:
         return self._pool[group].get(place)
 
     def key(self, group: int, place: Place) -> Key:
-        """Return the buffer's key for a place."""
         return key(group, place, self._digests)
 
     def is_buffered(self, group: int, place: Place) -> bool:

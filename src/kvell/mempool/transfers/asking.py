@@ -117,19 +117,16 @@ class Asking:
         return []
 
     def on_ended(self, action: Ended) -> list[Action]:
-        """Decline to the asker, if the ended transfer was an answer and failed."""
         answered = self._answers.pop(action.transfer, None)
         if answered is None or not action.problem:
             return []
         return [_declined(*answered, action.problem)]
 
     def tick(self, now: Tick) -> list[Action]:
-        """End expired requests."""
         late = self._asked.late(now)
         return [action for number in late for action in self._over(number, "it timed out")]
 
     def instance_died(self, instance: str) -> list[Action]:
-        """End the requests to a dead instance."""
         gone = self._asked.of_instance(instance)
         return [a for number in gone for a in self._over(number, f"{instance} died")]
 

@@ -27,6 +27,5 @@ class RightNumbers:
         return self._last
 
     def free(self, number: int) -> None:
-        """Free the word of a right that was revoked or never granted. Idempotent."""
         if number in self:
             del self._words[number % SLOTS]

@@ -98,7 +98,6 @@ class Receiving:
         return self._coming.next_deadline
 
     def owners(self) -> set[Owner]:
-        """Return the owners of the holds of incoming texts."""
         return {coming.owner for coming in self._coming.values()}
 
     def prepare(self, sender: str, message: Prepare, now: Tick) -> list[Action]:
@@ -219,7 +218,6 @@ class Receiving:
         return [Send(coming.peer, Pulled(transfer)), arrived]
 
     def on_abandoned(self, sender: str, message: Abandon) -> list[Action]:
-        """Handle the sender's notice that it has given up a transfer."""
         if self._coming.of(sender, message.transfer) is None:
             return []
         return self._ended(message.transfer)
@@ -234,13 +232,11 @@ class Receiving:
         return [a for transfer in unwanted for a in self._over(transfer, "it is not needed")]
 
     def tick(self, now: Tick) -> list[Action]:
-        """End expired transfers and resend unanswered messages."""
         late = self._coming.late(now)
         actions = [a for transfer in late for a in self._over(transfer, "it timed out")]
         return actions + self._coming.resend(now)
 
     def instance_died(self, instance: str) -> list[Action]:
-        """End the transfers from a dead instance."""
         gone = self._coming.of_instance(instance)
         return [action for transfer in gone for action in self._ended(transfer)]
 
@@ -285,5 +281,4 @@ class Receiving:
 
 
 def owner_of(transfer: Transfer) -> Owner:
-    """Return the owner of the hold of an incoming text."""
     return Owner("arrival", transfer.sender, transfer.incarnation, transfer.number)

@@ -171,14 +171,12 @@ class Sending:
         return [RoomGranted(message.transfer), *self._offered(message.transfer, sent)]
 
     def on_pulled(self, sender: str, message: Pulled) -> list[Action]:
-        """Handle the receiver's notice that it has the whole text."""
         sent = self._sent.of(sender, message.transfer)
         if sent is None or not sent.is_offered:
             return []
         return self._ended(message.transfer, "")
 
     def on_abandoned(self, sender: str, message: Abandon) -> list[Action]:
-        """Handle the receiver's notice that it has given up a transfer."""
         if self._sent.of(sender, message.transfer) is None:
             return []
         return self._ended(message.transfer, message.why)
@@ -188,14 +186,12 @@ class Sending:
         return self._over(transfer, why) if transfer in self._sent else []
 
     def tick(self, now: Tick) -> list[Action]:
-        """End expired transfers and resend unanswered messages."""
         self._now = now
         late = self._sent.late(now)
         actions = [action for transfer in late for action in self._over(transfer, "it timed out")]
         return actions + self._sent.resend(now)
 
     def instance_died(self, instance: str) -> list[Action]:
-        """End the transfers to a dead instance."""
         gone = self._sent.of_instance(instance)
         return [action for transfer in gone for action in self._ended(transfer, f"{instance} died")]
 

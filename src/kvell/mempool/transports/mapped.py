@@ -72,17 +72,14 @@ class MappedPages:
         return self._first_large
 
     def take_away(self) -> None:
-        """Unmap the peer's pool after this instance's pool. No step may read it any more."""
         if self._neighbours is not None:
             self._neighbours.unmap(self._first_large)
             self._neighbours = None
 
     def stands(self, number: int) -> bool:
-        """Return whether the right with this number is still valid."""
         return self._rights.stands(number)
 
     def close(self) -> None:
-        """Close the descriptor. The memory stays mapped while views of it exist."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

@@ -94,7 +94,6 @@ class PullExecutor:
             self._last(pulling, list)
 
     def close(self) -> None:
-        """Stop all pulls and wait until they write no more."""
         for transfer in list(self._pulling):
             self.stop(transfer)
         self._threads.shutdown()
@@ -107,13 +106,11 @@ class PullExecutor:
             self._ask(pulling, partial(self._run, pulling, lambda: pieces))
 
     def _last(self, pulling: _Pulling, pieces: Callable[[], list[Piece]]) -> None:
-        """Queue the last pieces and the end, unless they are queued already."""
         if not pulling.is_last:
             pulling.is_last = True
             self._ask(pulling, partial(self._run, pulling, pieces, is_last=True))
 
     def _ask(self, pulling: _Pulling, run: Callable[[], None]) -> None:
-        """Queue a call for its lane."""
         lane = None if pulling.source is None else pulling.source.lane
         with self._lock:
             if lane in self._waiting:
@@ -123,7 +120,6 @@ class PullExecutor:
         self._threads.submit(self._in_turn, lane, run)
 
     def _in_turn(self, lane: Hashable, run: Callable[[], None]) -> None:
-        """Run a call, and then the calls queued meanwhile for its lane."""
         while True:
             run()
             with self._lock:

@@ -31,7 +31,6 @@ class MappedPeers:
 
     @staticmethod
     def beyond_bytes(pool_bytes: int, large_page_bytes: int, most: int) -> int:
-        """Return the bytes of addresses to reserve after a pool for :func:`.num_places` pools."""
         place = place_bytes(pool_bytes, large_page_bytes)
         home_bytes = -(-pool_bytes // CHUNK_BYTES) * CHUNK_BYTES
         count = num_places(pool_bytes, large_page_bytes, most)

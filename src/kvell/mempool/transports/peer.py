@@ -68,7 +68,6 @@ class Peer:
             raise PeerClosedError(str(error)) from error
 
     def close(self) -> None:
-        """Close all connections to the peer."""
         self.source.close()
         if self.partials is not None:
             self.partials.close()

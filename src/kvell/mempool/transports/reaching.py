@@ -29,7 +29,6 @@ class PeerFinder:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kvell-reacher")
 
     def reach(self, action: Send) -> None:
-        """Connect to an instance before the first message to it."""
         name = action.instance
         is_new = name not in self._waiting
         self._waiting.setdefault(name, []).append(action)
@@ -37,7 +36,6 @@ class PeerFinder:
             self._threads.submit(self._reach, name)
 
     def take(self, name: str) -> Sequence[Send]:
-        """Return the messages that waited for an instance."""
         return self._waiting.pop(name, ())
 
     def close(self) -> None:

@@ -38,7 +38,6 @@ class _Granted:
     ends: npt.NDArray[np.int64]
 
     def covers(self, extents: Sequence[Extent]) -> bool:
-        """Return whether each of some extents is inside one of these."""
         wanted = np.asarray(extents, np.int64).reshape(-1, 2)
         places = np.searchsorted(self.begins, wanted[:, 0], side="right") - 1
         if not len(self.begins) or (places < 0).any():
@@ -79,23 +78,19 @@ class Rights:
             self._words[number % SLOTS] = number
 
     def revoke(self, number: int) -> None:
-        """End a right to read."""
         if self._granted.pop(number, None) is not None:
             self._words[number % SLOTS] = 0
 
     def stands(self, number: int) -> bool:
-        """Return whether a transfer's receiver may read now."""
         return number in self._granted
 
     def covers(self, number: int, receiver: str, extents: Sequence[Extent]) -> bool:
-        """Return whether a peer may read these extents of a transfer now."""
         granted = self._granted.get(number)
         if granted is None or granted.receiver not in ("", receiver):
             return False
         return granted.covers(extents)
 
     def close(self) -> None:
-        """Release the table. Readers that have it mapped find all rights revoked."""
         self._granted.clear()
         self._words[:] = 0
         del self._words
@@ -118,6 +113,5 @@ class RightsOfPeer:
         return bool(number and self._words[number % SLOTS] == number)
 
     def close(self) -> None:
-        """Unmap the table."""
         del self._words
         self._map.close()

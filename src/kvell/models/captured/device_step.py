@@ -30,12 +30,10 @@ class DeviceMemory:
 
     @staticmethod
     def zeros(numbers: int, seats: int, device: torch.device) -> "DeviceMemory":
-        """Return memory for slots of ``numbers`` numbers."""
         sizes = numbers, seats + 1
         return DeviceMemory(*(torch.zeros(n, dtype=torch.int32, device=device) for n in sizes))
 
     def put(self, slot: torch.Tensor) -> None:
-        """Copy a slot, and wait for it."""
         self.arena[: len(slot)].copy_(slot)
 
 

@@ -71,15 +71,12 @@ class CudaGraphs:
         """Let operations that are called from now on run after all work so far: they do."""
 
     def upload(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Copy from pinned host memory, which must not change until it is done."""
         target.copy_(source, non_blocking=True)
 
     def download(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Copy to pinned host memory, which holds the values once it is done."""
         target.copy_(source, non_blocking=True)
 
     def mark(self) -> Mark:
-        """Return the place behind all work so far."""
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record()
         return _CudaMark(event)

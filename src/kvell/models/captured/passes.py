@@ -67,11 +67,9 @@ class SlotStep:
     done: Mark | None = None
 
     def put_tokens(self, rows: Sequence[int], token_ids: Sequence[int]) -> None:
-        """Fill in ids that were unknown when the step was made."""
         self.slot.memory.numpy()[self.places.literals][list(rows)] = token_ids
 
     def wait(self) -> None:
-        """Wait for the step."""
         assert self.done is not None, "the step was not launched"
         self.done.wait()
 
@@ -164,7 +162,6 @@ class StepRecords:
         return logits[: step.rows]
 
     def follow(self) -> None:
-        """Let operations that are called from now on run after all launched steps."""
         self._graphs.follow()
 
     def record_all(self) -> None:

@@ -92,7 +92,6 @@ class Places:
 
     @property
     def size(self) -> int:
-        """The number of numbers."""
         return int(self.page_ids.stop)
 
 
@@ -184,7 +183,6 @@ class DecodeRows:
 
     @property
     def num_pages(self) -> int:
-        """The number of page ids of all attention groups."""
         kept = (rows for rows in self.groups if rows is not None)
         return sum(rows.sizes[_PAGE_IDS] for rows in kept if len(rows.sizes) > _OF_STATES)
 

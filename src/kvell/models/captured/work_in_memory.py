@@ -53,14 +53,12 @@ def tilings_of(
 
 
 def reserve(kernels: WorkInMemory, batches: Iterable[ForwardBatch], device: torch.device) -> None:
-    """Reserve what launches over these batches need."""
     groups = [group for batch in batches for group in batch.groups]
     held = [group for group in groups if isinstance(group, HeldGroupBatch)]
     kernels.reserve(kernels.scratch_size(held), device)
 
 
 def _lengths(rows: int) -> HostLengths:
-    """Return the lengths of requests without a context."""
     nothing = torch.zeros(rows, dtype=torch.int32)
     starts = torch.arange(rows + 1, dtype=torch.int32)
     return HostLengths(starts, nothing, torch.zeros_like(starts), nothing)

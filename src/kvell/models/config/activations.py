@@ -103,7 +103,6 @@ def _widest(sizes: int | Sequence[int] | None) -> int:
 
 
 def _latent_numbers(text: Any) -> int:
-    """Return the numbers in latent queries and outputs: each head's are as long as a latent."""
     latent_size = optional_size(text, ("kv_lora_rank",))
     if not latent_size:
         return 0

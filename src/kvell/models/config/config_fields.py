@@ -26,7 +26,6 @@ KV_HEADS = ("num_key_value_heads", "num_kv_heads", "num_attention_heads")
 
 
 def text_config(config: Any) -> Any:
-    """Return the part of a config that describes the language model (itself, unless nested)."""
     nested = getattr(config, "get_text_config", None)
     return nested(decoder=True) if callable(nested) else getattr(config, "text_config", config)
 
@@ -58,7 +57,6 @@ def optional_size(text: Any, fields: Sequence[str]) -> int:
 
 
 def layer_count(text: Any, name: str) -> int:
-    """Return the number of layers of the language model, or of the decoder next to an encoder."""
     decoder = optional_size(text, ("num_decoder_layers",))
     return decoder or first_size(text, ("num_hidden_layers",), name)
 
@@ -115,7 +113,6 @@ def short_rope_tokens(text: object, name: str) -> int:
 
 
 def _ropes(text: object) -> list[Rope]:
-    """Return the parameters of all rotations: one set, or one for each type of layer."""
     ropes = getattr(text, "rope_parameters", None) or {}
     nested = [rope for rope in ropes.values() if isinstance(rope, Mapping)]
     return nested or [ropes]

@@ -62,5 +62,4 @@ def config_from_dict(raw: Mapping[str, Any], name: str = "config") -> Any:
 
 
 def whole_config(config: Any) -> Any:
-    """Return a transformers config, also for a plain one (``families/plain_config``)."""
     return config_from_dict(vars(config)) if isinstance(config, SimpleNamespace) else config

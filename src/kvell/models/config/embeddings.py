@@ -119,7 +119,6 @@ def _modules(file: Path) -> list[Mapping[str, Any]]:
 
 
 def _pooling_modes(fields: Mapping[str, Any]) -> set[str]:
-    """Return the enabled modes: separate flags, or one text in newer files."""
     named = fields.get(_MODE)
     if named is not None:
         return {str(mode) for mode in (named if isinstance(named, list) else [named])}

@@ -113,7 +113,6 @@ def not_the_file(beginning: bytes) -> str:
 
 
 def _number(fields: dict[str, Any]) -> Any:
-    """Decode transformers' notation for a number that JSON cannot express."""
     return float(fields["__float__"]) if fields.keys() == {"__float__"} else fields
 
 

@@ -63,7 +63,6 @@ def kv_sources(text: Any, types: Sequence[str]) -> dict[int, int]:
 
 
 def reused_layers(text: Any) -> dict[int, int]:
-    """Map each layer of a ``kv_reuse_group`` after the first to the first, whose keys it reads."""
     groups = getattr(text, "kv_reuse_group", None) or ()
     return {layer: group[0] for group in groups for layer in group[1:]}
 

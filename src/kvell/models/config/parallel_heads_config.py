@@ -41,7 +41,6 @@ class ParallelHeadsConfig(LlamaConfig):  # type: ignore[misc]
     use_associative_scan: bool = True
 
     def __post_init__(self, **kwargs: Any) -> None:
-        """Set the fields that follow from others."""
         full = frozenset(self.global_attn_idx or ())
         self.layer_types = [
             GLOBAL if i in full else WINDOWED for i in range(self.num_hidden_layers)

@@ -23,7 +23,6 @@ def require_quantization(name: str) -> None:
 
 
 def refusal(name: str, problem: str) -> ChangeSomething:
-    """Return the error for a model whose weights cannot be stored this way."""
     return ChangeSomething(FLAG, name, problem, "leave it out")
 
 

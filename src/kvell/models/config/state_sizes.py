@@ -66,7 +66,6 @@ def state_shape(text: Any, name: str) -> StateShape:
 
 
 def is_recurrent(text: Any) -> bool:
-    """Return whether the config has the fields of a known recurrence."""
     return any(_has(text, fields) for fields, _ in RULES)
 
 
@@ -138,7 +137,6 @@ def _short_convolution(text: Any, name: str) -> StateShape:
 
 
 def _lightning(text: Any, name: str) -> StateShape:
-    """Return lightning attention's sums of keys times values, one for each query head."""
     heads = first_size(text, ("num_attention_heads",), name)
     return StateShape(0, heads * head_size(text, name) ** 2)
 
@@ -156,7 +154,6 @@ def _rwkv(text: Any, name: str) -> StateShape:
 
 
 def _xlstm(text: Any, name: str) -> StateShape:
-    """Return matrix memory, normaliser and stabiliser of each head."""
     heads = first_size(text, ("num_heads",), name)
     keys, values = int(text.qk_head_dim), int(text.v_head_dim)
     return StateShape(0, heads * (keys * values + keys + 1), float32=True)

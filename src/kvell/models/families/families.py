@@ -297,7 +297,6 @@ UNKNOWN = "is not among the architectures tested to be exact: it needs a test of
 
 
 def family_names() -> list[str]:
-    """Return the names of the families that are served, without the ends of their classes."""
     named = {re.sub(r"For(CausalLM|ConditionalGeneration)$", "", name) for name in EXACT}
     return sorted(named | {name.partition("For")[0] for name in WITH_IMAGES}, key=str.lower)
 
@@ -319,7 +318,6 @@ def require_exact(architecture: str, need: str = UNKNOWN) -> None:
 
 
 def classes_of(name: str) -> set[str]:
-    """Return the classes that configs name for a fused family: with a head, and the body alone."""
     return {name, FUSED[name].body or name.replace("ForCausalLM", "Model")}
 
 

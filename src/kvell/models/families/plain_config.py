@@ -161,7 +161,6 @@ def _raw(path: Path, overrides: str | None) -> Mapping[str, Any]:
 
 
 def _is_readable(raw: Mapping[str, object]) -> bool:
-    """Return whether no field needs transformers, and rotations change a length by a factor."""
     if raw.keys() & (UNUSUAL - READ_FOR_SIZES):
         return False
     ropes = _ropes(raw)
@@ -213,7 +212,6 @@ def _has_all_fields(raw: Mapping[str, Any], family: FusedFamily) -> bool:
 
 
 def _has_plain_ropes(ropes: Any, raw: Mapping[str, Any], family: FusedFamily) -> bool:
-    """Return whether all rotations are of the default kind, given by a base alone."""
     if not isinstance(ropes, dict):
         return False
     types = set(raw["layer_types"]) if family.ropes_by_type else ()

@@ -147,7 +147,6 @@ def _latent_attention(config: SimpleNamespace) -> Shapes:
 
 
 def _deepseek(config: SimpleNamespace, index: int) -> Shapes:
-    """Return a layer with latent keys and values, and experts after the first layers."""
     hidden = config.hidden_size
     tensors = _latent_attention(config)
     if index < config.first_k_dense_replace:
@@ -160,7 +159,6 @@ def _deepseek(config: SimpleNamespace, index: int) -> Shapes:
 
 
 def _qwen3_next(config: SimpleNamespace, index: int) -> Shapes:
-    """Return a layer of gated attention or of the gated delta rule, with experts."""
     hidden = config.hidden_size
     shared = mlp_shapes("mlp.shared_expert", hidden, config.shared_expert_intermediate_size)
     tensors = _experts(hidden, config.moe_intermediate_size, config.num_experts) | shared
@@ -217,7 +215,6 @@ def _olmo(config: SimpleNamespace, _index: int) -> Shapes:
 
 
 def _olmo2(config: SimpleNamespace, index: int) -> Shapes:
-    """Return a layer whose queries and keys are normalised as a whole."""
     sizes = (config.num_attention_heads, config.num_key_value_heads)
     queries, keys = (config.head_dim * heads for heads in sizes)
     norms = {"self_attn.q_norm.weight": (queries,), "self_attn.k_norm.weight": (keys,)}
@@ -278,7 +275,6 @@ def _jamba(config: SimpleNamespace, index: int) -> Shapes:
 
 
 def _lfm2(config: SimpleNamespace, index: int) -> Shapes:
-    """Return a layer of attention or of a short convolution, whose MLP's size is adjusted."""
     hidden, inner = config.hidden_size, config.intermediate_size
     if config.block_auto_adjust_ff_dim:
         step = config.block_multiple_of
@@ -375,7 +371,6 @@ def _llama4(config: SimpleNamespace, index: int) -> Shapes:
 
 
 def _lfm2_moe(config: SimpleNamespace, index: int) -> Shapes:
-    """Return a layer of attention or of a short convolution, with experts after the first ones."""
     hidden = config.hidden_size
     mixer = _lfm2_mixer(config, index)
     if index < config.num_dense_layers:
@@ -402,7 +397,6 @@ def _qwen2_vl(config: SimpleNamespace, _index: int) -> Shapes:
 
 
 def _mllama(config: SimpleNamespace, index: int) -> Shapes:
-    """Return a layer that attends to the text, or with gates to images."""
     mlp = mlp_shapes("mlp", config.hidden_size, config.intermediate_size)
     is_cross = index in config.cross_attention_layers
     attention = _attention(config, False, False, head_norms=is_cross)

@@ -122,7 +122,6 @@ def stored_form(fields: Fields) -> StoredForm | None:
 
 
 def _bitsandbytes(fields: Fields) -> str:
-    """Return the method that older configs of bitsandbytes leave out."""
     is_old = fields.get("load_in_4bit") or fields.get("load_in_8bit")
     return "bitsandbytes" if is_old else "unknown"
 
@@ -151,7 +150,6 @@ def _compressed(fields: Fields, kept: tuple[str, ...]) -> StoredForm | None:
 
 
 def _matches(pattern: str, module: str) -> bool:
-    """Return whether a module is excluded, by its name, a part of it, or ``re:`` an expression."""
     if pattern.startswith("re:"):
         return re.match(pattern[3:], module) is not None
     parts = re.escape(pattern).replace(r"\*", "[^.]+")

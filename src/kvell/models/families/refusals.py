@@ -104,7 +104,6 @@ def is_body(config: object) -> bool:
 
 
 def _is_audio_only(config: Any) -> bool:
-    """Return whether the config has audio and no images."""
     seen = any("vis" in field or "image" in field for field in vars(config))
     return not seen and any(field.startswith("audio") for field in vars(config))
 

@@ -61,7 +61,6 @@ def _mamba2_heads(fields: Fields) -> None:
 
 
 def _dense_first(fields: Fields) -> None:
-    """Count the layers without experts, which are first."""
     kinds = fields.get("mlp_layer_types") or ["dense"]
     first = kinds.index("sparse") if "sparse" in kinds else len(kinds)
     fields["first_k_dense_replace"] = first if "sparse" not in kinds[:first] else 0

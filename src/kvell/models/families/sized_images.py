@@ -33,7 +33,6 @@ _GRIDS = tuple([height, width] for height in _TILE_SIDES for width in _TILE_SIDE
 
 
 def _equal_heads(fields: Fields) -> None:
-    """Refuse heads that do not divide the hidden size: weights and keys would disagree."""
     if fields["head_dim"] * fields["num_attention_heads"] != fields["hidden_size"]:
         fields["layer_types"] = ()
 
@@ -50,14 +49,12 @@ def _tiles(fields: Fields) -> None:
 
 
 def _sides(fields: Fields) -> None:
-    """Write sizes as height and width."""
     for name in ("image_size", "patch_size"):
         if isinstance(fields[name], int):
             fields[name] = [fields[name]] * 2
 
 
 def _last_windows(fields: Fields) -> None:
-    """Set the types of layers: windows are in the last ones, if any."""
     if not fields["use_sliding_window"]:
         fields["sliding_window"] = None
     first = fields["max_window_layers"] if fields["sliding_window"] else None
@@ -70,7 +67,6 @@ def _last_windows(fields: Fields) -> None:
 
 
 def _plain_positions(text: Fields) -> Fields:
-    """Give rotations by rows and columns, which change no length, the name of the default kind."""
     ropes = text.get("rope_scaling")
     if isinstance(ropes, dict) and ropes.get("rope_type", ropes.get("type")) == "mrope":
         return text | {"rope_scaling": {"rope_type": "default"}}
@@ -78,7 +74,6 @@ def _plain_positions(text: Fields) -> Fields:
 
 
 def _unchanged(text: Fields) -> Fields:
-    """Return the text's fields as they are."""
     return text
 
 
@@ -200,7 +195,6 @@ def images_of(raw: Mapping[str, object]) -> SizedImages | None:
 
 
 def whole_fields(images: SizedImages, raw: Mapping[str, object]) -> Fields:
-    """Return a config's own fields with those that its file omits."""
     whole = dict(images.defaults) | dict(raw)
     if "image_grid_pinpoints" in whole and whole["image_grid_pinpoints"] is None:
         whole["image_grid_pinpoints"] = _GRIDS
@@ -230,6 +224,5 @@ def vision_fields(images: SizedImages, raw: Mapping[str, object]) -> Fields | No
 
 
 def is_tied(images: SizedImages, whole: Fields, text: Fields) -> bool:
-    """Return whether the head of the text is its embedding."""
     by_text = images.is_tied_by_text and text.get("tie_word_embeddings")
     return bool(whole["tie_word_embeddings"] or by_text)

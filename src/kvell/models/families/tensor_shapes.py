@@ -5,13 +5,11 @@ Shapes = dict[str, Shape]
 
 
 def linear_shapes(name: str, out: int, width: int, has_bias: bool = False) -> Shapes:
-    """Return the tensors of a linear, by name."""
     weight: Shapes = {f"{name}.weight": (out, width)}
     return weight | {f"{name}.bias": (out,)} if has_bias else weight
 
 
 def mlp_shapes(name: str, hidden: int, inner: int, has_bias: bool = False) -> Shapes:
-    """Return the tensors of an MLP with gates, by name."""
     return {
         **linear_shapes(f"{name}.gate_proj", inner, hidden, has_bias),
         **linear_shapes(f"{name}.up_proj", inner, hidden, has_bias),
@@ -20,7 +18,6 @@ def mlp_shapes(name: str, hidden: int, inner: int, has_bias: bool = False) -> Sh
 
 
 def numbered_shapes(name: str, count: int, layer: Shapes) -> Shapes:
-    """Return the tensors of layers that are alike, numbered below a name."""
     return {
         f"{name}.{index}.{tensor}": shape
         for index in range(count)

@@ -44,7 +44,6 @@ class ForwardBatch:
     long_rope: torch.Tensor | None = None
 
     def put_tokens(self, rows: Sequence[int], token_ids: Sequence[int]) -> None:
-        """Fill in ids that were unknown when the batch was made."""
         self.token_ids[list(rows)] = torch.tensor(token_ids).to(self.token_ids)
 
 

@@ -41,7 +41,6 @@ class ImageSide:
 
     @property
     def cross_layers(self) -> int:
-        """Number of cross-attention layers."""
         return len(self._cross)
 
     def attach(self, layout: Layout, pool: torch.Tensor, pages: Mapping[int, LayerPages]) -> None:

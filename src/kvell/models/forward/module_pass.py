@@ -126,7 +126,6 @@ class ModulePass:
 
 
 def hook_layers(description: ModelDescription) -> list[LayerSpec]:
-    """Return the layers that use the attention hook, in order."""
     return [layer for layer in description.layers if layer.kind not in _ELSEWHERE]
 
 

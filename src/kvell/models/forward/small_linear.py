@@ -29,7 +29,6 @@ ONE_THREAD_BYTES = 512 << 10
 
 
 def instruction_sets() -> tuple[str, ...]:
-    """Return the sets that this build has and this processor can run, best first."""
     return _INSTRUCTION_SETS
 
 
@@ -41,7 +40,6 @@ class SmallBatchLinear(nn.Linear):
     """
 
     def __init__(self, linear: nn.Linear) -> None:
-        """Share ``weight`` and ``bias`` themselves, so that tied ones stay tied."""
         nn.Module.__init__(self)  # nn.Linear's own would allocate a second weight
         self.in_features = linear.in_features
         self.out_features = linear.out_features
@@ -103,7 +101,6 @@ def _may_swap(linear: nn.Linear) -> bool:
 
 
 def _is_kernels(tensor: torch.Tensor) -> bool:
-    """Return whether the kernel can read a weight or bias."""
     return tensor.dtype == torch.bfloat16 and tensor.is_cpu and tensor.is_contiguous()
 
 

@@ -18,7 +18,6 @@ _ASKING = "attn_temperature_tuning"
 
 
 def asks_a_cache(module: torch.nn.Module) -> bool:
-    """Return whether a layer of the model takes its positions from a cache."""
     return any(getattr(child, _ASKING, False) for child in module.modules())
 
 
@@ -122,7 +121,6 @@ def _follows_length(kind: str) -> bool:
 
 
 def _frequencies_of(layer_type: str | None) -> str:
-    """Return the name of a rotation's buffer for a type of layers."""
     return "inv_freq" if layer_type is None else f"{layer_type}_inv_freq"
 
 

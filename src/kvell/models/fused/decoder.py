@@ -199,7 +199,6 @@ class FusedDecoder:
         return self._room.hidden(self._shape.hidden, self._dtype)
 
     def _room_for(self, tokens: int, rows: int) -> Room:
-        """Reuse the room of the previous step if the sizes are equal, as they mostly are."""
         room = self._room
         if room is None or room.tokens != tokens or room.rows != rows:
             room = self._room = self._made_room(tokens, rows)
@@ -357,5 +356,4 @@ def _recipe(
 
 
 def takes(kernels: AttentionKernels, device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether a compiled pass of any model can run on the device in the dtype."""
     return kernels.name == "native" and device.type == "cpu" and dtype in _DTYPES

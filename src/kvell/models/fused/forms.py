@@ -58,7 +58,6 @@ class WeightForms:
         return [self._made(linear, form) for linear in linears]
 
     def weight(self, linear: Any) -> Weight:
-        """Return the weight of a linear that is packed alone."""
         return self.weights((linear,))[0]
 
     def _made(self, linear: Any, form: Form) -> Weight:
@@ -73,7 +72,6 @@ class WeightForms:
 def join(
     weights: Sequence[Weight], how: Callable[[list[torch.Tensor]], torch.Tensor]
 ) -> Rows | GroupedWeight:
-    """Join the rows of several weights of the same form."""
     groups = [weight for weight in weights if isinstance(weight, GroupedWeight)]
     if groups:
         return join_rows(groups, how)

@@ -44,7 +44,6 @@ class GroupedWeight:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(out, width)."""
         return self.quants.shape[0], self.quants.shape[1]
 
     def unpack(self) -> torch.Tensor:

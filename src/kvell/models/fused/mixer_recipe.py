@@ -40,17 +40,14 @@ class MixerShape:
 
     @property
     def channels(self) -> int:
-        """Channels of the convolution: x, and B and C of every group."""
         return self.inner + 2 * self.groups * self.state_size
 
     @property
     def projected(self) -> int:
-        """Outputs of the input projection: gates, convolution inputs, a step size per head."""
         return self.inner + self.channels + self.heads
 
     @property
     def mixed(self) -> int:
-        """Channels, rounded up to whole lanes."""
         return -(-self.channels // LANES) * LANES
 
 

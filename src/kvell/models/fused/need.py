@@ -76,15 +76,12 @@ class StepParts:
 
     @property
     def logits_at(self) -> int:
-        """Offset of the logits, after slices, records and rows."""
         return self.attention_bytes + self.rows_bytes
 
     @property
     def total_bytes(self) -> int:
-        """The memory that the step needs."""
         return self.logits_at + align(self.logits_bytes)
 
 
 def align(size_bytes: int) -> int:
-    """Round up to the alignment of buffers."""
     return -(-size_bytes // ALIGN_BYTES) * ALIGN_BYTES

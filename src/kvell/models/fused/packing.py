@@ -42,19 +42,16 @@ class PackedMatrix:
 
     @property
     def args(self) -> tuple[int, int, int, int, int, int]:
-        """The matrix in the compiled module's form."""
         factors = 0 if self.factors is None else self.factors.data_ptr()
         bias = 0 if self.bias is None else self.bias.data_ptr()
         return self.address, factors, bias, self.out, self.width, int(self.form)
 
 
 def item_numbers(dtype: torch.dtype) -> int:
-    """Return the numbers of a dtype in one item."""
     return 4 // dtype.itemsize
 
 
 def packed_bytes(shape: Shape, dtype: torch.dtype) -> int:
-    """Return the bytes of a packed weight in a model of a dtype."""
     out, width, form = shape
     if form is Form.PLAIN:
         return _panels(out) * PANEL * _whole_items(width, dtype) * dtype.itemsize
@@ -62,7 +59,6 @@ def packed_bytes(shape: Shape, dtype: torch.dtype) -> int:
 
 
 def group_bytes(form: Form) -> int:
-    """Return the bytes of one group of a panel."""
     scales = PANEL * (4 if form is Form.INT4 else 2)
     return scales + GROUP * PANEL // (2 if form is Form.INT4 else 1)
 
@@ -82,7 +78,6 @@ class Rows:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(out, width)."""
         return self.addresses.shape[0], self.packed_width
 
 
@@ -165,7 +160,6 @@ class WeightStore:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of all matrices so far."""
         return self._used
 
     def add(
@@ -242,7 +236,6 @@ def _pack(rows: Rows, place: torch.Tensor, dtype: torch.dtype, num_threads: int)
 
 
 def store_bytes(shapes: list[Shape], dtype: torch.dtype) -> int:
-    """Return the size of a store for weights of these shapes in a model of a dtype."""
     sizes = (packed_bytes(shape, dtype) for shape in shapes)
     return sum(-(-size // ALIGN_BYTES) * ALIGN_BYTES for size in sizes)
 

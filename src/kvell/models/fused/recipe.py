@@ -67,18 +67,15 @@ class LayerRecipe:
 
     @property
     def packed_inner(self) -> int:
-        """The width of the MLP, rounded up to whole halves of a panel."""
         half = PANEL // 2
         return -(-int(self.gates[0].linear.out_features) // half) * half
 
     @property
     def inputs(self) -> tuple[ScaledLinear, ...]:
-        """The linears that read the layer's first norm, packed as one weight."""
         return self.attention if self.mixer is None else (*self.attention, self.mixer.in_proj)
 
     @property
     def linears(self) -> tuple[nn.Linear, ...]:
-        """All linears of the layer."""
         made = [scaled.linear for scaled in (*self.inputs, *self.gates)]
         made += [] if self.mixer is None else [self.mixer.out_proj]
         return (*made, self.out_proj, self.down_proj)
@@ -194,7 +191,6 @@ def _attention_specs(description: ModelDescription, family: FusedFamily) -> list
 
 
 def _plain(module: Any, family: FusedFamily) -> bool:
-    """Return whether the model has only the usual parts, and a head without a bias."""
     return (
         _names(module) == {"model", "lm_head"}
         and _names(module.model) == {"embed_tokens", "layers", family.final_norm, "rotary_emb"}
@@ -277,7 +273,6 @@ def _norms(layer: Any, family: FusedFamily) -> tuple[NormRecipe | None, ...]:
 
 
 def _embedding_scale(body: Any) -> float:
-    """Return the embedding's own scale, times that of the body that reads it."""
     own = float(getattr(body.embed_tokens, "scalar_embed_scale", 1.0))
     return own * _factor(body, "embedding_multiplier")
 
@@ -323,7 +318,6 @@ class _Ropes:
 
 
 def weights_of(recipe: DecoderRecipe) -> Iterable[nn.Linear]:
-    """Yield all linears that are packed, the head last."""
     for layer in recipe.layers:
         yield from layer.linears
     yield recipe.head

@@ -214,7 +214,6 @@ class _Modules:
         return made
 
     def norm(self, name: str) -> Part:
-        """Make a norm of rows, or of heads."""
         weight = self._rounded(f"{name}.weight")
         return Part({}, weight=weight, eps=self._config.rms_norm_eps)
 

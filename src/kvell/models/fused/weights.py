@@ -59,7 +59,6 @@ class PackedWeights:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of all packed weights."""
         return self._store.used_bytes
 
     def _layer(self, layer: LayerRecipe) -> LayerMatrices:
@@ -143,5 +142,4 @@ def _shape(linear: Any, forms: WeightForms) -> Shape:
 
 
 def _free(linear: Any) -> None:
-    """Free a weight, for all modules that share it."""
     linear.weight.data = linear.weight.new_empty(0)

@@ -62,12 +62,10 @@ class Span:
 
     @cached_property
     def image_tokens(self) -> int:
-        """The number of image tokens of all its images."""
         return sum(image.tokens for image in self.images)
 
     @cached_property
     def digest(self) -> bytes:
-        """A digest of ids and images."""
         hasher = hashlib.blake2b(self.token_ids.astype("<i4").tobytes(), digest_size=DIGEST_BYTES)
         for image in self.images:
             hasher.update(image.digest)
@@ -75,7 +73,6 @@ class Span:
 
     @cached_property
     def images_digest(self) -> bytes:
-        """A digest of the images, without the text."""
         hasher = hashlib.blake2b(digest_size=DIGEST_BYTES)
         for image in self.images:
             hasher.update(image.digest)

@@ -90,7 +90,6 @@ class PatchImages:
         return tuple(Image(part, self._count(part)) for part in parts)
 
     def spans(self, token_ids: Ints, images: Sequence[Image]) -> list[tuple[int, Span]]:
-        """Return each image's run of placeholders."""
         return runs(token_ids, images, self.placeholder, [image.tokens for image in images])
 
     def encode(self, image: Image) -> torch.Tensor:
@@ -106,7 +105,6 @@ class PatchImages:
         return features
 
     def _pieces(self, size: torch.Tensor) -> int:
-        """Return the number of pieces of an image of size (H, W), including the whole image."""
         config = self._model.config
         count = vars(sys.modules[type(self._model).__module__])["image_size_to_num_patches"]
         return int(count(size, config.image_grid_pinpoints, config.vision_config.image_size))
@@ -183,7 +181,6 @@ class CrossImages:
         )
 
     def spans(self, token_ids: Ints, images: Sequence[Image]) -> list[tuple[int, Span]]:
-        """Return one placeholder for each image."""
         return runs(token_ids, images, self.placeholder, [1] * len(images))
 
     def encode(self, image: Image) -> torch.Tensor:

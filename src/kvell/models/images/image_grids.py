@@ -38,7 +38,6 @@ class PieceImages:
         return tuple(Image({"pixel_values": piece}, rows * columns) for piece in pixels)
 
     def spans(self, token_ids: Ints, images: Sequence[Image]) -> list[tuple[int, Span]]:
-        """Return each piece's run of placeholders."""
         return runs(token_ids, images, self.placeholder, [image.tokens for image in images])
 
     def encode(self, image: Image) -> torch.Tensor:
@@ -82,7 +81,6 @@ class GridImages:
         )
 
     def spans(self, token_ids: Ints, images: Sequence[Image]) -> list[tuple[int, Span]]:
-        """Return each image's run of placeholders."""
         return runs(token_ids, images, self.placeholder, [image.tokens for image in images])
 
     def encode(self, image: Image) -> torch.Tensor:

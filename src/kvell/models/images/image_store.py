@@ -71,7 +71,6 @@ class ImageStore:
                 del self._users[content], self._spans[content]
 
     def knows(self, contents: Sequence[int]) -> bool:
-        """Return whether all these ids are of spans that were taken and not yet released."""
         return all(content in self._spans for content in contents)
 
     def contents(self, token_ids: Ints) -> bytes:

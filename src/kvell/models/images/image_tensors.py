@@ -86,12 +86,10 @@ def same_length(left: torch.Tensor, right: torch.Tensor, name: str) -> None:
 
 
 def wrong(name: str, value: object, problem: str) -> ChangeSomething:
-    """Return the error for a tensor that cannot be used."""
     return ChangeSomething(
         f"images.{name}", value, problem, "give what the model's processor returns for the prompt"
     )
 
 
 def on_device(model: Any, pixels: torch.Tensor) -> torch.Tensor:
-    """Move pixels to the encoder's device and dtype."""
     return pixels.to(model.device, model.dtype)

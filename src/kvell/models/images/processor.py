@@ -90,7 +90,6 @@ class PictureProcessor:
         fields: Mapping[str, object],
         opens_answer: bool,
     ) -> str:
-        """Render the conversation by the chat template, or by that for tools if there is one."""
         template = self._template
         if template is None:
             raise ValueError("it has no chat template")

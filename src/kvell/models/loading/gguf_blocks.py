@@ -102,7 +102,6 @@ def write_blocks(source: Path, weights: WeightMap) -> None:
 
 
 def _fingerprint(weights: WeightMap) -> str:
-    """Return a digest of the sizes and times of the files that determine the weights."""
     stats = {file.name: file.stat() for file in weights.sources}
     facts = sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items())
     return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()

@@ -103,7 +103,6 @@ def load_paged_model(
 
 
 def _dummy_module(config: Any, dtype: torch.dtype, place: torch.device) -> Any:
-    """Return a module with random weights, which depend on its config alone."""
     from kvell.models.config.configs import whole_config
     from kvell.models.loading.random_weights import DUMMY_SCALE, random_module
 
@@ -121,12 +120,10 @@ def _skeleton(weights: WeightMap, config: Any, dtype: torch.dtype) -> DecoderSke
 
 
 def describe_as(config: Any, dtype: torch.dtype, kv_dtype: torch.dtype) -> ModelDescription:
-    """Describe a model of the given dtype, with keys and values of another."""
     return describe(config, kv_dtype.itemsize, scale_bytes_of(kv_dtype), dtype.itemsize)
 
 
 def vector_sizes(config: Any, description: ModelDescription) -> set[int]:
-    """Return the numbers in the keys and values of a head, those of latents (MLA) too."""
     stored = {layer.head_size for layer in description.layers if layer.kind not in NO_KV}
     text = text_config(config)
     return stored | {optional_size(text, (field,)) for field in ("kv_lora_rank", "v_head_dim")}

@@ -19,7 +19,6 @@ _EMBEDDING = re.compile(r"(.+\.)?(embed_tokens|embeddings)\.weight")
 
 
 def lacks_head(weights: WeightMap, config: object) -> bool:
-    """Return whether files have an embedding and no head, and the config does not tie the two."""
     if any(getattr(part, "tie_word_embeddings", False) for part in (config, text_config(config))):
         return False
     has_head = any(name.endswith(HEAD) for name in weights.stored)

@@ -29,7 +29,6 @@ class NamedModel:
 
     @property
     def text_path(self) -> Path:
-        """The directory of its tokenizer."""
         return self.tokenizer_path or self.path
 
     @cached_property
@@ -49,12 +48,10 @@ class NamedModel:
 
     @cached_property
     def embeddings(self) -> EmbeddingFacts:
-        """The facts about its embeddings in its files, read on first use."""
         return embedding_facts(self.path, known_config(self.path, self.overrides))
 
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:
-        """Ids that end a text, including the tokenizer's own."""
         own = tokenizer_end_ids(self.text_path)
         if own is None:
             return self.tokenizer.eos_token_ids

@@ -66,7 +66,6 @@ class StoredTensor:
 
     @property
     def size_bytes(self) -> int:
-        """Its bytes in the file."""
         return self.stop - self.start
 
 

@@ -81,12 +81,10 @@ class WeightMap:
 
     @property
     def sources(self) -> tuple[Path, ...]:
-        """The files that determine the weights: the index too."""
         return self.files if self.index is None else (self.index, *self.files)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the tensors as they are stored."""
         return sum(tensor.size_bytes for tensor in self.stored.values())
 
     def map_tensors(self) -> "dict[str, torch.Tensor]":
@@ -248,13 +246,11 @@ def _index_fault(index: Path, problem: str) -> ChangeSomething:
 
 
 def _is_file_name(name: str) -> bool:
-    """Return whether a file of this name can only be in the directory that is searched for it."""
     is_plain = name not in ("", ".", "..") and name.isprintable() and "/" not in name
     return is_plain and len(name.encode()) <= LONGEST_NAME
 
 
 def _missing(path: Path, file: Path) -> ChangeSomething:
-    """Return the error for a missing weight file, with the file that is there instead."""
     if file.is_symlink():
         problem = f"its weight file {file.name} is a link to {file.readlink()}, which is missing"
         return ChangeSomething("model", path, problem, FETCH_MODEL_AGAIN)

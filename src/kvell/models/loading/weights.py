@@ -42,6 +42,5 @@ def _class_of(config: object) -> Any:
 
 
 def auto_class(config: Any) -> Any:
-    """Return transformers' auto class for a config's model with a head that generates text."""
     takes_images = class_run(config) in WITH_IMAGES
     return AutoModelForImageTextToText if takes_images else AutoModelForCausalLM

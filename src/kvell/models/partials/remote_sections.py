@@ -124,7 +124,6 @@ class RemoteSections:
 
     @property
     def lacking(self) -> list[int]:
-        """The numbers of requests of the last pass that are missed because records are lacking."""
         return self._compiled.missed() if self._asked else []
 
 

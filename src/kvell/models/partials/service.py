@@ -71,7 +71,6 @@ class AttentionService:
 
     @property
     def wrong(self) -> int:
-        """The number of unreadable queries so far."""
         return self._compiled.wrong()
 
     def answer(self, debtor: int, query: bytes) -> bytes:

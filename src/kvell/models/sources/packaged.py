@@ -83,7 +83,6 @@ def source_fingerprint(source: Path) -> dict[str, Any]:
 
 
 def is_complete(directory: Path, fingerprint: dict[str, Any]) -> bool:
-    """Return whether the directory holds a finished conversion of that source."""
     try:
         return bool(decode_json((directory / MARKER).read_bytes()) == fingerprint)
     except (OSError, MalformedError):

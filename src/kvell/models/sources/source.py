@@ -65,5 +65,4 @@ def _resolve_as(field: str, model: str, cache_dir: Path, progress: Progress) -> 
 
 
 def _looks_like_path(model: str) -> bool:
-    """Return whether the text can only be a path: hub ids are ``name`` or ``owner/name``."""
     return model.startswith(("/", ".", "~")) or model.count("/") > 1 or not model

@@ -98,14 +98,12 @@ class ChannelDeltaMixer:
 
 
 def _projection(module: Any) -> Callable[[Any, torch.Tensor], DeltaInputs]:
-    """Choose the projection by how the module splits its linears."""
     if hasattr(module, "in_proj_qkvz"):
         return _by_key_head
     return _together if hasattr(module, "in_proj_qkv") else _apart
 
 
 def _by_key_head(module: Any, hidden: torch.Tensor) -> DeltaInputs:
-    """Project by two linears, with all parts of a key head side by side."""
     qkvz = module.in_proj_qkvz(hidden)
     ba = module.in_proj_ba(hidden)
     parts = module.fix_query_key_value_ordering(qkvz[None], ba[None])
@@ -115,7 +113,6 @@ def _by_key_head(module: Any, hidden: torch.Tensor) -> DeltaInputs:
 
 
 def _together(module: Any, hidden: torch.Tensor) -> DeltaInputs:
-    """Project queries, keys and values by one linear."""
     decay = module.in_proj_a(hidden)
     beta = module.in_proj_b(hidden).sigmoid()
     mixed = module.in_proj_qkv(hidden)

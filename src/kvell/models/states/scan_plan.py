@@ -221,7 +221,6 @@ def _rounds(
 
 
 def _named(requests: Longs, pieces: Longs) -> Iterator[tuple[int, list[int]]]:
-    """Return the requests of a round and their pieces."""
     return zip(requests[: len(pieces)].tolist(), pieces.tolist(), strict=True)
 
 

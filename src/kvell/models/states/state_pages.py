@@ -30,7 +30,6 @@ class StateShapes:
 
     @property
     def recurrent_size(self) -> int:
-        """Numbers in the recurrent state."""
         return math.prod(self.recurrent) if self.recurrent else 0
 
 

@@ -75,7 +75,6 @@ class AnswerText:
         return self._last if is_asked else None
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Return text that may be shown now."""
         # One by one only if it matters which token completed a stop string.
         steps = [token_ids] if self._watcher is None else [[token] for token in token_ids]
         return "".join(self._push_step(step) for step in steps)

@@ -192,7 +192,6 @@ def _usual(compiled: "Mapping[str, CompiledTemplate]") -> "CompiledTemplate":
 
 
 def _rendering(template: "CompiledTemplate", special_tokens: Mapping[str, object]) -> Render:
-    """Return a function that renders conversations with a template."""
     return lambda messages: template.render(messages, None, special_tokens, opens_answer=True)
 
 
@@ -228,7 +227,6 @@ def _read(template: str) -> tuple[str, str]:
 
 
 def _place(path: Path | None, name: str, *, several: bool) -> str:
-    """Return the likely file of a model's own template."""
     if path is None:
         return "the model's chat template"
     for file in (path / TEMPLATE_FILE, path / "additional_chat_templates" / f"{name}.jinja"):
@@ -238,7 +236,6 @@ def _place(path: Path | None, name: str, *, several: bool) -> str:
 
 
 def _iterates_over_content(tree: nodes.Template) -> bool:
-    """Return whether a loop runs over the content of a message, or over a variable that has it."""
     names = {
         node.target.name
         for node in tree.find_all(nodes.Assign)

@@ -89,7 +89,6 @@ def tokenizer_end_ids(path: Path) -> frozenset[int] | None:
 
 
 def ids_of(value: int | Sequence[int] | None) -> frozenset[int]:
-    """Return the set of one id, several or none, as configs write them."""
     if value is None:
         return frozenset()
     return frozenset((value,) if isinstance(value, int) else value)

@@ -48,7 +48,6 @@ class StopStrings:
         return pending[:keep], False
 
     def finish(self) -> str:
-        """Return the text held back for a stop string that was not completed."""
         held, self._held = self._held, ""
         return held
 
@@ -63,7 +62,6 @@ class StopStrings:
         return min(matches, default=None)
 
     def _possible_start(self, text: str) -> int:
-        """Return the earliest position from which the text may grow into a stop string."""
         longest = max((len(stop) for stop in self._stops), default=1) - 1
         for start in range(max(0, len(text) - longest), len(text)):
             if any(stop.startswith(text[start:]) for stop in self._stops):

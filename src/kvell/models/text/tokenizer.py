@@ -319,7 +319,6 @@ def tokenizer_or_none(path: Path, overrides: str | None = None) -> Tokenizer:
 
 
 def holds_tokenizer(path: Path) -> bool:
-    """Return whether a directory has a tokenizer's files."""
     return any((path / name).is_file() for name in TOKENIZER_FILES)
 
 

@@ -8,7 +8,6 @@ _PLACES = ("_file", "_or_path")
 
 
 def plain_settings(given: Mapping[str, object]) -> dict[str, object]:
-    """Return the settings that transformers has read, without places of files."""
     return {name: _plain(value) for name, value in given.items() if not name.endswith(_PLACES)}
 
 

@@ -50,7 +50,6 @@ class CompiledCore(_core.CompiledCore):
         self.layout = layout
 
     def register(self, groups: Sequence[GroupSpec]) -> None:
-        """Implement :meth:`MemoryCore.register`."""
         check_new_groups(self.layout, groups)
         self.add_groups(_all_rules(groups))
         self.layout = replace(self.layout, groups=(*self.layout.groups, *groups))
@@ -73,11 +72,9 @@ class CompiledCore(_core.CompiledCore):
         )
 
     def large_pages(self) -> LongInts:
-        """Implement :meth:`VisibleCore.large_pages`."""
         return self.large_rows().reshape(-1, LARGE_PAGE_COLUMNS)
 
     def small_pages(self, large: int) -> LongInts:
-        """Implement :meth:`VisibleCore.small_pages`."""
         return self.small_rows(large).reshape(-1, SMALL_PAGE_COLUMNS)
 
     def snapshot(self) -> PoolSnapshot:
@@ -123,7 +120,6 @@ Rules = tuple[int, int, int, int, int, bool, bool, bool, int, int, str]
 
 
 def _all_rules(groups: Sequence[GroupSpec]) -> list[Rules]:
-    """Return the rules of all groups for the extension."""
     return [_rules(group, [g for g in groups if g.model == group.model]) for group in groups]
 
 

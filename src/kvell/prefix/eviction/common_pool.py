@@ -58,7 +58,6 @@ class PoolCost:
     holder_bytes: int
 
     def bytes_of(self, chunks: int, holders: int = 1) -> int:
-        """Return the bytes of ``chunks`` different chunks in ``holders`` prefixes."""
         return chunks * self.chunk_bytes + holders * self.holder_bytes
 
 
@@ -105,12 +104,10 @@ class CommonPool:
 
     @property
     def limit_bytes(self) -> int:
-        """The most bytes that the protected prefixes may take together."""
         return int(self.share * self._cost.pool_bytes)
 
     @property
     def protected(self) -> tuple[Chain, ...]:
-        """The prefixes that are protected now."""
         return tuple(self._protected.values())
 
     @property
@@ -193,7 +190,6 @@ class CommonPool:
         return min(self._protected.values(), key=lambda chain: (self._worth(chain), chain[-1]))
 
     def remove(self, chain: Chain) -> None:
-        """Stop protecting a prefix."""
         del self._protected[chain[-1]]
         self._covered.subtract(chain)
         for key in chain:
@@ -231,7 +227,6 @@ class CommonPool:
         self._covered.update(chain)
 
     def _replaced_by(self, chain: Chain) -> list[Chain]:
-        """Return protected beginnings of ``chain`` from which at most one request branched off."""
         uses = self._uses[chain[-1]]
         return [
             other

@@ -87,7 +87,6 @@ class Room:
     most_running: int
 
     def batch(self, share: float) -> float:
-        """Return how many requests run together when ``share`` of the memory is protected."""
         fitting = (1 - share) * self.capacity_chunks / max(1.0, self.request_chunks)
         return max(1.0, min(float(self.most_running), fitting))
 
@@ -166,7 +165,6 @@ class ShadowCache:
             self._recent.move_to_end(key)
 
     def _protect(self, key: int, depth: int) -> bool:
-        """Protect a key, at the limit in place of a key with a much smaller value."""
         value = self._values[key]
         if len(self._protected) >= self._most_protected and not self._displace(value):
             return False
@@ -214,7 +212,6 @@ def luck(past: Sequence[PastRequest], rates: HitRates) -> float:
 
 
 def work_tokens(past: Sequence[PastRequest], room: Room, share: float, hits: float) -> float:
-    """Return the mean work of these requests, in tokens computed (see the module)."""
     count = max(1, len(past))
     prompt = sum(request.prompt_tokens for request in past) / count
     output = sum(request.output_tokens for request in past) / count

@@ -22,12 +22,10 @@ def alignment_tokens(groups: Sequence[GroupSpec]) -> int:
 
 
 def image_pages(group: GroupSpec, image: ImageSpan) -> int:
-    """Return how many pages an image takes in an image group."""
     return -(-image.image_tokens // group.page_tokens)
 
 
 def dropped_tokens(group: GroupSpec, facts: Facts) -> int:
-    """Return how many tokens of the prompt are dropped once all of it is computed."""
     if group.kind is not GroupKind.DROPPING:
         return 0
     return max(0, facts.prompt_tokens - group.window_tokens)
@@ -65,7 +63,6 @@ def kept_from(group: GroupSpec, policy: GroupPolicy, facts: Facts, computed: int
 
 
 def kept_to(group: GroupSpec, facts: Facts, computed: int) -> int:
-    """Return the position after the last one kept once a prompt is dropped to its budget."""
     return -(-(computed - dropped_tokens(group, facts)) // group.page_tokens)
 
 
@@ -114,13 +111,11 @@ def live_units(kind: GroupKind, policy: GroupPolicy, facts: Facts, computed: int
 
 
 def consumed_tokens(image: ImageSpan, computed: int) -> int:
-    """Return how many image tokens have embeddings that prefill has read."""
     read = min(image.tokens, max(0, computed - image.start))
     return read * image.image_tokens // image.tokens
 
 
 def _consumed_pages(group: GroupSpec, facts: Facts, computed: int) -> int:
-    """Return the number of embedding pages that prefill has read completely."""
     pages = 0
     for image in facts.begun(computed):
         if image.end > computed:
@@ -130,7 +125,6 @@ def _consumed_pages(group: GroupSpec, facts: Facts, computed: int) -> int:
 
 
 def _pages_near(group: GroupSpec, facts: Facts, until: int, chunk_tokens: int) -> Iterator[int]:
-    """Yield, for each image, the pages of it and of the images that a chunk after it reaches."""
     for first in facts.begun(until):
         near = (i for i in facts.begun(until) if first.start <= i.start < first.end + chunk_tokens)
         yield sum(image_pages(group, image) for image in near)

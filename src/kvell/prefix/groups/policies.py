@@ -54,11 +54,9 @@ class FullPolicy:
         return 0
 
     def live_tokens(self, num_tokens: int) -> int:
-        """Return all tokens."""
         return num_tokens
 
     def most_kept_tokens(self, num_tokens: int) -> int:
-        """Return all tokens, because the peak is at the end."""
         return num_tokens
 
 
@@ -78,11 +76,9 @@ class SlidingPolicy:
         return max(0, num_tokens - self.window_tokens)
 
     def live_tokens(self, num_tokens: int) -> int:
-        """Return the tokens of the window, without the next token."""
         return min(num_tokens, self.window_tokens - 1)
 
     def most_kept_tokens(self, num_tokens: int) -> int:
-        """Return the tokens in the window of the last token."""
         return min(num_tokens, self.window_tokens)
 
 
@@ -102,15 +98,12 @@ class ChunkedPolicy:
         return num_tokens // self.chunk_tokens * self.chunk_tokens
 
     def kept_start(self, num_tokens: int) -> int:
-        """Return :meth:`active_start`: a finished chunk is too large to keep for one more step."""
         return self.active_start(num_tokens)
 
     def live_tokens(self, num_tokens: int) -> int:
-        """Return the tokens of the unfinished chunk so far."""
         return num_tokens % self.chunk_tokens
 
     def most_kept_tokens(self, num_tokens: int) -> int:
-        """Return a chunk without its last token."""
         return min(num_tokens, self.chunk_tokens - 1)
 
 

@@ -58,7 +58,6 @@ class Account:
 
     @property
     def has_limits(self) -> bool:
-        """Whether the account limits rates or sequences in flight."""
         return bool(self._buckets) or self._max_in_flight is not None
 
     def check_priority(self, priority: int) -> None:
@@ -96,7 +95,6 @@ class Account:
         self.in_flight += at_once
 
     def leave(self, sequences: int) -> None:
-        """Count sequences as ended."""
         self.in_flight -= sequences
 
     def reserve(self, prompt_tokens: int, output_tokens: int, now_seconds: float) -> None:
@@ -123,7 +121,6 @@ class Account:
             self._buckets[unit].give_back(-count, now_seconds)
 
     def fall_to(self, unit: Unit, missing: int, now_seconds: float) -> None:
-        """Lower the bucket until at least ``missing`` is missing, as at another front."""
         if unit in self._buckets:
             self._buckets[unit].fall_to(missing, now_seconds)
 

@@ -217,7 +217,6 @@ class _Scan:
             raise self._exceeds(f"has more than {most} strings, arrays and objects")
 
     def _between(self, start: int, end: int) -> None:
-        """Check numbers, commas, colons and white space."""
         self._plain_bytes += end - start
         if self._plain_bytes >= LONGEST_BYTES:
             raise self._exceeds(TOO_PLAIN)

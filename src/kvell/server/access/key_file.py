@@ -59,7 +59,6 @@ def read_keys(path: Path, max_in_flight: int = MAX_IN_FLIGHT) -> tuple[ApiKey, .
 
 
 def is_readable_by_others(path: Path) -> bool:
-    """Return whether users other than the owner may read the file."""
     return bool(path.stat().st_mode & OTHERS_MAY_READ)
 
 

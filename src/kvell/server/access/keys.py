@@ -40,7 +40,6 @@ def digest_of(key: bytes) -> bytes:
 
 
 def operator_key(key: str) -> ApiKey:
-    """Return an operator's key without limits."""
     return ApiKey(OPERATOR, digest_of(key.encode()), is_operator=True)
 
 
@@ -67,7 +66,6 @@ class KeyRing:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are no keys."""
         return not self._holders
 
     def replace(self, keys: Sequence[ApiKey], now_seconds: float) -> None:

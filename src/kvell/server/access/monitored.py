@@ -8,6 +8,5 @@ READS = ("GET", "HEAD")
 
 
 def is_monitoring(method: str, path: str) -> bool:
-    """Return whether a request only reads the state of the server, for an operator."""
     reads = method in READS and (path in READ_OFTEN or path.startswith(BELOW))
     return reads or path in WATCHED  # SageMaker's probe is a POST

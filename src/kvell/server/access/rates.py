@@ -39,17 +39,14 @@ class Bucket:
         self._level = min(self._most, self._level + count * MINUTE_NANOSECONDS)
 
     def fall_to(self, missing: int, now_seconds: float) -> None:
-        """Lower the level until at least ``missing`` is missing from a full bucket."""
         self._fill(now_seconds)
         self._level = min(self._level, self._most - missing * MINUTE_NANOSECONDS)
 
     def missing(self, now_seconds: float) -> int:
-        """Return the amount that is missing from a full bucket, rounded down."""
         self._fill(now_seconds)
         return (self._most - self._level) // MINUTE_NANOSECONDS
 
     def remaining(self, now_seconds: float) -> int:
-        """Return the amount that may pass now."""
         self._fill(now_seconds)
         return max(0, self._level // MINUTE_NANOSECONDS)
 
@@ -63,7 +60,6 @@ class Bucket:
         return math.ceil(-(-missing // self.limit) / 10**9)
 
     def milliseconds_until_full(self, now_seconds: float) -> int:
-        """Return the milliseconds until the bucket is full if nothing passes, rounded up."""
         self._fill(now_seconds)
         return -(-(self._most - self._level) // (self.limit * 10**6))
 

@@ -35,12 +35,10 @@ class SequenceUse:
 
     @property
     def is_running(self) -> bool:
-        """Whether the front has a request of the sequence."""
         return self._running > 0
 
     @property
     def output_tokens(self) -> int:
-        """The output tokens to charge."""
         if self._is_read and self._read_tokens:  # without tokens behind a stop string
             return self._read_tokens
         return max(self._read_tokens, self._made_tokens)
@@ -52,7 +50,6 @@ class SequenceUse:
             self._is_read = True
 
     def on_admitted(self) -> None:
-        """Note a request that the front has."""
         self._requests += 1
         self._running += 1
         if self._trace is not None and self._requests == 1:

@@ -87,5 +87,4 @@ def _weight(use: KeyUse) -> tuple[int, int]:
 
 
 def _name(holder: Holder) -> str:
-    """Return the beginning of the key's digest, which identifies the key without revealing it."""
     return holder.key.digest.hex()[:NAME_DIGITS]

@@ -133,7 +133,6 @@ class RequestContext:
         self.request_id = request_id or f"req-{uuid.uuid4().hex}"
 
     def salt(self, client_salt: str | None) -> str:
-        """Return the cache salt for the engine."""
         return engine_salt(self.tenant, client_salt or "")
 
     def begin(
@@ -205,7 +204,6 @@ class RequestContext:
         self._cached_tokens += delta.usage.cached_tokens
 
     def headers(self) -> dict[str, str]:
-        """Return the answer's headers with the request's id and its key's limits."""
         headers = {"x-request-id": self.request_id}
         if self._account is not None:
             headers |= self._account.headers(self._clock.now_seconds())

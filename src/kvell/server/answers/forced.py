@@ -98,7 +98,6 @@ def _check_name(field: str, name: str, tools: Tools) -> None:
 
 
 def callable_tools(choice: ToolChoice, tools: Tools) -> list[Schema]:
-    """Return the tools that the model sees and may call."""
     if choice == "none":
         return []
     if isinstance(choice, AllowedFunctions):

@@ -112,7 +112,6 @@ class AnswerFormat:
 
     @property
     def shows_special_tokens(self) -> bool:
-        """Whether markers are special tokens, which the detokenizer must then keep."""
         if self._is_harmony or self.reasoning in _SHOWN_REASONING:
             return True
         return _TOOL_FORMATS[self.tool].is_special
@@ -190,7 +189,6 @@ class AnswerFormat:
 
     @property
     def has_thinking_tags(self) -> bool:
-        """Whether reasoning is enclosed in two tags."""
         return self.reasoning in _THINKING
 
     @property

@@ -19,7 +19,6 @@ class ReasoningCount:
 
     @property
     def tokens(self) -> int:
-        """The count so far."""
         if self._has_ended or self._before_call is None:
             return self._tokens
         return self._before_call

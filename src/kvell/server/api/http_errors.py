@@ -69,12 +69,10 @@ class ApiError:
     retry_seconds: int = 1
 
     def body(self) -> dict[str, dict[str, str | None]]:
-        """Return the JSON body."""
         fields = {"message": self.message, "type": self.type}
         return {"error": {**fields, "param": self.param, "code": self.code}}
 
     def anthropic_body(self) -> dict[str, str | dict[str, str]]:
-        """Return the JSON body in Anthropic's format."""
         usual = "api_error" if self.status >= 500 else "invalid_request_error"
         kind = _ANTHROPIC_TYPES.get(self.status, usual)
         return {"type": "error", "error": {"type": kind, "message": self.message}}
@@ -160,7 +158,6 @@ class UnknownModel(KvellError):  # noqa: N818
 
 
 def invalid_request(message: str, param: str | None = None, status: int = 400) -> ApiError:
-    """Return an error that the client must correct."""
     return ApiError(status, message, "invalid_request_error", param)
 
 

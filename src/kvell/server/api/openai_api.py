@@ -134,7 +134,6 @@ def _shown_facts(
 
 
 def _shown_at(face: FaceOptions) -> list[str]:
-    """Return the paths that show what is served."""
     return [http_errors.MODELS] if face.hides_docs else [DOCS_PATH, http_errors.MODELS]
 
 
@@ -196,7 +195,6 @@ class _Handlers:
         }
 
     def take(self, scope: Scope) -> bool:
-        """Return whether a handler takes a request's path and method."""
         if scope["method"] == "POST" and served_path(scope) in self._posts:  # nearly all requests
             return True
         return any(route.matches(scope)[0] is Match.FULL for route in self._app.routes)

@@ -54,5 +54,4 @@ TEXT_FORM, CHAT_FORM = PromptForm(), PromptForm(add_special_tokens=False)
 
 
 def form_cut_at_end(end_token_ids: frozenset[int]) -> PromptForm:
-    """Return the form of texts that are cut at their ends, for prompts without an answer."""
     return PromptForm(last_tokens=-1, answer_tokens=0, end_token_ids=end_token_ids)

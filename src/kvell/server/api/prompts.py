@@ -43,11 +43,9 @@ class PromptEncoder:
 
     @property
     def answers(self) -> AnswerMemory:
-        """The memory that answers keep, shared by all models."""
         return self._work.answers
 
     def of(self, tenant: str) -> "PromptEncoder":
-        """Return this encoder with its work charged to a tenant."""
         encoder = copy.copy(self)
         encoder._work = self._work.of(tenant)
         encoder._texts = self._texts.of(encoder._work)
@@ -117,7 +115,6 @@ class PromptEncoder:
         return self._checked("prompt", np.concatenate([begin, form.prompt(before, after)]))
 
     async def count_answer_tokens(self, text: str) -> int:
-        """Return the number of tokens in a part of an answer, which may have any length."""
         return len(await self._work.run(len(text), lambda: self._texts.plain(text)))
 
     async def chat(
@@ -166,7 +163,6 @@ class PromptEncoder:
         return self._checked("messages", ids) if fits else ids
 
     def _tell_of_tools(self) -> None:
-        """Log once if the chat template shows no tools: the model answers as if there were none."""
         if self._model.takes_tools or self._told_of_tools[0]:
             return
         self._told_of_tools[0] = True
@@ -211,7 +207,6 @@ class PromptEncoder:
 
     @property
     def takes_images(self) -> bool:
-        """Whether the model takes images."""
         return self._model.takes_images
 
     async def with_bad_words(self, sampling: SamplingParams) -> SamplingParams:

@@ -105,7 +105,6 @@ class ParsedRequest:
         )
 
     def use(self, index: int, prompt: int) -> RequestTrace:
-        """Return the observer of answer number ``index``, to the prompt of this index."""
         return self.visit.sequence(index, prompt, len(self.prompts[prompt]))
 
 
@@ -240,14 +239,12 @@ class AppState:
 
 
 def heading_of(prefix: str, model: str, body: GenerationRequest) -> Heading:
-    """Return the heading of a new answer."""
     answer_id = f"{prefix}-{uuid.uuid4().hex}"
     created = int(time.time())
     return Heading(answer_id, model, created, bool(body.return_token_ids))
 
 
 def counter(request: ParsedRequest) -> UsageSoFar | None:
-    """Return a counter of the usage so far, if the client wants it with every piece."""
     if not request.body.continuous_usage():
         return None
     return UsageSoFar([len(ids) for ids in request.prompts], request.body.choices())
@@ -263,7 +260,6 @@ async def stream_response(events: AsyncGenerator[bytes, None], visit: RequestCon
 
 
 async def cancel_on_disconnect(request: Request, answer: Awaitable[Response]) -> Response:
-    """Return the answer, or cancel it if the client disconnects first."""
     try:
         return await until_gone(request, answer)
     except ClientGone:
@@ -281,7 +277,6 @@ async def _prompts_counted_once(deltas: Deltas, choices: int) -> Deltas:
 async def _of_all_prompts(
     deltas: AsyncGenerator[tuple[int, tuple[int, TextDelta]], None], choices: int
 ) -> Deltas:
-    """Yield the pieces with the indices of their answers among the answers to all prompts."""
     async with aclosing(deltas):
         async for prompt, (choice, delta) in deltas:
             yield prompt * choices + choice, delta

@@ -32,22 +32,18 @@ class ClientGone(Exception):  # noqa: N818 - no client is left to read an error
 
 
 def sse(payload: Any) -> bytes:
-    """Return a server-sent event."""
     return b"data: " + msgspec.json.encode(payload) + b"\n\n"
 
 
 def named_event(event: Mapping[str, Any]) -> bytes:
-    """Return a server-sent event that is named by its type."""
     return named_begin(event) + msgspec.json.encode(event) + b"\n\n"
 
 
 def named_begin(event: Mapping[str, Any]) -> bytes:
-    """Return the begin of a server-sent event that is named by its type."""
     return b"event: " + str(event["type"]).encode() + b"\ndata: "
 
 
 def json_line(payload: Any) -> bytes:
-    """Return a line of JSON."""
     return msgspec.json.encode(payload) + b"\n"
 
 
@@ -60,7 +56,6 @@ class EventStream(StreamingResponse):
         self._events = events
 
     async def stream_response(self, send: Send) -> None:
-        """Send all events, and close their source without waiting for garbage collection."""
         async with aclosing(self._events):
             await super().stream_response(send)
 

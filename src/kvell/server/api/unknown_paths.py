@@ -57,14 +57,12 @@ def _parts(path: str) -> list[str]:
 
 
 def _shares_end(parts: list[str], served: list[str]) -> bool:
-    """Return whether the shorter of two paths is the end of the longer one."""
     shared = min(len(parts), len(served))
     is_end = parts[len(parts) - shared :] == served[len(served) - shared :]
     return is_end and shared >= max(1, min(LEAST_PARTS, len(served)))
 
 
 def _differ_little(parts: list[str], served: list[str]) -> bool:
-    """Return whether two paths are near after the parts with which both begin."""
     same = 0
     while same < min(len(parts), len(served)) and parts[same] == served[same]:
         same += 1

@@ -41,7 +41,6 @@ class Acceptor:
         self._begin()
 
     def close(self) -> None:
-        """Stop accepting."""
         if self._resumes is not None:
             self._resumes.cancel()
         self._loop.remove_reader(self._listener)
@@ -99,7 +98,6 @@ class Acceptor:
         return dropped is not None
 
     def _pause(self, error: OSError) -> None:
-        """Leave clients in the listener's backlog, and drop the connections that waited longest."""
         self._loop.remove_reader(self._listener)
         self._resumes = self._loop.call_later(PAUSE_SECONDS, self._begin)
         for _ in range(ACCEPTED_AT_ONCE):

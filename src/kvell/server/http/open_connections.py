@@ -39,7 +39,6 @@ class OpenConnections(Generic[Connection]):
         return len(self._phases)
 
     def count(self, phase: Phase) -> int:
-        """Return the number of connections in a phase."""
         return len(self._by_phase[phase])
 
     def enter(self, connection: Connection, phase: Phase) -> None:
@@ -56,7 +55,6 @@ class OpenConnections(Generic[Connection]):
         self._by_phase[phase][connection] = None
 
     def on_closed(self, connection: Connection) -> None:
-        """Remove a connection if it is open."""
         phase = self._phases.pop(connection, None)
         if phase is not None:
             del self._by_phase[phase][connection]

@@ -30,13 +30,11 @@ class UnreadWatch:
         self._due: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """Start the watch if it is not running."""
         if self._due is None:
             self._unread_bytes = self._count_unread()
             self._due = self._loop.call_later(self._seconds, self._look)
 
     def end(self) -> None:
-        """Stop the watch."""
         if self._due is not None:
             self._due.cancel()
             self._due = None

@@ -157,7 +157,6 @@ def in_background(
 
 
 def unwritten(lines: int) -> str:
-    """Return the sentence about a number of dropped lines."""
     return f"{lines} lines of the log were not written: its reader was too slow"
 
 

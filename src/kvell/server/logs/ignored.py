@@ -24,7 +24,6 @@ class OncePerName:
         self._told: set[str] = set()
 
     def note(self, names: Iterable[str]) -> None:
-        """Log the names that no request has had before."""
         for name in sorted({name[:LONGEST_NAME] for name in names} - self._told):
             if len(self._told) >= MOST_TOLD:
                 return

@@ -142,7 +142,6 @@ def _without_answers(now: Totals, before: Totals) -> Totals:
 
 
 def _usage(answers: Mapping[str, Stats]) -> dict[str, float]:
-    """Return the used part of all KV pools, which have the same size."""
     if not answers:
         return {}
     used = sum(stats.kv_cache_usage for stats in answers.values()) / len(answers)

@@ -94,11 +94,9 @@ class MapHistory:
         return self._samples[0] if self._samples else None
 
     def loans(self) -> list[Mapping[LoanPair, int]]:
-        """Return the loans of each sample, the oldest first."""
         return [sample.loans for sample in self._samples]
 
     def takes_sample(self, now_seconds: float) -> bool:
-        """Return whether a sample may be added now."""
         if not self._samples:
             return True
         age_seconds = now_seconds - self._samples[-1].row.at_seconds
@@ -118,7 +116,6 @@ class MapHistory:
         )
 
     def rows_after(self, after_seconds: float) -> list[HistoryRow]:
-        """Return the samples after a moment, the oldest first."""
         return [sample.row for sample in self._samples if sample.row.at_seconds > after_seconds]
 
     def rates(self) -> tuple[float | None, float | None]:

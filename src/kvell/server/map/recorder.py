@@ -60,7 +60,6 @@ class HistoryRecorder:
         )
 
     def note_stats(self, stats: Mapping[str, Stats]) -> None:
-        """Keep the statistics of instances for the next sample."""
         self._stats = stats
         self._stats_seconds = self._front.now_seconds()
 

@@ -109,7 +109,6 @@ class _BeforeOthers(Collector):
         return iter(())
 
     def describe(self) -> Iterator[Metric]:
-        """Yield no metrics, without a call when the collector is registered."""
         return iter(())
 
 
@@ -179,11 +178,9 @@ class ServerMetrics:
                     self._observe(name, value)
 
     def on_rejected(self, bound: Bound) -> None:
-        """Count a request that exceeded a bound."""
         self._rejected.labels(self.model_name, bound).inc()
 
     def waits_idle(self) -> None:
-        """Count the beginning of a long wait of requests while all instances are idle."""
         self._idle_waits.inc()
 
     def answered_over_http(self, path: str, status: int) -> None:
@@ -200,7 +197,6 @@ class ServerMetrics:
             self._connections.labels(self.model_name, state).set_function(partial(count, state))
 
     def on_prompt(self, choices: int) -> None:
-        """Count a prompt with the number of its answers."""
         self._observe("request_params_n", choices)
 
     def on_answered(self, longest_tokens: int) -> None:
@@ -208,7 +204,6 @@ class ServerMetrics:
         self._observe("request_max_num_generation_tokens", longest_tokens)
 
     def token_totals(self) -> tuple[int, int]:
-        """Return the numbers of prefilled prompt tokens and of sent output tokens."""
         self._count_noted()
         return _value(self._prompt_tokens), _value(self._output_tokens)
 
@@ -221,7 +216,6 @@ class ServerMetrics:
         return latencies
 
     def render(self) -> bytes:
-        """Return all metrics in Prometheus's text format."""
         return generate_latest(self.registry)
 
     def _count_noted(self) -> None:

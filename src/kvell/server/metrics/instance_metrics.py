@@ -206,7 +206,6 @@ class _InstanceMetrics:
         yield self._by_label("group_prefix_cache_hits", text, "group", hits)
 
     def _of_contract(self, promised: Mapping[str, int]) -> Iterator[Metric]:
-        """Yield the upper bound of the process's memory, and its parts."""
         if WHOLE not in promised:
             return
         text = "Most memory that a process takes, by its contract."

@@ -22,7 +22,6 @@ def chunks_by_state(memory: dict[str, int]) -> dict[str, int]:
 
 
 def moves_by_kind(memory: dict[str, int]) -> dict[str, int]:
-    """Return the numbers of chunks that were moved, mapped and so on since the start."""
     return {n: c for n, c in memory.items() if n not in GAUGES and not n.endswith(CHUNKS)}
 
 

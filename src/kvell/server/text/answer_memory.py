@@ -26,5 +26,4 @@ class AnswerMemory:
 
 
 def text_bytes(text: str) -> int:
-    """Return the most bytes of a text's characters in memory."""
     return len(text) if text.isascii() else 4 * len(text)

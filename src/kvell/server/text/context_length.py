@@ -31,12 +31,10 @@ class ContextLength:
 
     @property
     def longest_tokens(self) -> int:
-        """The most tokens of a request with any number of instances."""
         return max(self.alone_tokens, self.model_tokens)
 
     @property
     def reach_tokens(self) -> int:
-        """The most tokens of a request with the loans that are possible now."""
         return self.alone_tokens if self.reach is None else max(self.alone_tokens, self.reach())
 
     def answer_room(self, prompt_tokens: int) -> AnswerRoom:

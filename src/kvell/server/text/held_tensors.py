@@ -24,7 +24,6 @@ class HeldTensors:
         self._numbers = count()
 
     def held_bytes(self) -> dict[str, int]:
-        """Return the bytes of all tensors that are alive, by tenant."""
         held: dict[str, int] = {}
         for (tenant, _), tensor in list(self._tensors.items()):
             held[tenant] = held.get(tenant, 0) + len(tensor.data)
@@ -42,6 +41,5 @@ class HeldTensors:
             raise TryLater(problem, bound="image_pixels")
 
     def hold(self, tenant: str, tensors: Iterable[SentTensor]) -> None:
-        """Count the tensors of a tenant from now on."""
         for tensor in tensors:
             self._tensors[tenant, next(self._numbers)] = tensor

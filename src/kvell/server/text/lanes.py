@@ -147,7 +147,6 @@ class TextWork:
         self.answers: AnswerMemory = AnswerMemory() if shared is None else shared.answers
 
     def of(self, tenant: str) -> "TextWork":
-        """Return the same lanes for another tenant."""
         return TextWork(tenant, self)
 
     async def run(self, size_bytes: int, work: Callable[[], Made]) -> Made:

@@ -91,7 +91,6 @@ class ServedText:
         return cls(name, vocab_size, tokenizer, model_type, processor, embeddings, defaults, stored)
 
     def tokenizer_info(self) -> dict[str, object]:
-        """Return the tokenizer's settings in JSON, with its class and the chat template."""
         return self._tokenizer.settings()
 
     def encode_pictured(
@@ -119,7 +118,6 @@ class ServedText:
         return decode_in_slices(self._tokenizer, token_ids)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of one token."""
         return token_bytes(self._tokenizer, token_id)
 
     def _token_text(self, token_id: int) -> str:
@@ -128,7 +126,6 @@ class ServedText:
     def detokenizer(
         self, *, skip_special_tokens: bool = True, after: Preceding = ()
     ) -> IncrementalDetokenizer:
-        """Return a new detokenizer for one request, whose prompt is ``after``."""
         return IncrementalDetokenizer(self._tokenizer, skip_special_tokens, after)
 
     def token_offsets(

@@ -41,7 +41,6 @@ def prompt_key(token_ids: NDArray[np.int32]) -> str:
 
 
 def _told(content: Any) -> str:
-    """Return a text that identifies a content, with parts of long texts only."""
     if isinstance(content, str):
         if len(content) <= FIRST_CHARS + LAST_CHARS:
             return content

@@ -88,18 +88,15 @@ class TextBounds:
 
     @property
     def most_bytes(self) -> int:
-        """The bytes of the longest text that may fit the context."""
         largest = max(LARGEST_TEXT_BYTES, LARGEST_MEAN_TOKEN_BYTES * self.max_model_len)
         return min(self.max_model_len * self.most_token_bytes, largest)
 
     @property
     def any_bytes(self) -> int:
-        """The bytes of the longest text that is encoded if it need not fit the context."""
         return max(ANY_TEXT_BYTES, USUAL_TOKEN_BYTES * self.max_model_len)
 
     @property
     def memory_bytes(self) -> int:
-        """The most memory that encoding takes: for one long and one short text together."""
         long_bytes = max(
             MEMORY_PER_BYTE * self.any_bytes, MEMORY_PER_COUNTED_BYTE * self.most_bytes
         )
@@ -155,7 +152,6 @@ class TextBounds:
                 raise self.too_long(field, f"{len(text)} characters", answer_tokens)
 
     def too_long(self, field: str, value: str, answer_tokens: int = 1) -> ContextTooLong:
-        """Return the error of a text that was not encoded, since it cannot fit the context."""
         remedy = f"send at most {self.max_model_len - answer_tokens} tokens"
         return context_too_long(field, value, self.max_model_len, remedy, bound="text_bytes")
 

@@ -150,5 +150,4 @@ class Texts:
 
     @classmethod
     def of(cls, *models: TextModel) -> "Texts":
-        """Return the text sides of models that are loaded already."""
         return cls([model.name for model in models], lambda: LoadedTexts(models))

@@ -57,7 +57,6 @@ class Usage:
         )
 
     def without_prompt(self) -> "Usage":
-        """Return the usage of the answer only."""
         return Usage(completion_tokens=self.completion_tokens)
 
 
@@ -161,7 +160,6 @@ class _Deadline(AbstractAsyncContextManager[None]):
             self._timer.cancel()
 
     def check(self, finished: Finished) -> None:
-        """Raise :class:`DeadlineExceeded` if the deadline ended the request."""
         if self._is_over and finished.reason == "cancelled":
             raise DeadlineExceeded(f"deadline_seconds={self._seconds}: the answer took longer")
 
@@ -208,7 +206,6 @@ def _growing(delta: TextDelta) -> TextDelta:
 
 
 def _settled(delta: TextDelta) -> TextDelta:
-    """Return a pending delta that does not grow any more."""
     if isinstance(delta.token_ids, tuple):  # the common case
         return delta
     return replace(delta, token_ids=tuple(delta.token_ids))
@@ -224,7 +221,6 @@ class WholeAnswer:
         self._last = TextDelta("")
 
     def push(self, delta: TextDelta) -> None:
-        """Append the next piece."""
         self._texts.append(delta.text)
         self._token_ids.extend(delta.token_ids)
         self._logprobs.extend(delta.logprobs)
@@ -245,7 +241,6 @@ class WholeAnswer:
 async def whole_answers(
     deltas: AsyncGenerator[tuple[int, TextDelta], None], count: int
 ) -> list[TextDelta]:
-    """Return ``count`` answers, each as one piece."""
     answers = [WholeAnswer() for _ in range(count)]
     async with aclosing(deltas):
         async for index, delta in deltas:

@@ -17,7 +17,6 @@ class UsageSoFar:
         self._made: dict[int, int] = {}
 
     def after(self, index: int, delta: TextDelta) -> Usage:
-        """Return the usage of answer ``index`` including this piece."""
         made = self._made.get(index, 0) + len(delta.token_ids)
         self._made[index] = made
         return Usage(self._prompt_tokens[index // self._choices], made)

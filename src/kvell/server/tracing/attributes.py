@@ -36,7 +36,6 @@ class Phase:
 
 
 def span_name(record: VisitRecord) -> str:
-    """Return the method and the route, which have few values."""
     method = record.visit.method if record.visit.method in METHODS else "HTTP"
     return f"{method} {record.route}".rstrip()
 
@@ -74,7 +73,6 @@ def error_type(record: VisitRecord) -> str | None:
 
 
 def answer_attributes(index: int, request: EndedRequest) -> dict[str, Value]:
-    """Return the attributes of the spans of one answer's phases."""
     return {"kvell.choice": index} | _where([request])
 
 

@@ -24,7 +24,6 @@ class Complaints(logging.Handler):
         self._line = SeldomLine(clock)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Log or count a warning."""
         untold = self._line.untold_if_due()
         if untold is not None:
             problem = record.getMessage()[:LONGEST_PROBLEM]

@@ -55,7 +55,6 @@ def exporting(
 def _provider(
     endpoint: str, make_exporter: Callable[[str], SpanExporter], release: str
 ) -> TracerProvider:
-    """Return a provider that is not the process's default, to which FastAPI would add spans."""
     try:
         processor = BatchSpanProcessor(make_exporter(endpoint))
     except (ImportError, RuntimeError, ValueError) as error:

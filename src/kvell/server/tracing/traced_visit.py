@@ -35,7 +35,6 @@ class VisitRecord:
     requests: Mapping[int, EndedRequest]
 
     def at_ns(self, clock_seconds: float) -> int:
-        """Return the time of day that corresponds to ``clock_seconds``."""
         return self.began_ns + round((clock_seconds - self.began_seconds) * NANOSECONDS)
 
 
@@ -66,15 +65,12 @@ class TracedVisit:
         self._route = ""
 
     def on_parsed(self, model: str, sampling: SamplingParams) -> None:
-        """Record the model and the sampling parameters of the request's first prompt."""
         self._asked = model, sampling
 
     def answer(self, index: int) -> "TracedAnswer":
-        """Return the front's observer of answer ``index``."""
         return TracedAnswer(self, index)
 
     def on_ended(self, visit: EndedVisit, route: str) -> None:
-        """Record the end of the visit."""
         self._visit, self._route = visit, route
         self._settle()
 
@@ -102,14 +98,12 @@ class TracedAnswer:
         self._visit, self._index = visit, index
 
     def on_admitted(self) -> None:
-        """Record that the front has admitted the request and will report its end."""
         self._visit._admitted()
 
     def on_accepted(self) -> None:
         """Do nothing: spans have the times of the instance."""
 
     def on_ended(self, request: EndedRequest) -> None:
-        """Record the end of the request."""
         self._visit._answered(self._index, request)
 
 

@@ -19,7 +19,6 @@ class EventQueue(Generic[Item]):
         return len(self._heap)
 
     def schedule(self, at_seconds: float, item: Item) -> None:
-        """Schedule ``item`` for ``at_seconds``."""
         heapq.heappush(self._heap, (at_seconds, self._sequence, item))
         self._sequence += 1
         self._latest_seconds = max(self._latest_seconds, at_seconds)

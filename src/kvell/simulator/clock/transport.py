@@ -132,13 +132,11 @@ class VirtualTransport:
         self._state(sender, receiver).link = link
 
     def cut(self, sender: str, receiver: str) -> None:
-        """Cut one direction: messages in flight, and those sent from now on, are lost."""
         state = self._state(sender, receiver)
         state.is_cut = True
         state.cuts = state.cuts + 1
 
     def partition(self, side: Collection[str], other: Collection[str]) -> None:
-        """Cut both directions between every endpoint of one side and each of the other side."""
         for name in side:
             for another in other:
                 self.cut(name, another)
@@ -150,11 +148,9 @@ class VirtualTransport:
             state.is_cut = False
 
     def stats(self, sender: str, receiver: str) -> LinkStats:
-        """Return the counts of one direction since the start."""
         return LinkStats(**self._state(sender, receiver).counts)
 
     def total(self) -> LinkStats:
-        """Return the counts summed over all links."""
         counts = [state.counts for state in self._links.values()]
         return LinkStats(**{name: sum(each[name] for each in counts) for name in _COUNTS})
 

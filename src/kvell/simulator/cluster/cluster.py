@@ -267,17 +267,14 @@ class VirtualCluster:
             self.instances[name].pause(seconds)
 
     def partition(self, side: Collection[str], other: Collection[str]) -> None:
-        """Cut instances off from each other, not from the front, until :meth:`heal`."""
         self.network.partition(side, other)
 
     def heal(self) -> None:
-        """Let all instances reach each other again."""
         self.network.heal()
 
     # -------------------------------------------------------------------- instances
 
     def fresh_core(self, name: str, incarnation: int) -> tuple[EngineCore, Agent]:
-        """Return the engine core of an incarnation at its start."""
         core, agent, _ = self._fresh(name, incarnation)
         return core, agent
 
@@ -346,7 +343,6 @@ class VirtualCluster:
         return moment_of(meters, self.loop.now_seconds, self.front.num_arrived)
 
     def _notice(self, name: str, incarnation: int, notices: Sequence[Event]) -> None:
-        """Send notices to the front, unless the connection has ended with its instance."""
         if self.front.queue.line(name).incarnation == incarnation:
             self.front.on_events(name, notices)
 
@@ -356,7 +352,6 @@ class VirtualCluster:
             self.loop.after(seconds, partial(self.front.on_events, name, events, step))
 
     def _tell(self, name: str, command: Command) -> None:
-        """Send a command to the present incarnation."""
         instance = self.instances.get(name)
         if instance is not None:
             self.loop.after(self._front_seconds(name), partial(instance.tell, command))
@@ -409,7 +404,6 @@ class VirtualCluster:
 
 
 def _token_bytes(layout: Layout) -> int:
-    """Return the most bytes that a token takes of the pool."""
     return sum(
         group.page_stride_bytes // group.page_tokens
         for group in layout.groups

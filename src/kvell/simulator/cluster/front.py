@@ -70,18 +70,15 @@ class VirtualFront:
 
     @property
     def holds_requests(self) -> bool:
-        """Whether requests have arrived that no instance has."""
         return self.queue.waiting > 0 or self._is_due()
 
     @property
     def num_arrived(self) -> int:
-        """The number of requests that have arrived and not ended."""
         due = self._schedule.num_due(self._loop.now_seconds)
         return due + self.queue.waiting + self.queue.in_flight
 
     @property
     def num_finished(self) -> int:
-        """The number of requests whose answers are complete."""
         return sum(figures.finish_seconds is not None for figures in self.requests)
 
     @property
@@ -95,12 +92,10 @@ class VirtualFront:
         self._tell_all(self._dispatch.drop(RequestId(str(index)), "cancelled", now_seconds))
 
     def migrate(self, index: int, target: str) -> None:
-        """Move a request to another instance, if it is served and the other can take it."""
         with contextlib.suppress(ChangeSomething):
             self._tell_all(self.queue.migrate(RequestId(str(index)), target))
 
     def evacuate(self, instance_id: str) -> None:
-        """Move all requests of an instance that can move."""
         self._tell_all(self.queue.evacuate(instance_id))
 
     # ------------------------------------------------------------------ instances
@@ -137,13 +132,11 @@ class VirtualFront:
         self._tell_all(self._dispatch.on_events(instance_id, events, now_seconds))
 
     def lost(self, instance_id: str, death: InstanceDeath) -> None:
-        """Handle the death of an incarnation: other instances continue its requests."""
         self._tell_all(self._dispatch.lost(instance_id, death, self._loop.now_seconds))
 
     # ------------------------------------------------------------------- requests
 
     def _look_ahead(self) -> None:
-        """Schedule the arrival of the trace's next request."""
         at_seconds = self._schedule.next_seconds()
         if at_seconds is None or self._is_far_ahead():
             return
@@ -177,7 +170,6 @@ class VirtualFront:
         return waiting > self._most_ahead or self._ahead_tokens > AHEAD_TOKENS * count
 
     def _take_in(self, figures: RequestFigures) -> None:
-        """Note that a request no longer waits for its first admission."""
         self._ahead_requests -= 1
         self._ahead_tokens -= figures.prompt_tokens
 

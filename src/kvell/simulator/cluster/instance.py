@@ -162,17 +162,14 @@ class VirtualInstance(PoolIO):
 
     @property
     def role(self) -> str:
-        """The instance's role."""
         return self.name.rpartition("-")[0]
 
     def hear(self, entry: PeerEntry) -> None:
-        """Handle messages of other instances and ends of pulls."""
         if isinstance(entry, PeerLost):
             self.behind.lose(entry.peer, entry.incarnation)
         self._take(entry)
 
     def meet(self, other: Endpoint, *, is_near: bool) -> None:
-        """Connect to another instance, before any message from it is handled."""
         far = BY_QUERIES if self._steps.asks else NOT_IN_PLACE
         first = self.behind.put(other) if is_near else far
         self._inbox.append(PeerMapped(other.name, other.incarnation, first))
@@ -187,7 +184,6 @@ class VirtualInstance(PoolIO):
         return self._answers_until_seconds - now_seconds
 
     def tell(self, command: Command) -> None:
-        """Handle a command of the front."""
         self._take(command)
 
     def beat(self) -> None:
@@ -306,7 +302,6 @@ class VirtualInstance(PoolIO):
         self._run()
 
     def _tell_written(self, plan: StepPlan, seconds: float) -> None:
-        """Send a hint after each stage of a step to the instances that pull it meanwhile."""
         for number in plan.streams:
             target, offer = self._streaming[number]
             for stage in range(offer.stages):

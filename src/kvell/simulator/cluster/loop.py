@@ -22,7 +22,6 @@ class Loop:
         self._last: deque[Happening] = deque()
 
     def at(self, seconds: float, happening: Happening) -> None:
-        """Schedule an event at a time, or now if that is past."""
         self._events.schedule(max(seconds, self.now_seconds), happening)
 
     def after(self, seconds: float, happening: Happening) -> None:
@@ -30,7 +29,6 @@ class Loop:
         self.at(self.now_seconds + seconds, happening)
 
     def last(self, happening: Happening) -> None:
-        """Schedule an event after all others of the present moment, deliveries included."""
         self._last.append(happening)
 
     def next_seconds(self, transport: VirtualTransport) -> float | None:
@@ -50,6 +48,5 @@ class Loop:
         return True
 
     def run_last(self) -> None:
-        """Run the next event that was scheduled after all others of the moment, if there is one."""
         if self._last:
             self._last.popleft()()

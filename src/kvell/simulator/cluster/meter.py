@@ -70,13 +70,11 @@ class InstanceMeter:
             self.core, self.memory.on_advanced = self.memory, self._look
 
     def on_submitted(self, request_id: RequestId) -> None:
-        """Note a request that the engine has accepted."""
         if self._lateness is not None:
             came_seconds = self._front.requests[int(request_id)].came_seconds
             self._lateness.on_submitted(request_id, came_seconds or 0.0)
 
     def on_planned(self, plan: StepPlan) -> None:
-        """Note the requests of a step that begins."""
         if self._metering is not None:
             self._leaves_waiting = self.engine.num_waiting() > 0 or self._front.holds_requests
             self.scheduled += len(plan.work)
@@ -84,7 +82,6 @@ class InstanceMeter:
         self._front.note_admitted(plan)
 
     def on_committed(self, events: Iterable[Event], now_seconds: float) -> Lateness | None:
-        """Return whether requests are late after a step, if that is watched."""
         return None if self._lateness is None else self._lateness.step(events, now_seconds)
 
     def _is_short_of_memory(self, plan: StepPlan) -> bool:

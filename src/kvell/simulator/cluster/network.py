@@ -116,7 +116,6 @@ class _Copy:
     is_last: bool = False
 
     def take(self, until: int) -> Ints:
-        """Return the unrequested rows before ``until``, and mark them as requested."""
         taken = self.rows[self.num_asked : until]
         self.num_asked = max(self.num_asked, until)
         return taken
@@ -268,7 +267,6 @@ class Network:
                 self._notice(name, another)
 
     def heal(self) -> None:
-        """Let all instances reach each other again."""
         self._cut.clear()
         self._transport.heal()
 
@@ -309,7 +307,6 @@ class Network:
             self._ask(copy, rows) if len(rows) else None
 
     def _bring_rest(self, copy: _Copy) -> None:
-        """Request all remaining rows: half are read now, and half when they arrive."""
         if copy.is_last:
             return
         copy.is_last = True
@@ -363,7 +360,6 @@ class Network:
         self._loop.after(seconds, lambda: endpoint.hear(entry))
 
     def _meet(self, endpoint: Endpoint, other: Endpoint) -> None:
-        """Connect an instance to another, unless it is connected."""
         pair = _address(endpoint), _address(other)
         if self._hosts is None or pair in self._met:
             return
@@ -372,8 +368,6 @@ class Network:
         endpoint.meet(other, is_near=is_near)
 
     def _lose(self, endpoint: Endpoint, lost: PeerLost, seconds: float) -> None:
-        """Let an instance see after a while that another is dead."""
-
         def see() -> None:
             self._met.discard((_address(endpoint), f"{lost.peer}#{lost.incarnation}"))
             endpoint.hear(lost)
@@ -382,15 +376,12 @@ class Network:
 
 
 def _address(endpoint: Endpoint) -> str:
-    """Return the address of an incarnation for messages."""
     return f"{endpoint.name}#{endpoint.incarnation}"
 
 
 def _key(reader: Endpoint, transfer: Transfer) -> bytes:
-    """Return the key of a pull."""
     return _ENCODER.encode((reader.name, reader.incarnation, transfer))
 
 
 def _pages(endpoint: Endpoint) -> str:
-    """Return the address of an incarnation's pages, for reads from it and by it."""
     return f"{_address(endpoint)}/pages"

@@ -81,7 +81,6 @@ def _shape(text: Any, types: Sequence[str]) -> _Shape:
 
 
 def _sparse_layers(text: Any, types: Sequence[str]) -> int:
-    """Return the number of layers with experts."""
     if {"mlp", "moe"} & set(types):
         return types.count("moe")
     if _first(text, EXPERTS, 1) == 1:

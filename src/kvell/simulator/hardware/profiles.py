@@ -27,7 +27,6 @@ DEFAULT_HARDWARE = "a100-80"
 
 
 def hardware_names(directory: Path = HARDWARE_DIR) -> list[str]:
-    """Return the names of all profiles."""
     return sorted(path.stem for path in directory.glob("*.toml"))
 
 
@@ -42,7 +41,6 @@ def load_profile(name: str, directory: Path = HARDWARE_DIR) -> DeviceProfile:
 
 
 def link_names(directory: Path = LINKS_DIR) -> list[str]:
-    """Return the names of all links."""
     return hardware_names(directory)
 
 

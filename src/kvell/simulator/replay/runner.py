@@ -57,7 +57,6 @@ class Machine:
     request_seconds: float = 0.0
 
     def step_seconds(self, plan: StepPlan) -> float:
-        """Return the virtual seconds of a step, including the draft model's passes before it."""
         seconds = self.profile.step_seconds(self.cost.of_step(plan.work))
         if self.draft is None:
             return seconds

@@ -54,7 +54,6 @@ class Schedule:
         return self._queue.next_seconds()
 
     def num_due(self, now_seconds: float) -> int:
-        """Return how many requests have arrived and were not taken."""
         return self._queue.num_due(now_seconds)
 
     def pop(self) -> int:
@@ -72,7 +71,6 @@ class Schedule:
         return self._came_seconds[index]
 
     def refuse(self, index: int, now_seconds: float) -> None:
-        """Refuse a request that has arrived and cannot be served after all."""
         self.refused.append(index)
         self.on_ended(index, now_seconds)
 
@@ -87,7 +85,6 @@ class Schedule:
             self._come(after, now_seconds + self._think_seconds[after])
 
     def _wanted_seconds(self, index: int, after: int) -> float:
-        """Return the arrival of ``after`` with the trace's gap after ``index``."""
         came = self._came_seconds[index]
         if self._arrivals == "start":
             return came

@@ -30,7 +30,6 @@ class GroupSample:
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes that no other group can get and no cached prefix occupies."""
         return self.used_bytes + self.unwritten_bytes
 
 
@@ -120,7 +119,6 @@ def _held_pages(group: GroupSpec, policy: GroupPolicy, request: RunningRequest) 
 
 
 def _live_hit_tokens(policy: GroupPolicy, request: RunningRequest) -> int:
-    """Return the tokens from the cache that may still be read: an upper bound of shared ones."""
     return max(0, request.hit_tokens - policy.active_start(request.computed))
 
 
@@ -134,7 +132,6 @@ def _parts(group: GroupSpec, layers: Sequence[LayerSpec]) -> Parts:
 
 
 def _may_hold(group: GroupSpec, layer: LayerSpec, layers: Sequence[LayerSpec]) -> bool:
-    """Return whether the group may store this spec of the layer, which may have several specs."""
     if layer.kv_of is not None:
         return False
     if (layer.model, layer.is_draft) != (group.model, group.is_draft):
@@ -163,17 +160,14 @@ class StepMeans:
         self._all: list[Sample] = []
 
     def add(self, sample: Sample) -> None:
-        """Add one step's sample."""
         self._all.append(sample)
 
     @property
     def num_steps(self) -> int:
-        """Number of steps so far."""
         return len(self._all)
 
     @property
     def samples(self) -> Sequence[Sample]:
-        """One sample per step, in order."""
         return self._all
 
     def means(self, *, saturated: bool = False) -> Means:

@@ -20,7 +20,6 @@ STYLE = (
 
 
 def quiet(axes: "Axes") -> None:
-    """Remove clutter from the axes."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color("#9ca3af")
     axes.tick_params(colors=GREY, labelsize=8.5)

@@ -141,7 +141,6 @@ def _draw_legends(figure: "Figure", hues: Mapping[str, str]) -> None:
 
 
 def _look(hue: str, state: State) -> dict[str, Any]:
-    """Return a state's style: a hatch in the group's full colour on its shade."""
     from matplotlib.colors import to_rgb
 
     shade = tuple(1 - state.strength * (1 - part) for part in to_rgb(hue))
@@ -149,19 +148,16 @@ def _look(hue: str, state: State) -> dict[str, Any]:
 
 
 def _positions(moments: Sequence[Moment], over: Over) -> Numbers:
-    """Return the positions of moments, and an end: the last is as long as the one before."""
     at = [float(m.step) if over == "step" else m.virtual_seconds for m in moments]
     last = at[-1] - at[-2] if len(at) > 1 else 0.0
     return np.asarray([*at, at[-1] + (last or 1.0)])
 
 
 def _held(values: Numbers) -> Numbers:
-    """Append the last value again, for the end of its moment."""
     return np.append(values, values[-1])
 
 
 def _page(runs: Sequence[Run], svg: str) -> str:
-    """Return a self-contained page: the picture, and its means as a table."""
     heads = "".join(f"<th>{head}</th>" for head in ("run", "running", *_MEANS, "empty"))
     rows = "".join(f"<tr>{_cells(run)}</tr>" for run in runs)
     return (

@@ -71,18 +71,15 @@ def unit_of(pool_bytes: float) -> tuple[str, int]:
 
 
 def thin(moments: Sequence[Moment], most: int = MAX_POINTS) -> list[Moment]:
-    """Return at most ``most`` moments, evenly spaced, including the first and the last."""
     picked = np.unique(np.linspace(0, len(moments) - 1, min(most, len(moments))).round())
     return [moments[int(index)] for index in picked]
 
 
 def mean_running(run: Run) -> float:
-    """Return the mean number of running requests."""
     return float(np.mean([moment.running for moment in run.moments]))
 
 
 def mean_parts(moments: Sequence[Moment]) -> list[float]:
-    """Return the mean part of the pool in each of ``STATES``, all groups together, then empty."""
     parts = np.zeros(len(STATES) + 1)
     for moment in moments:
         used = np.asarray(state_bytes(moment)).sum(axis=0)
@@ -91,6 +88,5 @@ def mean_parts(moments: Sequence[Moment]) -> list[float]:
 
 
 def hues_of(runs: Sequence[Run]) -> dict[str, str]:
-    """Return a colour for each group name, the same in every run."""
     names = dict.fromkeys(group.name for run in runs for group in run.moments[0].groups)
     return {name: HUES[i % len(HUES)] for i, name in enumerate(names)}

@@ -59,7 +59,6 @@ def parse_distribution(text: str, field: str) -> Distribution:
 def independent(
     prompts: Distribution, outputs: Distribution, draw: Draw, count: int
 ) -> list[TraceRow]:
-    """Draw requests that share nothing, with lengths from these distributions."""
     arrivals = poisson_arrivals(draw, count)
     return draw_unrelated(arrivals, prompts.draw(draw, count), outputs.draw(draw, count))
 

@@ -31,7 +31,6 @@ def poisson_arrivals(draw: Draw, count: int) -> Seconds:
 
 
 def draw_unrelated(arrivals: Seconds, prompts: BlockIds, outputs: BlockIds) -> list[TraceRow]:
-    """Return rows of these lengths that share nothing."""
     return [
         TraceRow(float(at), int(prompt), int(output))
         for at, prompt, output in zip(arrivals, prompts, outputs, strict=True)

@@ -200,7 +200,6 @@ GENERATORS = {
 
 
 def _image_ids(draw: Draw, count: int) -> list[int]:
-    """Draw image ids: new ones, and sometimes an earlier one."""
     ids: list[int] = []
     new = 0
     for again in draw.random(count) < REPEATED_IMAGES:

@@ -36,7 +36,6 @@ def add_hints(rows: Sequence[TraceRow], wrong: float) -> list[TraceRow]:
 
 
 def is_wrong(index: int, share: float) -> bool:
-    """Return whether the hint of request number ``index`` is in the ``share`` that is wrong."""
     digest = blake2b(str(index).encode(), key=_KEY, digest_size=8).digest()
     return int.from_bytes(digest, "little") < share * 2**64
 

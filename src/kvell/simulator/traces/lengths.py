@@ -46,7 +46,6 @@ class ContextLengths:
         return whole
 
     def _of_the_long(self, short: Lengths, count: int) -> tuple[float, float]:
-        """Return the long requests' mean and deviation that give all requests the trace's."""
         longs = count - len(short)
         mean = (self.mean * count - float(short.sum())) / longs
         square = (self.deviation**2 + self.mean**2) * count - float((short**2).sum())
@@ -98,7 +97,6 @@ def contexts(lengths: ContextLengths) -> Callable[[Draw, int], list[TraceRow]]:
 def _evened(
     draw: Draw, count: int, bounds: tuple[float, float], mean: float, deviation: float
 ) -> Lengths:
-    """Draw from a beta distribution over ``bounds``, then shift to the mean and deviation."""
     low, high = bounds
     centre, spread = (mean - low) / (high - low), deviation / (high - low)
     weight = max(centre * (1 - centre) / max(spread, 1e-9) ** 2 - 1, 0.1)

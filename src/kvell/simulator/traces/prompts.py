@@ -62,7 +62,6 @@ class PromptMaker:
             )
 
     def place(self, index: int) -> PlacedPrompt:
-        """Return the length of a prompt, and the places of its images."""
         return place(self._rows[index], self._images_in_text)
 
     def prompt(self, index: int) -> Tokens:
@@ -81,7 +80,6 @@ class PromptMaker:
         return np.concatenate([*between, pieces[-1]])
 
     def output_token(self, index: int, position: int) -> int:
-        """Return output token ``position`` of request ``index``."""
         return FILLER if position else self._base + MARKS_PER_REQUEST * index + 1
 
     def _text(self, index: int) -> Tokens:
@@ -99,7 +97,6 @@ class PromptMaker:
         return tokens
 
     def _turns(self, index: int) -> list[int]:
-        """Return the rows that a prompt is made of, the first turn first."""
         turns = [index]
         while (before := self._continued(turns[-1])) is not None:
             turns.append(before)

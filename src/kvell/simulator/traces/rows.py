@@ -61,7 +61,6 @@ class TraceRow:
 
     @property
     def num_tokens(self) -> int:
-        """Text tokens of prompt and output."""
         return self.prompt_tokens + self.output_tokens
 
 

@@ -30,7 +30,6 @@ MEAN_PAUSE_SECONDS, MEAN_TOOL_SECONDS = 20.0, 2.0
 
 
 def sharegpt_like(draw: Draw, count: int) -> list[TraceRow]:
-    """Generate conversations whose turns have ShareGPT's mean lengths and continue the answers."""
     return _sessions(draw, count, _conversation)
 
 
@@ -52,7 +51,6 @@ def loogle_like(draw: Draw, count: int) -> list[TraceRow]:
 
 
 def react_like(draw: Draw, count: int) -> list[TraceRow]:
-    """Generate agents with the same two examples: thoughts answer observations."""
     examples = NewIds().take(EXAMPLES_TOKENS // BLOCK_TOKENS)
     return _sessions(draw, count, lambda *place: _task(examples, *place))
 

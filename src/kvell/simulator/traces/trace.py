@@ -103,7 +103,6 @@ def read_trace(
 
 
 def write_trace(path: Path, rows: Iterable[TraceRow]) -> None:
-    """Write rows as a trace, gzipped if the name ends in ``.gz``."""
     with open_lines(path, "wt") as file:
         file.writelines(json.dumps(_as_dict(row)) + "\n" for row in rows)
 
@@ -186,7 +185,6 @@ def _published(rows: Iterable[TraceRow], limit: int | None, notice: Notice) -> l
 
 
 def _notice_uncovered(rows: Iterable[TraceRow], notice: Notice) -> None:
-    """Notice blocks that seem to be larger than they are read: ids cover a part of the prompts."""
     hashed = [row for row in rows if len(row.block_ids)]
     covered = sum(len(row.block_ids) * row.block_tokens for row in hashed)
     tokens = sum(row.prompt_tokens for row in hashed)

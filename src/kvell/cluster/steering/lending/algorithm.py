@@ -135,14 +135,12 @@ def gains_together(debtor: Debtor, parts: Sequence[LoanPart], reading: Reading) 
 
 
 def _is_gain(before: float, after: float, creditors: float) -> bool:
-    """Return whether a throughput is a gain over another one, of which creditors make a part."""
     return after > before * (1 + 1e-9) and after - before >= LEAST_GAIN * (before - creditors)
 
 
 def _borrowed(
     debtor: Debtor, supply: OfferedSections, market: Market, reading: Reading
 ) -> list[SectionMove]:
-    """Return one debtor's moves, with creditors in order, until there is no gain."""
     moves: list[SectionMove] = []
     while len(supply) and debtor.blocks > 0:
         parts = _gaining(debtor, len(supply), market, reading)

@@ -53,7 +53,6 @@ def kept_bytes(memory: MemoryPressure, load: LoadStats) -> int:
 
 
 def needs_memory(memory: MemoryPressure, load: LoadStats) -> bool:
-    """Return whether an instance lacks memory for requests that wait or run there."""
     return load.memory_waiting > 0 or memory.free_bytes < kept_bytes(memory, load)
 
 

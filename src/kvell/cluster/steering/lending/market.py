@@ -50,7 +50,6 @@ class Creditor:
 
     @property
     def rank(self) -> tuple[int, str]:
-        """Sort key among creditors: the most available memory first."""
         return -self.room, self.instance_id
 
     @property
@@ -119,7 +118,6 @@ class Market:
         return taken
 
     def put_back(self, creditors: Iterable[Creditor], reading: Reading) -> None:
-        """Offer creditors again that were taken, unless they lend no more."""
         for creditor in creditors:
             if creditor.can_lend:
                 heapq.heappush(self._heap(creditor, reading), (*creditor.rank, creditor))

@@ -67,7 +67,6 @@ class ThroughputInputs:
 
     @property
     def needs_memory(self) -> bool:
-        """Whether requests wait for memory, or will be preempted for lack of it."""
         return self.waiting > 0 or self.spare_bytes < 0
 
     @property
@@ -185,7 +184,6 @@ class PerformanceModel:
     def _borrowing(
         self, load: ThroughputInputs, tokens: Numbers, size_bytes: Numbers, reading: Reading
     ) -> tuple[Numbers, npt.NDArray[np.bool_]]:
-        """Return :meth:`debtor` and :meth:`covers` together, since planning needs both."""
         batch = self.batch_with(load, size_bytes)
         is_asked = reading == "asked"
         away = load.away_tokens + (0 if is_asked else tokens)

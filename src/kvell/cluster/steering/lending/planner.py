@@ -111,7 +111,6 @@ class LoanPlanner:
 
     @property
     def parties(self) -> set[str]:
-        """Instances of moves that heartbeats do not show yet."""
         return {name for loan in self._reserved for name in (loan.move.source, loan.move.target)}
 
     def plan(self, instances: Sequence[LoanParty], busy: Collection[str] = ()) -> list[SectionMove]:
@@ -157,7 +156,6 @@ class LoanPlanner:
         return moves
 
     def _is_new(self, loads: Mapping[str, LoadStats]) -> bool:
-        """Return whether all have sent heartbeats since the last round, which begins a new one."""
         if any(self._loads.get(name) is load for name, load in loads.items()):
             return False
         self._loads = dict(loads)

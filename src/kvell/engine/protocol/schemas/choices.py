@@ -29,7 +29,6 @@ def are_apart(branches: Sequence[object], document: Document) -> bool:
 
 
 def _by_values(group: Sequence[object], document: Document) -> bool:
-    """Return whether all schemas list their values, and no value is in two lists."""
     seen_keys: set[Hashable] = set()
     for schema in group:
         keys = _value_keys(schema, document)
@@ -40,7 +39,6 @@ def _by_values(group: Sequence[object], document: Document) -> bool:
 
 
 def _by_property(group: Sequence[Schema], document: Document) -> bool:
-    """Return whether all schemas require a property whose values differ in each."""
     needed = [_needed(schema, document) for schema in group]
     for name in needed[0]:
         document.operations.count(len(needed))

@@ -196,7 +196,6 @@ class _Reader:
         return match[1]
 
     def _escape(self) -> str:
-        """Read what follows a backslash outside classes."""
         following = self._pattern[self.at : self.at + 1]
         if following in ("A", "z", "Z"):
             self.at += 1
@@ -310,7 +309,6 @@ def _class_of(inside: _Characters, *, is_negated: bool) -> str:
 
 
 def _text_ranges(ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield ranges whose ends are no surrogates."""
     for first, last in ranges:
         begin = 0xE000 if 0xD800 <= first < 0xE000 else first
         end = 0xD7FF if 0xD800 <= last < 0xE000 else last

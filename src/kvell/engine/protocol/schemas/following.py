@@ -224,7 +224,6 @@ class _Rewriting:
         return are_apart(branches, self._document)
 
     def _close(self, out: Schema, facts: ObjectFacts, rest: _Rest) -> None:
-        """Set ``additionalProperties``, after the properties that all parts name."""
         if facts.is_settled or not facts.is_named:
             return
         self._count(len(facts.names) + len(facts.patterns) + rest.parts)
@@ -235,7 +234,6 @@ class _Rewriting:
         out["additionalProperties"] = rest.schema
 
     def _note(self, path: str, keywords: Sequence[str]) -> None:
-        """Note keywords that are not enforced."""
         self.unfollowed += [UnenforcedKeyword(_below(path, key), key) for key in keywords]
 
     def _count(self, parts: int) -> None:

@@ -53,7 +53,6 @@ class Parts:
         return self._plain[key]
 
     def choices(self, source: Schema) -> list[str]:
-        """Return the keywords of a schema that are choices between schemas."""
         return [key for key in CHOICES if isinstance(source.get(key), list)]
 
     def certain(self, schema: Schema) -> ObjectFacts:

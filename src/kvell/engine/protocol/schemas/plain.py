@@ -147,7 +147,6 @@ def _property_names(out: Schema, names: object, document: Document, tell: Tell) 
 
 
 def _unique_items(out: Schema, items: object, tell: Tell) -> None:
-    """Limit an array to the number of distinct items: the grammar cannot detect duplicates."""
     if isinstance(items, Mapping):
         values = items.get("enum", [items["const"]] if "const" in items else None)
         num_distinct = 2 if items.get("type") == "boolean" else None

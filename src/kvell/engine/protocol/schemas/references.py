@@ -49,7 +49,6 @@ class Document:
         raise ValueError(f"$ref {str(reference)[:100]!r} has no target in the schema")
 
     def resolve(self, schema: object) -> object:
-        """Return a schema after following its references."""
         for _ in range(MOST_REFERENCES):
             if not isinstance(schema, dict) or "$ref" not in schema:
                 break
@@ -117,7 +116,6 @@ def _below(start: object, path: str) -> object | None:
 
 
 def _names(root: object) -> Iterator[tuple[str, object]]:
-    """Yield the names that parts of a document define for themselves."""
     level = [root]
     while level:
         for part in level:

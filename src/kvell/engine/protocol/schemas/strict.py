@@ -31,7 +31,6 @@ class StrictViolation:
     problem: str
 
     def error(self) -> ChangeSomething:
-        """Return the error for the client."""
         return ChangeSomething(self.field, "…", self.problem, "leave it out, or strict")
 
 

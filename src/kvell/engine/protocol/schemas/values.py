@@ -13,7 +13,6 @@ class ValueKeys:
         self._lists: dict[int, tuple[Sequence[object], tuple[Hashable, ...]]] = {}
 
     def each(self, values: Sequence[object]) -> tuple[Hashable, ...]:
-        """Return the key of each value of a list, which must not change."""
         self._operations.count(len(values))
         cached = self._lists.get(id(values))
         if cached is None:  # the list is kept alive, so that no other has its id

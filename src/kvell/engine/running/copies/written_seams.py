@@ -37,11 +37,9 @@ class WrittenSeams:
             self._tell(written - 1)
 
     def before_attend(self, layer: int, query: torch.Tensor) -> None:
-        """Call the other callbacks."""
         if self._beside is not None:
             self._beside.before_attend(layer, query)
 
     def after_attend(self, layer: int, output: torch.Tensor) -> None:
-        """Call the other callbacks."""
         if self._beside is not None:
             self._beside.after_attend(layer, output)

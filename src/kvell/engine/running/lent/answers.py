@@ -44,12 +44,10 @@ class SectionAnswers:
                 raise RuntimeError(problem)
 
     def answer(self, debtor: str, query: bytes) -> bytes:
-        """Return the answer to a debtor's query (:class:`.LentAttention`)."""
         service = self._services.get(model_of(query)) or next(iter(self._services.values()), None)
         return b"" if service is None else service.answer(self._number(debtor), query)
 
     def close(self) -> None:
-        """Stop answering (:class:`.LentAttention`)."""
         self._services = {}
 
     def _number(self, debtor: str) -> int:

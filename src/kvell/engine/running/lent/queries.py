@@ -46,19 +46,16 @@ class Queries:
                 remote.meet({_name(*key): _creditor(line) for key, line in lines.items()})
 
     def expect(self, model: int, work: Sequence[TokenWork]) -> None:
-        """Set the queries of a model's next pass, which computes this work."""
         numbers = {item.handle: index for index, item in enumerate(work)}
         queried = [pages for pages in self._queried if pages.handle in numbers]
         if queried:
             self.remote[model].expect(_runs(queried, numbers), PATIENCE_SECONDS)
 
     def note(self, model: int, work: Sequence[TokenWork]) -> None:
-        """Record which rows of the pass are invalid because answers are missing."""
         if self._queried:
             self._lacking |= {work[index].handle for index in self.remote[model].lacking}
 
     def lacking(self) -> set[int]:
-        """Return the handles with invalid rows in any pass of the step."""
         return self._lacking
 
 

@@ -32,7 +32,6 @@ def record(
 
 
 def _num_seats(limits: Limits) -> int:
-    """Return the seats on a device: a request that has ended keeps its own for a step."""
     return 2 * limits.max_num_seqs
 
 

@@ -27,7 +27,6 @@ class DeviceSeats:
         self._taken: dict[int, int] = {}
 
     def release(self, handles: Iterable[int]) -> None:
-        """Free the seats of handles that no further step names."""
         for handle in handles:
             seat = self._taken.pop(handle, None)
             if seat is not None:

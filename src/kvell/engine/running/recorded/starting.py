@@ -33,7 +33,6 @@ class Flight:
 
     @property
     def is_done(self) -> bool:
-        """Whether its result is known here."""
         return self._finish is None
 
     def settle(self) -> None:
@@ -64,7 +63,6 @@ class StartingModelRunner(ModelRunner):
 
     @cached_property
     def _seats(self) -> dict[str, DeviceSeats]:
-        """The seats of each model whose steps are recorded."""
         return {
             name: DeviceSeats(model.captured.num_seats)
             for name, (model, _) in self._models.items()
@@ -88,12 +86,10 @@ class StartingModelRunner(ModelRunner):
         return flight.result
 
     def settle(self) -> None:
-        """Wait until no step runs, whatever comes of it."""
         if self._flight is not None:
             self._flight.settle()
 
     def device_steps(self) -> dict[str, int]:
-        """Return the numbers of ``recorded`` steps, and of others by reason."""
         passes = [model.captured for model, _ in self._models.values()]
         counts = sum((each.counts for each in passes if each is not None), Counter[str]())
         return dict(counts)

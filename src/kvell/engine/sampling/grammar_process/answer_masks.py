@@ -115,7 +115,6 @@ class _Answer:
         self.request_id = RequestId(str(self.number))
 
     def end(self, allowed: Allowed | None, *, binds: bool = True) -> None:
-        """Set the mask."""
         self.is_ready = True
         self.allowed = allowed
         self.binds = binds
@@ -138,7 +137,6 @@ class _Answer:
         self.drafted = None
 
     def has_time(self, seconds: float) -> bool:
-        """Return whether an answer of its length may have taken a processor time for masks."""
         return seconds <= ANSWER_SECONDS + TOKEN_SECONDS * self.length
 
     def leave(self) -> None:
@@ -166,12 +164,10 @@ class _Lane:
         self.gone: list[int] = []
 
     def add(self, answer: _Answer) -> None:
-        """Let an answer wait for its mask."""
         self.line.add(answer)
         self.awaited.add(answer.number)
 
     def drop(self, answer: _Answer) -> None:
-        """Note that an answer waits no longer."""
         self.line.discard(answer)
         self.awaited.discard(answer.number)
 
@@ -220,13 +216,11 @@ class AnswerMasks:
             self.forget(self._answers.keys() - followed)
 
     def ask(self, requests: Iterable[MaskedRequest]) -> None:
-        """Begin to compute the masks that these requests need next."""
         with self._changed:
             for request in requests:
                 self._follow(request)
 
     def forget(self, request_ids: Iterable[RequestId]) -> None:
-        """Forget requests, if they are known."""
         with self._changed:
             for request_id in request_ids:
                 if (answer := self._answers.pop(request_id, None)) is not None:
@@ -262,7 +256,6 @@ class AnswerMasks:
         return {name: answer.allowed for name, answer in answers.items() if answer.binds}
 
     def are_ready(self, request_ids: Iterable[RequestId]) -> bool:
-        """Return whether all these masks are ready."""
         with self._changed:
             return all(self._answers[name].is_ready for name in request_ids)
 
@@ -437,18 +430,15 @@ class AnswerMasks:
                 self._move(answer)
 
     def _move(self, answer: _Answer) -> None:
-        """Continue an answer in a slow lane."""
         answer.leave()
         answer.lane = self._least_busy()
         if not answer.is_ready:
             self._enqueue(answer)
 
     def _least_busy(self) -> _Lane:
-        """Return the slow lane with the fewest answers."""
         lanes = [answer.lane for answer in self._answers.values()]
         return min(self._slow, key=lanes.count)
 
     def _strikes_of(self, tenant: str) -> float:
-        """Return the number of a tenant's slow grammars, of which some are forgotten by now."""
         strikes, then = self._strikes.get(tenant, (0.0, 0.0))
         return max(0.0, strikes - (monotonic() - then) / STRIKE_SECONDS)

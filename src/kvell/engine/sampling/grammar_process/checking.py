@@ -125,7 +125,6 @@ class GrammarChecks:
             return attempt.verdict
 
     def remember(self, constraint: StructuredOutputs, verdict: Verdict) -> None:
-        """Note a verdict that was found outside of a check."""
         with self._lock:
             self._remember(_key(constraint), verdict)
 
@@ -198,7 +197,6 @@ class GrammarChecks:
         return Verdict(text, is_too_complex, seconds=reply.seconds)
 
     def _tell(self, keywords: Iterable[str]) -> None:
-        """Log once for each keyword that grammars do not enforce it."""
         for keyword in keywords:
             if keyword not in self._told:
                 self._told.add(keyword)

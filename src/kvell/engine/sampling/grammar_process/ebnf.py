@@ -24,7 +24,6 @@ what the grammar says; the lexemes of a recursive grammar are as long as they ca
 
 
 def is_ebnf(grammar: str) -> bool:
-    """Return whether a grammar begins with a rule of EBNF, like ``root ::= "a"``."""
     return RULE.match(grammar) is not None
 
 
@@ -89,7 +88,6 @@ def _characters(inner: str) -> str:
 
 
 def _escaped(character: str) -> str:
-    """Return a character as a class of characters needs it."""
     is_plain = character.isalnum() or character > "\x7f" or character in " _"
     return character if is_plain else f"\\x{ord(character):02x}"
 

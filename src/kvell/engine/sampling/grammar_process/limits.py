@@ -54,7 +54,6 @@ def bounded_seconds(seconds: float) -> Iterator[None]:
 
 
 def _sizes_bytes() -> tuple[int, int]:
-    """Return the private writable memory: mapped, and present."""
     try:
         pages = [int(number) for number in Path("/proc/self/statm").read_text().split()]
     except OSError:

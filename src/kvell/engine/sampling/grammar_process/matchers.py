@@ -67,7 +67,6 @@ class Matchers:
         return DraftMasks(masks, is_lost=is_lost)
 
     def forget(self, numbers: Iterable[int]) -> None:
-        """Drop answers."""
         for number in numbers:
             self._places.pop(number, None)
 

@@ -221,11 +221,9 @@ class Line:
             raise LineEnded(str(error)) from error
 
     def take_descriptor(self) -> int:
-        """Return the descriptor that was sent with the last message."""
         return self._descriptors.pop()
 
     def close(self) -> None:
-        """Close the socket."""
         self._socket.close()
 
     def _read(self) -> None:

@@ -96,7 +96,6 @@ class GrammarProcesses:
         return code
 
     def close(self) -> None:
-        """End the template and all workers."""
         with self._lock:
             self._is_closed = True
             self._drop_template()

@@ -94,7 +94,6 @@ class Template:
 
 
 def main() -> None:
-    """Serve the socket that the command line names."""
     descriptor, parent = map(int, sys.argv[1:])
     end_with_parent(parent)
     Template(Line(socket.socket(fileno=descriptor))).serve()

@@ -67,7 +67,6 @@ def own_value(name: str, value: object, flag: Flag) -> object:
 
 
 def _setting(name: str, flags: Mapping[str, tuple[str, Flag]]) -> tuple[str | None, bool]:
-    """Return the setting of a flag, and whether the flag turns it on."""
     for setting, flag in flags.values():
         if flag.name == name or (flag.kind == "switch" and flag.opposite == name):
             return setting, flag.name == name

@@ -58,7 +58,6 @@ def connect(address: str) -> None:
 
 
 def disconnect() -> None:
-    """End the connection, and all that belongs to it."""
     ray.shutdown()
 
 

@@ -57,6 +57,5 @@ class LauncherActor:
 
 
 def launcher_kind() -> Any:
-    """Return the class of actors that launch instances, for Ray to make one of."""
     groups = {"questions": QUESTIONS}
     return ray.remote(concurrency_groups=groups, max_concurrency=STARTS)(LauncherActor)

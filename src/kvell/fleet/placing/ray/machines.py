@@ -23,6 +23,5 @@ def machines() -> list[Machine]:
 
 
 def processors_here() -> float:
-    """Return the CPUs that Ray has for the machine of this process."""
     here = ray.get_runtime_context().get_node_id()
     return next((machine.processors for machine in machines() if machine.node_id == here), 1.0)

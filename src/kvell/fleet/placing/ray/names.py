@@ -8,7 +8,6 @@ DRAWN_BYTES = 6
 
 
 def drawn_group(cluster: str) -> str:
-    """Return a new name of a placement group of a cluster."""
     return f"{group_beginning(cluster)}{secrets.token_hex(DRAWN_BYTES)}"
 
 
@@ -46,5 +45,4 @@ class LauncherName:
 
 
 def manager_name(cluster: str, manager: str) -> str:
-    """Return the name of a cluster's manager among the actors."""
     return f"{cluster}/{manager}"

@@ -58,13 +58,11 @@ class RayNode:
 
     @property
     def folder(self) -> Path:
-        """Folder of the node's files, from its start on."""
         assert self._folder is not None
         return self._folder
 
     @property
     def address(self) -> str:
-        """``host:port`` of the cluster."""
         if self._settings.joins:
             return self._settings.joins
         return (self.folder / ADDRESS_FILE).read_text().strip()

@@ -93,11 +93,9 @@ class RayPlacement:
         return None if ended is None else IncarnationEnd(*ended)
 
     async def stop(self, instance_id: str, incarnation: int) -> None:
-        """End an incarnation, if it still runs or is being started."""
         await self._asked(instance_id, "stop", incarnation)
 
     async def close(self) -> None:
-        """Remove all launchers and reservations of the cluster."""
         if self._leaving:
             await asyncio.wait(self._leaving)
         await call(self._reservations.remove_all)

@@ -29,7 +29,6 @@ _DECODER = msgspec.msgpack.Decoder(Record)
 
 
 def encode_record(record: Mapping[str, Bundle]) -> bytes:
-    """Encode a record for Ray's key-value store."""
     return msgspec.msgpack.encode(record)
 
 
@@ -100,5 +99,4 @@ def sorted_out(
 
 
 def bundle_of(launcher: LauncherName) -> Bundle:
-    """Return the bundle that a launcher runs in."""
     return Bundle(launcher.group, launcher.index)

@@ -53,34 +53,27 @@ class Reservations:
         self._key = f"reservations/{cluster}"
 
     def read_remains(self) -> Remains:
-        """Read what an earlier manager has left."""
         record = decode_record(_internal_kv_get(self._key, namespace=NAMESPACE))
         return sorted_out(record, self._groups(), self._launchers())
 
     def save_record(self, record: Mapping[str, Bundle]) -> None:
-        """Write down which instance has which bundle."""
         _internal_kv_put(self._key, encode_record(record), namespace=NAMESPACE)
 
     def delete_record(self) -> None:
-        """Delete the record of a cluster that is over."""
         _internal_kv_del(self._key, namespace=NAMESPACE)
 
     def drawn_name(self) -> str:
-        """Return the name of a group that is still to be made."""
         return drawn_group(self._cluster)
 
     def make(self, name: str, bundles: int) -> None:
-        """Ask Ray for a group, which may have to wait for room."""
         reserved = [reserved_by_instance(machines()) for _ in range(bundles)]
         placement_group(reserved, "SPREAD", name, "detached")
 
     def remove_group(self, name: str) -> None:
-        """Remove a group, if Ray has it."""
         with contextlib.suppress(ValueError):
             remove_placement_group(get_placement_group(name))
 
     def remove_all(self) -> None:
-        """Kill all launchers of the cluster, and remove its groups and its record."""
         for launcher in self._launchers():
             self.kill(launcher)
         for group in self._groups():
@@ -143,11 +136,9 @@ class Reservations:
         return None
 
     def end_launcher(self, instance_id: str, bundle: Bundle) -> None:
-        """Kill the launcher of an instance that has left, if Ray has it."""
         self.kill(self._launcher(instance_id, bundle))
 
     def kill(self, launcher: LauncherName) -> None:
-        """Kill a launcher, if Ray has it."""
         with contextlib.suppress(ValueError):
             ray.kill(ray.get_actor(str(launcher), NAMESPACE), no_restart=True)
 
@@ -173,7 +164,6 @@ class Reservations:
 
 
 def _needs(reserved: Mapping[str, float]) -> dict[str, object]:
-    """Return what an actor takes of its bundle: all, as Ray's options."""
     others = {name: units for name, units in reserved.items() if name != PROCESSOR}
     return {"num_cpus": reserved.get(PROCESSOR, 0.0), "resources": others}
 

@@ -35,7 +35,6 @@ class Machine:
 
     @property
     def fitting(self) -> int:
-        """Number of instances that may still be placed there."""
         if not self.is_alive:
             return 0
         return SHARED_UNITS if self.is_shared else int(self.free_processors)
@@ -76,7 +75,6 @@ def no_room(machines: Iterable[Machine], instance_ids: Sequence[str]) -> ChangeS
 
 
 def sharing(machines: Iterable[Machine], instances: int) -> int:
-    """Return how many instances a machine may get when all are spread over the machines."""
     taking = sum(1 for node in machines if node.is_alive and (node.processors or node.is_shared))
     return math.ceil(instances / max(1, taking))
 

@@ -41,7 +41,6 @@ class PageServer:
         return len(self._peers)
 
     def serve(self, instance: str, channel: BlockingSocket) -> None:
-        """Answer a peer until it hangs up, and end its earlier connection."""
         self._peers.answer_peer(instance, channel)
 
     def close(self) -> None:

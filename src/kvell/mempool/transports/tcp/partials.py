@@ -45,11 +45,9 @@ class PartialsServer:
         self._peers = ServedPeers(self._answer, "kvell-partials")
 
     def answer_peer(self, instance: str, channel: BlockingSocket) -> None:
-        """Answer a peer until it hangs up, and end its earlier connection."""
         self._peers.answer_peer(instance, channel)
 
     def close(self) -> None:
-        """Close all connections, and wait until no answer is computed any more."""
         self._peers.close()
 
     def _answer(self, instance: str, channel: BlockingSocket) -> None:
@@ -79,7 +77,6 @@ class PartialsLine:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the line is closed, because the creditor is lost."""
         return self._is_closed
 
     def post(self, query: bytes) -> bool:
@@ -177,7 +174,6 @@ class PartialsLine:
                 self._came += line.receive()
 
     def _let_go(self) -> None:
-        """Forget the connection, and all queries and answers on it."""
         with self._lock:
             line, self._line = self._line, None
         if line is not None:

@@ -59,7 +59,6 @@ Reply = PieceHead | ReadEnded
 
 
 def pack(extents: Iterable[Extent]) -> bytes:
-    """Return the encoded extents."""
     return np.asarray(list(extents), "<i8").tobytes()
 
 

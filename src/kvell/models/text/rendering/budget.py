@@ -72,7 +72,6 @@ class RenderBudget:
         self._is_nested = False  # whether a value that the template made may contain one twice
 
     def step(self, units: int = 1) -> bool:
-        """Take the units of a step of a loop, or of a macro."""
         self.left -= units
         if self.left < 0:
             raise WorkExceededError
@@ -101,7 +100,6 @@ class RenderBudget:
         return value if type(value) is dict else self.take_read(value)
 
     def take_conversion(self, value: object) -> None:
-        """Take the units of an operation that makes text of a value, whose result is counted."""
         if self._is_nested:
             self.charge(self.weigh(value))
 
@@ -148,11 +146,9 @@ class RenderBudget:
         return self.count_made(value)
 
     def texts(self, values: tuple[object, ...]) -> tuple[object, ...]:
-        """Take the units of values that become one text."""
         return tuple(map(self.show, values))
 
     def take_key(self, value: Value) -> Value:
-        """Take the units of a value that is hashed."""
         if type(value) is tuple:
             self.charge(self.weigh(value))
         return value
@@ -178,12 +174,10 @@ class RenderBudget:
         return total
 
     def show_sum(self, *terms: Datum) -> object:
-        """Return the sum of values, which becomes text."""
         total = self.add(*terms)
         return total if type(total) is str else self.show(total)
 
     def subtract(self, left: Datum, right: Datum) -> Datum:
-        """Return a difference."""
         if type(left) is int and type(right) is int:
             return left - right
         return self.operate("-", left, right)
@@ -217,14 +211,12 @@ class RenderBudget:
         self.require_chars(len(pattern) + pattern.count("%") * largest)
 
     def require_widths(self, pattern: str, *widths: int) -> None:
-        """Check the numbers in a format, which may be widths."""
         numbers = (*map(_short_number, WIDTHS.findall(pattern)), *map(abs, widths))
         if max(numbers, default=0) > MOST_WIDTH:
             raise WorkExceededError
         self.charge(len(numbers) * MOST_WIDTH >> READ_SHIFT)
 
     def require_chars(self, chars: int) -> None:
-        """Check that as many characters may be made, and take their units."""
         if chars > MOST_CHARS:
             raise WorkExceededError
         self.charge(chars >> MADE_SHIFT)
@@ -239,7 +231,6 @@ class RenderBudget:
             yield self.nest(value) if is_new else value
 
     def chars(self, value: object) -> int:
-        """Return about the most characters of a value as text."""
         if isinstance(value, TEXTS):
             return len(value)
         return (1 + self.weigh(value)) << MADE_SHIFT
@@ -285,7 +276,6 @@ class RenderBudget:
             self._weights[id(value)] = (value, weight)
 
     def _require_product(self, left: Datum, right: Datum) -> None:
-        """Check the product of numbers, or of a sequence and a number, before it is made."""
         for value, times in ((left, right), (right, left)):
             if isinstance(times, int) and isinstance(value, (*TEXTS, list, tuple)):
                 if times > 0:

@@ -163,7 +163,6 @@ def check_filter(
 
 
 def _sized(context: Datum, value: Datum, args: Arguments, kwargs: Keywords) -> Datum:
-    """Bound the widths and numbers of a filter."""
     for width in (*args, *kwargs.values()):
         size = (
             abs(width) if isinstance(width, int) else len(width) if isinstance(width, TEXTS) else 0
@@ -199,7 +198,6 @@ def _formatted(context: Datum, value: Datum, args: Arguments, kwargs: Keywords) 
 
 
 def _summed(context: Datum, value: Datum, args: Arguments, kwargs: Keywords) -> Datum:
-    """Bound a sum of lists, each of which is copied for every later one."""
     items = _as_list(context.budget, value)
     if any(isinstance(start, list | tuple) for start in (*args, *kwargs.values())):
         total = sum(len(item) for item in items if isinstance(item, list | tuple))

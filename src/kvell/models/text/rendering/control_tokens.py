@@ -57,7 +57,6 @@ class TokenFinder:
         return MARK.join([*pieces, last])
 
     def mark_mapping(self, values: Mapping[str, object]) -> dict[str, object]:
-        """Return a JSON object with its texts marked, names too."""
         return {self.mark(name): self._mark_value(value) for name, value in values.items()}
 
     def _mark_value(self, value: object) -> object:

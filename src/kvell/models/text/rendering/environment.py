@@ -193,8 +193,6 @@ def _budgeted(name: str, function: Callable[..., Datum]) -> Callable[..., Datum]
 
 
 def _reading(test: Callable[..., Datum]) -> Callable[..., Datum]:
-    """Return a test that takes units for what it reads."""
-
     @pass_context
     def reading(context: BudgetedContext, *operands: Datum) -> Datum:
         for operand in operands:

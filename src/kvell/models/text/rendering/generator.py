@@ -86,7 +86,6 @@ class CountingGenerator(CodeGenerator):
         super()._output_child_post(node, frame, self._shown(node, finalize))
 
     def _shown(self, node: nodes.Expr, finalize: Datum) -> Datum:
-        """Return the code around an output: nothing if its characters are counted elsewhere."""
         if isinstance(node, nodes.Add):
             self._shown_sums.add(id(node))
         elif not isinstance(node, nodes.Const):
@@ -189,7 +188,6 @@ class CountingGenerator(CodeGenerator):
             super().visit_Dict(node, frame)
 
     def _call(self, name: str, arguments: Sequence[nodes.Node], frame: Frame) -> None:
-        """Write a call of a method of the budget."""
         self.write(f"{BUDGET}.{name}(")
         for argument in arguments:
             self.visit(argument, frame)
@@ -205,7 +203,6 @@ class CountingGenerator(CodeGenerator):
 
     @contextmanager
     def _nesting(self, node: nodes.Tuple | nodes.List | nodes.Dict) -> Iterator[None]:
-        """Write a call around a new container, unless it has constants only."""
         is_stored = isinstance(node, nodes.Tuple) and node.ctx != "load"
         if is_stored or _is_constant(node):
             yield
@@ -222,7 +219,6 @@ def _constant_chars(node: nodes.Expr) -> int:
 
 
 def _is_cheap(operator: str, left: nodes.Expr, right: nodes.Expr) -> bool:
-    """Return whether one side bounds the work of a comparison."""
     if operator in SEARCHES:
         return _is_constant(right)
     return isinstance(left, nodes.Const) or isinstance(right, nodes.Const)
@@ -240,7 +236,6 @@ def _is_constant(node: nodes.Expr) -> bool:
 
 
 def _units(body: Sequence[nodes.Node]) -> int:
-    """Return the units of the operations in a body, except in loops and macros inside of it."""
     units = 0
     pending = list(body)
     while pending:

@@ -114,7 +114,6 @@ class Header:
         return self._read(self._opening + self._held[: match.start()]), self._held[match.end() :]
 
     def finish(self) -> list[AnswerDelta]:
-        """Return the header without a message as content."""
         return [Content(self._opening + self._held)]
 
     def _read(self, header: str) -> list[AnswerDelta]:
@@ -136,12 +135,10 @@ class ArgumentsUntil(TextUntil):
         super().__init__(markers, self._arguments, drops_lead=True)
 
     def push(self, text: str) -> Step:
-        """Return the next piece of the arguments."""
         deltas, rest = super().push(text)
         return (deltas, None) if rest is None else ([*deltas, *self._nothing()], rest)
 
     def finish(self) -> list[AnswerDelta]:
-        """Return the text that was held back, or an empty object if there was no text."""
         return [*super().finish(), *self._nothing()]
 
     def _arguments(self, text: str) -> AnswerDelta:

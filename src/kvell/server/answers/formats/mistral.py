@@ -75,5 +75,4 @@ class FunctionName:
         return [Content("".join(self._opening))], self._held
 
     def finish(self) -> list[AnswerDelta]:
-        """Return the text that was held back as content."""
         return [Content("".join(self._opening) + self._held)]

@@ -86,7 +86,6 @@ class PythonCall:
         return self._whole(), text[end:]
 
     def finish(self) -> list[AnswerDelta]:
-        """Return the text that was held back as content."""
         return [Content("".join(self._held) + (self._head or ""))]
 
     def _whole(self) -> list[AnswerDelta]:

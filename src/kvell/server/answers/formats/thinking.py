@@ -36,15 +36,12 @@ class ThinkingTags:
     opened: bool = False
 
     def opened_by(self, prompt: str) -> bool:
-        """Return whether a prompt, or its end, opens the reasoning of its answer."""
         return prompt.rstrip().endswith(self.start)
 
     def closed_by(self, prompt: str) -> bool:
-        """Return whether a prompt has already closed the reasoning."""
         return prompt.rstrip().endswith(self.end)
 
     def last_tag(self, message: str) -> str:
-        """Return the tag that a message's continuation is behind: the end behind other text."""
         start, end = message.rfind(self.start), message.rfind(self.end)
         if start > end:
             return self.start
@@ -139,7 +136,6 @@ class CallTrial:
         return [self._thought()], text[at + len(self._end) :]
 
     def finish(self) -> list[AnswerDelta]:
-        """Return the parts of the calls, or reasoning if there are none."""
         self._take(self._tail)
         self._deltas += self._mode.finish()
         return self._deltas if self._is_call() else [self._thought()]

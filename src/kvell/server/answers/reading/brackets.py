@@ -48,12 +48,10 @@ class BracketSpan:
 
     @property
     def depth(self) -> int:
-        """The number of open brackets."""
         return len(self._owed)
 
     @property
     def ended(self) -> bool:
-        """Whether the scan is complete."""
         return self.closed or self.broken
 
     def scan(self, text: str, down_to: int = 0) -> int:

@@ -60,7 +60,6 @@ class CallObject:
         return self._whole("".join(self._held)), text[end:]
 
     def finish(self) -> list[AnswerDelta]:
-        """Return the text that was held back as content."""
         held = "".join(self._held)
         if self.begun:
             return [Content(held)] if held.strip(SPACE) else []
@@ -130,13 +129,11 @@ class ArgumentsObject:
         return self.finish() if self._span.broken else [], rest
 
     def finish(self) -> list[AnswerDelta]:
-        """Return the text that was held back as content."""
         lead = "" if self.begun else "".join(self._lead)
         return [Content(lead)] if lead else []
 
 
 def is_name(text: object) -> bool:
-    """Return whether a value can be a function's name."""
     return isinstance(text, str) and 0 < len(text) <= MOST_NAME_CHARS and text.isprintable()
 
 
@@ -156,7 +153,6 @@ def _read_call(text: str) -> tuple[str, str] | None:
 
 
 def _ends_object(tail: str) -> bool:
-    """Return whether the text completes an object after a member: more members and a brace."""
     if tail.lstrip(SPACE) == "}":
         return True
     try:

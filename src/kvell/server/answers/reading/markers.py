@@ -51,7 +51,6 @@ class TextUntil:
         return shown, text[match.start() if self.marker in self._left else match.end() :]
 
     def finish(self) -> list[AnswerDelta]:
-        """Return the whitespace or the beginning of a marker that was held back."""
         if self._drops_blank and not self._held:
             return []
         text = "".join(self._lead()) + self._held
@@ -113,14 +112,12 @@ class Expect:
         return [], "".join(self._space) + body
 
     def finish(self) -> list[AnswerDelta]:
-        """Return the text that could have become a marker."""
         text = self.before + "".join(self._space) + self._held
         shown = text and (self.before or self._held or self._keeps_blank)
         return [self._make(text)] if shown else []
 
 
 def possible_start(text: str, markers: tuple[str, ...]) -> int:
-    """Return the first position at which a marker may begin that the text does not complete."""
     longest = max(len(marker) for marker in markers) - 1
     for start in range(max(0, len(text) - longest), len(text)):
         if any(marker.startswith(text[start:]) for marker in markers):

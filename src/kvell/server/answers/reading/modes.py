@@ -67,7 +67,6 @@ class Chain(ABC):
 
 
 def _has_to_say(mode: Mode) -> bool:
-    """Return whether a mode yields deltas without more text."""
     return isinstance(mode, Say) or (isinstance(mode, Chain) and _has_to_say(mode.current))
 
 
@@ -78,14 +77,12 @@ class ModeParser:
         self._mode = mode
 
     def push(self, text: str) -> list[AnswerDelta]:
-        """Return the parts that are certain after this text."""
         deltas: list[AnswerDelta] = []
         for start in range(0, len(text), MOST_CHARS_AT_ONCE):
             deltas += self._mode.push(text[start : start + MOST_CHARS_AT_ONCE])[0]
         return deltas
 
     def finish(self) -> list[AnswerDelta]:
-        """Return the parts that are still held back."""
         return self._mode.finish()
 
 
@@ -100,7 +97,6 @@ class Say:
         return self._deltas, text
 
     def finish(self) -> list[AnswerDelta]:
-        """Return the deltas."""
         return self._deltas
 
 
@@ -113,7 +109,6 @@ class Blank:
         return [], body or None
 
     def finish(self) -> list[AnswerDelta]:
-        """Return no parts."""
         return []
 
 
@@ -138,5 +133,4 @@ class PlainText:
         return [Content(text)], None
 
     def finish(self) -> list[AnswerDelta]:
-        """Return no parts."""
         return []

@@ -54,7 +54,6 @@ class ParameterTypes:
         self._types: dict[str, Mapping[str, frozenset[str]]] = {}
 
     def of(self, function: str) -> Mapping[str, frozenset[str]]:
-        """Return the JSON types of each parameter of a function."""
         if function not in self._types:
             self._types[function] = parameter_types(self._tools, function)
         return self._types[function]

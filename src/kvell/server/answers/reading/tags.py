@@ -40,7 +40,6 @@ class HeadUntil:
         return [Content(self._opening)] if self._opening else [], self._held
 
     def finish(self) -> list[AnswerDelta]:
-        """Return the text that was held back as content."""
         return [Content(self._opening + self._held)]
 
 
@@ -67,7 +66,6 @@ class TagName:
         return [], None
 
     def finish(self) -> list[AnswerDelta]:
-        """Return the text that was held back as content."""
         return [Content(self._opening + self._held)]
 
 
@@ -109,7 +107,6 @@ class Value:
         return deltas, None if match is None else text[match.end() :]
 
     def finish(self) -> list[AnswerDelta]:
-        """Return the text that was held back, without a closing quote."""
         held = self._held if self._started else ""
         if self._types == TEXT:
             return self._piece(held, last=False)

@@ -47,7 +47,6 @@ def message_body(answer: ParsedAnswer, call_ids: Sequence[str]) -> Body:
 
 
 def opening_chunk(heading: Heading, index: int) -> Body:
-    """Return the first piece of an answer, which has the role."""
     opening = heading.choice(index, TextDelta(""), delta={"role": "assistant", "content": ""})
     return heading.body(CHUNK, [opening])
 
@@ -68,5 +67,4 @@ def part_body(part: AnswerDelta, call_ids: Sequence[str]) -> Body:
 
 
 def chat_chunk(heading: Heading, choice: Body, used: Usage | None = None) -> Body:
-    """Return one piece of a streamed chat completion, with the usage so far if requested."""
     return heading.body(CHUNK, [choice], **so_far(used))

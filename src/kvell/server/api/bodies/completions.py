@@ -38,7 +38,6 @@ class Heading:
         }
 
     def body(self, kind: str, choices: Sequence[Body] | Lazy, **more: Any) -> Body:
-        """Return a body with these choices."""
         head = {"id": self.answer_id, "object": kind, "created": self.created}
         return {**head, "model": self.model, "choices": choices, **more}
 
@@ -72,19 +71,16 @@ def completion_body(heading: Heading, choices: Sequence[Body] | Lazy, total: Usa
 
 
 def completion_chunk(heading: Heading, choice: Body, used: Usage | None = None) -> Body:
-    """Return one piece of a streamed text completion, with the usage so far if requested."""
     return heading.body("text_completion", [choice], **so_far(used))
 
 
 def usage_chunk(
     heading: Heading, kind: str, usage: Usage, reasoning_tokens: int | None = None
 ) -> Body:
-    """Return the last piece of a stream, which has the usage."""
     return heading.body(kind, [], usage=usage_body(usage, reasoning_tokens))
 
 
 def so_far(used: Usage | None) -> Body:
-    """Return ``usage`` for a piece of a stream, or nothing if it is not requested."""
     return {} if used is None else {"usage": usage_body(used)}
 
 

@@ -116,5 +116,4 @@ def _bounds(schema: Document) -> Iterator[str]:
 
 
 def _words(text: str) -> str:
-    """Return words of a docstring in HTML."""
     return _LITERAL.sub(r"<code>\1</code>", escape(" ".join(text.split())))

@@ -27,7 +27,6 @@ def cut_to(vector: NDArray[np.float32], size: int) -> NDArray[np.float32]:
 def embeddings_body(
     model: str, vectors: Iterable[NDArray[np.float32]], encoding: Encoding, usage: Usage
 ) -> Body:
-    """Return OpenAI's answer: the vectors in the order of the inputs."""
     data = (
         {"object": "embedding", "index": index, "embedding": _written(vector, encoding)}
         for index, vector in enumerate(vectors)

@@ -36,7 +36,6 @@ class LikelyTokens(Iterable[dict[str, object]]):
         self._logprobs.extend(logprobs)
 
     def append_tokens_of(self, other: "LikelyTokens") -> None:
-        """Append the tokens of another store."""
         self._model = self._model or other._model
         self.append(other._token_ids, other._logprobs)
 
@@ -47,7 +46,6 @@ class LikelyTokens(Iterable[dict[str, object]]):
         return part
 
     def to_list(self) -> Lazy | list[object]:
-        """Return the list for a body, which may be written several times."""
         return Lazy(self) if self._token_ids else []
 
 

@@ -34,7 +34,6 @@ class BlockWriter:
         self.blocks: list[Body] = []
 
     def part_events(self, parts: Sequence[AnswerDelta]) -> list[Body]:
-        """Return the events of the next parts."""
         return [event for part in parts for event in self._part(part)]
 
     def close(self) -> list[Body]:
@@ -61,7 +60,6 @@ class BlockWriter:
                 return [self._delta("input_json_delta", "partial_json", text)]
 
     def _enter(self, kind: str) -> list[Body]:
-        """Begin a block of text or of thinking, unless such a block is open."""
         if self._begun is not None and self._begun["type"] == kind:
             return []
         more = {"signature": ""} if kind == "thinking" else {"citations": None}
@@ -103,12 +101,10 @@ class BlockWriter:
 
 
 def tool_use_id(call_id: str) -> str:
-    """Return the id of a call with Anthropic's prefix."""
     return f"toolu_{call_id.removeprefix('call_')}"
 
 
 def signature_of(thinking: str) -> str:
-    """Return the signature of thinking: clients send it back, and the server does not check it."""
     return hashlib.sha256(thinking.encode(errors="replace")).hexdigest()
 
 

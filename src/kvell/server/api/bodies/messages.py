@@ -48,5 +48,4 @@ def message_usage(usage: Usage, thinking_tokens: int) -> Body:
 
 
 def error_event(error: ApiError) -> Body:
-    """Return the event of a failure."""
     return dict(error.anthropic_body())

@@ -74,7 +74,6 @@ class AnswerWriter:
         return [line, *(self._line(piece) for piece in others)]
 
     def last_lines(self, reason: str, usage: Usage, times: Times) -> list[Body]:
-        """Return the lines that end a stream."""
         calls = [self._line(piece) for piece in self.close_call()]
         return [*calls, {**self._line({}), **ending(reason, usage, times)}]
 
@@ -88,7 +87,6 @@ class AnswerWriter:
         return {**self._line(pieces), **probabilities, **ending(reason, usage, times)}
 
     def load_body(self) -> Body:
-        """Return the answer to a request without a prompt: the model is loaded."""
         return {**self._line({}), "done": True, "done_reason": "load"}
 
     def close_call(self) -> list[Body]:
@@ -137,5 +135,4 @@ def timestamp(unix_seconds: float) -> str:
 
 
 def nanoseconds(begin_seconds: float, end_seconds: float) -> int:
-    """Return the duration between two times of a monotonic clock."""
     return max(0, round((end_seconds - begin_seconds) * NANOSECONDS))

@@ -122,7 +122,6 @@ def _capabilities(served: ServerModel) -> list[str]:
 
 
 def _parameters(served: ServerModel) -> str:
-    """Return the recommended sampling as lines of a Modelfile."""
     recommended = find_recommended(served.text.sampling_defaults)
     lines = (
         f"{_OPTIONS[name]:<30} {value}" for name, value in recommended.items() if name in _OPTIONS

@@ -43,7 +43,6 @@ def json_pieces(value: object) -> Iterator[bytes]:
 
 
 def json_response(body: Mapping[str, object], status: int = 200) -> Response:
-    """Return the body as a response, written in pieces if it is long."""
     pieces = json_pieces(body)
     begin, rest = next(pieces), next(pieces, None)
     if rest is None:
@@ -121,7 +120,6 @@ def _text_parts(text: str) -> Iterator[bytes]:
 
 
 def _slices(slices: Iterable[Sequence[object]]) -> Iterator[bytes]:
-    """Yield a list of numbers, whose slices are given."""
     before = b"["
     for each in slices:
         yield before + msgspec.json.encode(each)[1:-1]

@@ -81,7 +81,6 @@ class OutputWriter:
                 return [self._delta(text)]
 
     def _enter(self, kind: str) -> list[Event]:
-        """Begin a message or reasoning, unless such an item is open."""
         if self._open is not None and self._open.kind == kind:
             return []
         return [*self._end("completed"), *self._begin(_OpenText(kind))]
@@ -121,11 +120,9 @@ class _OpenItem:
         self._likely = LikelyTokens()
 
     def begin(self) -> list[Event]:
-        """Return the events that begin the item."""
         return [self._item_event("added", "in_progress", is_begun=False)]
 
     def add(self, text: str, likely: LikelyTokens) -> Event:
-        """Return the event of the item's next text."""
         self._texts.append(text)
         self._likely.append_tokens_of(likely)
         return self._text_event("delta", {"delta": text}, likely)

@@ -10,7 +10,6 @@ from kvell.server.text.text_stream import Usage
 def scores_body(
     answer_id: str, created: int, model: str, scores: Sequence[float], usage: Usage
 ) -> Body:
-    """Return vLLM's answer of ``/score``."""
     data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)]
     head = {"id": answer_id, "object": "list", "created": created, "model": model}
     return {**head, "data": data, "usage": embeddings_usage(usage)}

@@ -56,7 +56,6 @@ class Access:
 
 
 def visit_of(request: Request) -> RequestContext:
-    """Return the visit that ``AccessGuard`` created for a request."""
     visit: RequestContext = request.state.visit
     return visit
 
@@ -132,7 +131,6 @@ class AccessGuard:
                 visit.trace.on_ended(ended, getattr(scope.get("route"), "path_format", ""))
 
     def _holder(self, scope: Scope) -> Holder | None:
-        """Return the holder of the sent key, also for open paths: the log names the tenant."""
         if self._access.keys.is_empty:
             return None
         headers = scope["headers"]
@@ -189,7 +187,6 @@ class _Answer:
 
 
 def _request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """Return the sent ``x-request-id``, or "" if it does not fit in a line of the log."""
     sent = header_of(headers, b"x-request-id").decode("latin-1")
     is_fit = len(sent) <= LONGEST_REQUEST_ID and sent.isascii() and sent.isprintable()
     return sent if is_fit and " " not in sent else ""

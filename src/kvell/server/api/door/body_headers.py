@@ -61,7 +61,6 @@ def decompress(body: bytes, encoding: bytes, most_bytes: int) -> bytes | ApiErro
 
 
 def json_headers(headers: Headers) -> list[tuple[bytes, bytes]]:
-    """Return the headers of a body that is plain JSON now."""
     replaced = (b"content-type", b"content-encoding", b"content-length")
     rest = [(name, value) for name, value in headers if name not in replaced]
     return [*rest, (b"content-type", b"application/json")]

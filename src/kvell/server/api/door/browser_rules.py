@@ -41,7 +41,6 @@ class BrowserRules:
 
     @classmethod
     def from_options(cls, face: FaceOptions) -> "BrowserRules":
-        """Return the rules that a server's options set."""
         return cls(face.allowed_hosts, face.cross_origin.origins)
 
     def refusal(self, path: str, scope: Scope) -> ApiError | None:
@@ -105,7 +104,6 @@ def _matches(name: str, allowed: str) -> bool:
 
 
 def _is_same(origin: bytes, host: bytes) -> bool:
-    """Return whether an origin is this server's, by the host that the request names."""
     scheme, _, place = origin.decode("latin-1").lower().partition("://")
     usual = _PORTS.get(scheme)
     if usual is None:

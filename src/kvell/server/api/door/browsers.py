@@ -39,7 +39,6 @@ def install_browsers(app: FastAPI, options: FaceOptions) -> None:
 
 
 def served_path(scope: Scope) -> str:
-    """Return the path of a request without the root path."""
     return get_route_path(scope) or "/"
 
 
@@ -53,7 +52,6 @@ class UnderRoot:
         self._app, self._root_path = app, root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on with the root path in its path."""
         if scope["type"] == "http":
             root = self._root_path
             path = scope["path"]
@@ -69,7 +67,6 @@ class HeadAsGet:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass HEAD on as GET, and other requests as they are."""
         if scope["type"] != "http" or scope["method"] != "HEAD":
             await self._app(scope, receive, send)
             return

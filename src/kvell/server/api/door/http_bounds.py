@@ -51,7 +51,6 @@ class HttpBounds:
         return self.max_connections - max(4, self.max_connections // 16)
 
     def seconds_for_body(self, received_bytes: int) -> float:
-        """Return the seconds that a body may take, after ``received_bytes`` of it have arrived."""
         return self.body_seconds + received_bytes / self.body_bytes_per_second
 
 

@@ -223,11 +223,9 @@ class ChatStream:
         return tokens
 
     def is_new(self, index: int) -> bool:
-        """Return whether nothing of answer ``index`` was read yet."""
         return index not in self._readers
 
     def whole(self, index: int, answer: TextDelta) -> Body:
-        """Return the choice of a whole answer."""
         reader = self.reader(index)
         message = message_body(parse(reader.read(answer)), reader.call_ids)
         return self._choice(index, answer, reader, message=message)
@@ -375,7 +373,6 @@ def _or_calls(sampling: SamplingParams, calls: Callable[[], Calls | None]) -> Sa
 
 
 def _bound_behind(sampling: SamplingParams, reasoning: Reasoned | None) -> SamplingParams:
-    """Return sampling parameters whose grammar, if there is one, applies after the reasoning."""
     constraint = sampling.structured_outputs
     if constraint is None or reasoning is None:
         return sampling

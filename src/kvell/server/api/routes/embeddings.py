@@ -122,7 +122,6 @@ class EmbeddingResult:
     usage: Usage
 
     def vectors(self) -> list[NDArray[np.float32]]:
-        """Return the vectors, each of length one."""
         return [vector_of(end.embedding) for end in self.ends]
 
 

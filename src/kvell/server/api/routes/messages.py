@@ -91,17 +91,14 @@ class _Message:
         self._usage = Usage()
 
     def read(self, delta: TextDelta) -> list[Body]:
-        """Return the events of the next piece of the answer."""
         self._usage += delta.usage
         self._last = delta
         return self._writer.part_events(merge(self._reader.read(delta)))
 
     def end(self) -> list[Body]:
-        """Return the events that end the answer."""
         return self._writer.close()
 
     async def body(self) -> Body:
-        """Return the whole message, after its answer has ended."""
         usage = await self._used()
         return message_answer(
             self._answering.asked.heading, self._writer.blocks, self._ended(), usage

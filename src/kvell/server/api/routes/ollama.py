@@ -145,14 +145,12 @@ class _Answer:
             yield json_line({"error": api_error(error).message})
 
     async def read_all(self) -> Body:
-        """Return the whole answer."""
         async with aclosing(self.deltas) as deltas:
             async for _, delta in deltas:
                 self._lines(delta)
         return self.writer.whole_body(self.reason, self.usage, self._times())
 
     def _lines(self, delta: TextDelta) -> Sequence[Body]:
-        """Return the lines of a piece, and note its usage and its time."""
         self.usage += delta.usage
         self.reason = delta.finish_reason or self.reason
         if self.first_seconds is None and delta.token_ids:
@@ -170,7 +168,6 @@ class _Answer:
 
 
 async def _written(line: Body) -> AsyncGenerator[bytes, None]:
-    """Yield a line of JSON, in pieces if it is long."""
     if not is_long(line):
         yield json_line(line)
         return

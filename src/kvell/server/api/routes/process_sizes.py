@@ -36,7 +36,6 @@ class ProcessSizes:
         self._sizes = LatestAnswer(self._read, front.now_seconds, REFRESH_SECONDS)
 
     async def measure(self) -> MeasuredSizes:
-        """Return sizes that are at most :data:`REFRESH_SECONDS` old."""
         return await self._sizes.latest()
 
     async def _read(self) -> MeasuredSizes:

@@ -87,20 +87,17 @@ class _Response:
         self._is_whole = True
 
     def begun(self) -> Body:
-        """Return the response before any output."""
         return response_body(
             self._answering.asked.heading, self._asked, self._answering.tools, "in_progress"
         )
 
     def read(self, delta: TextDelta) -> list[Event]:
-        """Return the events of the next piece of the answer."""
         self._usage += delta.usage
         self._is_whole = delta.finish_reason != "length"
         logprobs = delta.logprobs if self._asked.tells_logprobs() else ()
         return self._writer.write(self._reader.read(delta), delta.token_ids, logprobs)
 
     def end(self) -> list[Event]:
-        """Return the events that end the answer."""
         return self._writer.close("completed" if self._is_whole else "incomplete")
 
     async def body(self) -> Body:

@@ -66,7 +66,6 @@ def _params(body: "GenerationRequest", sampling: SamplingParams) -> BeamSearchPa
 
 
 def _refuse_without(body: "GenerationRequest") -> None:
-    """Refuse options of a beam search without a beam search, unless they are the defaults."""
     for name, default in (("length_penalty", 1.0), ("early_stopping", False)):
         value = getattr(body, name)
         if value is not None and value != default:

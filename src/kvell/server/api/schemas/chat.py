@@ -105,14 +105,12 @@ class ChatMessage(RequestPart):
         return {**self.model_dump(exclude_none=True), "content": self._content()}
 
     def texts(self) -> tuple[str, str]:
-        """Return the text and the reasoning of the message."""
         content = self._content()
         if not isinstance(content, str):
             content = "\n".join(part.get("text", "") for part in content)
         return content, self.reasoning_content or ""
 
     def images(self) -> list[str]:
-        """Return the URLs of the message's images, in order."""
         parts = self.content if isinstance(self.content, list) else []
         return [part.image_url.url for part in parts if isinstance(part, ImagePart)]
 
@@ -176,13 +174,11 @@ class ChatRequest(GenerationRequest):
     """Whether the prompt gets special tokens in addition to those of the chat template."""
 
     def output_limit(self) -> int | None:
-        """Return ``max_completion_tokens``, or else ``max_tokens``."""
         if self.max_completion_tokens is not None:
             return self.max_completion_tokens
         return self.max_tokens
 
     def limit_field(self) -> str:
-        """Return the name of the limit in effect."""
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     def output_logprobs(self) -> int | None:
@@ -198,7 +194,6 @@ class ChatRequest(GenerationRequest):
         return None
 
     def adds_special_tokens(self) -> bool:
-        """Return ``add_special_tokens``."""
         return bool(self.add_special_tokens)
 
     def continues_last(self) -> bool:

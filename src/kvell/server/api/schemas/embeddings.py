@@ -44,5 +44,4 @@ class EmbeddingsRequest(ScheduledRequest):
         return [each for each in given if not isinstance(each, int)]
 
     def encoding(self) -> Encoding:
-        """Return the encoding of the vectors."""
         return self.encoding_format or "float"

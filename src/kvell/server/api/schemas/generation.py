@@ -70,11 +70,9 @@ class GenerationRequest(SamplingFields):
         return "max_tokens"
 
     def name_sent(self, field: str) -> str:
-        """Return the client's name of a field that the engine names ``field``."""
         return self.limit_field() if field == "max_tokens" else field
 
     def session(self) -> str:
-        """Return the client's name of the conversation, or ""."""
         return self.prompt_cache_key or self.session_id or ""
 
     def output_logprobs(self) -> int | None:
@@ -82,7 +80,6 @@ class GenerationRequest(SamplingFields):
         return None
 
     def logprobs_field(self) -> str:
-        """Return the name of the field that asks for the most log probabilities."""
         return "logprobs" if self.prompt_logprobs is None else "prompt_logprobs"
 
     def scored_prompt(self) -> int | None:
@@ -101,7 +98,6 @@ class GenerationRequest(SamplingFields):
         return PromptForm(self.adds_special_tokens(), self.truncate_prompt_tokens, answer_tokens)
 
     def adds_special_tokens(self) -> bool:
-        """Return whether the prompt gets the model's special tokens."""
         return True
 
     def sampling(self, room: AnswerRoom, defaults: SamplingParams = NEUTRAL) -> SamplingParams:
@@ -158,7 +154,6 @@ class GenerationRequest(SamplingFields):
         return next(iter(given.values()), None)
 
     def choices(self) -> int:
-        """Return the number of answers to each prompt."""
         return 1 if self.n is None else self.n
 
     def returns(self) -> bool | None:
@@ -170,19 +165,15 @@ class GenerationRequest(SamplingFields):
         return hinted if self.will_return is None else self.will_return
 
     def sequences(self) -> int:
-        """Return the number of concurrent sequences of each prompt: answers, or beams."""
         return self.choices()
 
     def sequences_field(self) -> str:
-        """Return the name of the field that sets the number of sequences, for errors."""
         return "n"
 
     def include_usage(self) -> bool:
-        """Return whether a stream ends with a usage chunk."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     def continuous_usage(self) -> bool:
-        """Return whether every piece of a stream has the usage so far."""
         options = self.stream_options
         return options is not None and bool(
             options.include_usage and options.continuous_usage_stats
@@ -205,7 +196,6 @@ class GenerationRequest(SamplingFields):
         return constraints
 
     def _stop_strings(self) -> tuple[str, ...]:
-        """Return the stop strings, without the empty ones that some clients send."""
         given = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return tuple(text for text in given if text)
 
@@ -247,15 +237,12 @@ class CompletionRequest(GenerationRequest):
     """Whether texts get the model's special tokens, such as one that begins a text."""
 
     def adds_special_tokens(self) -> bool:
-        """Return ``add_special_tokens``."""
         return self.add_special_tokens is not False
 
     def output_logprobs(self) -> int | None:
-        """Return ``logprobs``."""
         return self.logprobs
 
     def scored_prompt(self) -> int | None:
-        """Return ``logprobs`` if the prompt is echoed, or else ``prompt_logprobs``."""
         return self.logprobs if self.echo and self.logprobs is not None else self.prompt_logprobs
 
     def output_limit(self) -> int | None:
@@ -264,7 +251,6 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def is_prompt_alone(self) -> bool:
-        """Whether the answer is the prompt alone, for its log probabilities."""
         return bool(self.echo) and self.max_tokens == 0
 
     @override
@@ -275,7 +261,6 @@ class CompletionRequest(GenerationRequest):
         return super().sampling(room, defaults)
 
     def sequences(self) -> int:
-        """Return the number of beams, or of answers without a beam search."""
         beams = self.best_of if self.use_beam_search else None
         return self.choices() if beams is None else beams
 

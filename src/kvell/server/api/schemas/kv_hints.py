@@ -37,7 +37,6 @@ class KvHintAction(BaseModel):
 
     @property
     def is_followed(self) -> bool:
-        """Whether Kvell follows this kind and version of advice."""
         major = self.action_version.partition(".")[0]
         return self.action_type == RETAIN and major == "1"
 
@@ -69,7 +68,6 @@ class KvHints(BaseModel):
         return result
 
     def find_ignored(self) -> list[str]:
-        """Return the kinds of advice that are not followed, with their versions."""
         others = [action for action in self.actions if not action.is_followed]
         return [f"{action.action_type}@{action.action_version}" for action in others]
 

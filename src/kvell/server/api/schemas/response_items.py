@@ -117,7 +117,6 @@ InputItem = Annotated[
 
 
 def left_out_items(items: Sequence[InputItem]) -> set[str]:
-    """Return the types of items that are left out."""
     return {item.type for item in items if isinstance(item, OtherToolItem)}
 
 

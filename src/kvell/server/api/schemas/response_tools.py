@@ -25,7 +25,6 @@ def chat_functions(tools: Sequence[Tool]) -> list[dict[str, Any]]:
 
 
 def left_out_tools(tools: Sequence[Tool]) -> set[str]:
-    """Return the types of tools that are left out."""
     return {str(_type(tool)) for tool in tools if _is_left_out(tool)}
 
 
@@ -70,7 +69,6 @@ def chat_choice(
 
 
 def _allowed(mode: object, allowed: Sequence[object], left_out: set[str]) -> dict[str, object]:
-    """Return allowed tools in the format of chat, without those of types that are left out."""
     functions = [
         {"type": FUNCTION, "function": {"name": tool.get("name")}}
         if isinstance(tool, Mapping) and _type(tool) == FUNCTION
@@ -82,7 +80,6 @@ def _allowed(mode: object, allowed: Sequence[object], left_out: set[str]) -> dic
 
 
 def _kept(tools: Sequence[Tool]) -> list[int]:
-    """Return the indices of the tools that are not left out."""
     return [place for place, tool in enumerate(tools) if not _is_left_out(tool)]
 
 

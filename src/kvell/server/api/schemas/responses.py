@@ -62,7 +62,6 @@ class TextFormat(RequestPart):
     """True refuses a schema with keywords that the text cannot follow."""
 
     def chat(self) -> ResponseFormat:
-        """Return this constraint in the format of chat completions."""
         schema = JsonSchemaFormat(name=self.name, schema=self.json_schema, strict=self.strict)
         is_schema = self.type == "json_schema"
         return ResponseFormat(type=self.type, json_schema=schema if is_schema else None)
@@ -169,21 +168,17 @@ class ResponsesRequest(SamplingFields):
         )
 
     def tells_logprobs(self) -> bool:
-        """Return whether the text has log probabilities."""
         if self.include is None:
             return bool(self.top_logprobs)
         return LOGPROBS in self.include
 
     def left_out_tools(self) -> set[str]:
-        """Return the types of tools that are left out."""
         return left_out_tools(self.tools or ())
 
     def left_out_items(self) -> set[str]:
-        """Return the types of items of the input that are left out."""
         return set() if isinstance(self.input, str) else left_out_items(self.input)
 
     def name_here(self, field: str) -> str:
-        """Return this body's name of a field of the chat request."""
         if self.text and self.text.format and field.startswith("structured_outputs"):
             return "text.format.schema"
         return named_as_sent_tool(rename(field, _NAMES_HERE), self.tools or ())

@@ -65,7 +65,6 @@ class ScoreRequest(ScoredRequest):
         return by_field
 
     def _given(self, name: str, other: str) -> str:
-        """Return the given one of two names of a field."""
         given = [field for field in (name, other) if getattr(self, field) is not None]
         if len(given) == 1:
             return given[0]

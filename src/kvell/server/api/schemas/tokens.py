@@ -31,11 +31,9 @@ class TokenizeRequest(RequestBody):
     """Return the text of each token too."""
 
     def continues_last(self) -> bool:
-        """Return ``continue_final_message``, as in a chat request."""
         return checked_ending(self.add_generation_prompt, self.continue_final_message)
 
     def template_fields(self) -> dict[str, Any]:
-        """Return the variables of the chat template besides messages and tools."""
         return dict(self.chat_template_kwargs or {})
 
 

@@ -47,6 +47,5 @@ def _id(fields: Fields, name: str) -> int | str:
 
 
 def _combined(ids: BlockIds) -> BlockIds:
-    """Return ids that stand for a block and all blocks before it."""
     chained = accumulate(ids.tolist(), lambda before, own: hash((before, own)), initial=0)
     return np.fromiter(chained, np.int64, len(ids) + 1)[1:]

@@ -115,12 +115,10 @@ class Fields:
             raise wrong(self.place, self.within + name, problem, remedy)
 
     def wrong(self, name: str, problem: str) -> ChangeSomething:
-        """Return the error of a field."""
         return wrong(self.place, self.within + name, problem)
 
 
 def wrong(place: str, name: str, problem: str, remedy: str = "repair that line") -> ChangeSomething:
-    """Return the error of a field at a place of the trace."""
     return ChangeSomething("--trace", place, f"{name} {problem}", remedy)
 
 
@@ -162,13 +160,11 @@ def parsed_object(place: str, line: str) -> dict[str, Any]:
 
 
 def name_list(names: Sequence[str]) -> str:
-    """Return the first names of fields as a list, for errors."""
     more = [f"{len(names) - MOST_NAMED} more"] if len(names) > MOST_NAMED else []
     return ", ".join([*(name[:LONGEST_VALUE] for name in names[:MOST_NAMED]), *more])
 
 
 def show(value: object) -> str:
-    """Return the beginning of a wrong value, for errors."""
     if isinstance(value, int) and value.bit_length() > LONGEST_VALUE:
         return f"a whole number of {value.bit_length()} bits"
     text = repr(value)

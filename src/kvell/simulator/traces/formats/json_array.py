@@ -17,7 +17,6 @@ BLANKS = re.compile(r"[ \t\r\n]*")
 
 
 def begins_with_array(file: IO[str]) -> bool:
-    """Return whether the first character that is not blank opens an array."""
     while text := file.read(CHUNK_CHARS):
         if text := text.lstrip():
             return text.startswith("[")
@@ -63,7 +62,6 @@ class _Reader:
             self._read_more(CHUNK_CHARS)
 
     def skip(self, char: str) -> None:
-        """Move past the next character."""
         if (present := self.next_char()) != char:
             raise self._wrong(f"has {present or 'its end'!r} where {char!r} is expected")
         self._step_to(self._at + 1)
@@ -92,7 +90,6 @@ class _Reader:
             self._read_more(have)  # twice as much, so that few tries are in vain
 
     def _is_cut_off(self, error: json.JSONDecodeError) -> bool:
-        """Return whether an error may be that of an object whose end was not read yet."""
         is_open_text = error.msg.startswith("Unterminated string")
         return is_open_text or error.pos + WORD_CHARS >= len(self._text)
 

@@ -25,15 +25,12 @@ class LineFormat:
     takes_more: bool = False
 
     def has_any(self, fields: Collection[str]) -> bool:
-        """Return whether any of these fields is of the format."""
         return not (self.required | self.optional).isdisjoint(fields)
 
     def lacking(self, fields: Collection[str]) -> list[str]:
-        """Return the required fields that a line lacks."""
         return sorted(self.required.difference(fields))
 
     def foreign(self, fields: Collection[str]) -> list[str]:
-        """Return the fields of a line that the format does not have."""
         allowed = self.required | self.optional
         return [] if self.takes_more else [name for name in fields if name not in allowed]
 
@@ -71,7 +68,6 @@ def format_of(place: str, raw: Mapping[str, object], formats: Sequence[LineForma
 
 
 def _distance(each: LineFormat, fields: Collection[str]) -> tuple[bool, int]:
-    """Return how far a line's fields are from a format's."""
     is_alien = each.required.isdisjoint(fields)
     return is_alien, len(each.lacking(fields)) + len(each.foreign(fields))
 

@@ -18,12 +18,10 @@ BYTES_PER_TOKEN = 4
 
 
 def approximate_tokens(text: str) -> int:
-    """Return about the tokens of a text, without a tokenizer."""
     return -(-len(text.encode()) // BYTES_PER_TOKEN)
 
 
 def array_rows(path: Path, file: IO[str], count: CountTokens) -> Iterator[TraceRow]:
-    """Yield the requests of an array of conversations, which is read piece by piece."""
     for index, (line, element) in enumerate(array_elements(path, file)):
         place = f"{path}:{line}"
         if not isinstance(element, dict) or CONVERSATIONS not in element:

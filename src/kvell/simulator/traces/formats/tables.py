@@ -66,7 +66,6 @@ def _cells(path: Path, lines: Iterable[Line]) -> Iterator[tuple[int, list[str]]]
 
 
 def _value(text: str) -> object:
-    """Return the number in a cell, or its text."""
     for kind in (int, float):
         try:
             return kind(text)

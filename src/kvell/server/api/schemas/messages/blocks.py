@@ -60,7 +60,6 @@ class ImageBlock(_Block):
     """The image, in the request or as a URL."""
 
     def url(self) -> str:
-        """Return the URL of the image."""
         source = self.source
         if isinstance(source, UrlSource):
             return source.url
@@ -121,7 +120,6 @@ Blocks = Annotated[list[Block], Field(max_length=MAX_PARTS, fail_fast=True)]
 
 
 def said_parts(content: str | Sequence[TextBlock | ImageBlock] | None) -> list[Part]:
-    """Return texts and images as parts of chat messages."""
     if content is None:
         return []
     if isinstance(content, str):
@@ -130,7 +128,6 @@ def said_parts(content: str | Sequence[TextBlock | ImageBlock] | None) -> list[P
 
 
 def said_part(block: TextBlock | ImageBlock) -> Part:
-    """Return a text or image as a part of a chat message."""
     if isinstance(block, ImageBlock):
         return ImagePart(type="image_url", image_url=ImageUrl(url=block.url()))
     return TextPart(type="text", text=block.text)

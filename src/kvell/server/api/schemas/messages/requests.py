@@ -131,7 +131,6 @@ class CountTokensRequest(RequestBody):
         return ChatRequest.model_validate(self._chat_fields())
 
     def name_here(self, field: str) -> str:
-        """Return this body's name of a field of the chat request."""
         match = PLACE.fullmatch(field)
         if match is None:
             return rename(field, _NAMES_HERE)
@@ -180,7 +179,6 @@ class CountTokensRequest(RequestBody):
         return {"enable_thinking": is_on, "thinking": is_on, **(self.chat_template_kwargs or {})}
 
     def _cache_hints(self) -> Schema:
-        """Return the fields of the chat request that cache controls imply."""
         marks = [self.cache_control, *cache_controls(self.system)]
         marks += [mark for turn in self.messages for mark in cache_controls(turn.content)]
         marks += [_tool_mark(i, tool) for i, tool in enumerate(self.tools or ())]
@@ -206,7 +204,6 @@ class MessagesRequest(CountTokensRequest, ScheduledRequest):
     """Whether the conversation continues; true if null and there is a cache control."""
 
     def omits_thinking(self) -> bool:
-        """Return whether the answer leaves out the text of thinking."""
         return self.thinking is not None and self.thinking.display == "omitted"
 
     def _chat_fields(self) -> Schema:

@@ -73,7 +73,6 @@ class TurnMessages:
 
     @property
     def is_begun(self) -> bool:
-        """Whether the last message is the beginning of the answer."""
         return bool(self.messages) and self.messages[-1].role == "assistant"
 
     def name_here(self, number: int, content: str) -> str:
@@ -86,7 +85,6 @@ class TurnMessages:
         return origin if origin == "system" else origin + content
 
     def going_on(self, origin: str, role: Literal["user", "assistant", "system"]) -> ChatMessage:
-        """Return the message that a turn continues: the last one if it has the turn's role."""
         last = self.messages[-1] if self.messages else None
         if last is not None and last.role == role:
             return last
@@ -97,12 +95,10 @@ class TurnMessages:
         self._thoughts.setdefault(len(self.messages) - 1, []).append(text)
 
     def join_thinking(self) -> None:
-        """Set the reasoning of each message, once: a message may have thousands of parts of it."""
         for number, texts in self._thoughts.items():
             self.messages[number].reasoning_content = "".join(texts)
 
     def add(self, origin: str, message: ChatMessage) -> ChatMessage:
-        """Add a message, and return it."""
         self.messages.append(message)
         self.origins.append(origin)
         return message
@@ -164,7 +160,6 @@ def _result(block: ToolResultBlock) -> ChatMessage:
 
 
 def _introduced(text: str, parts: list[Part]) -> list[Part]:
-    """Return the parts behind a text, in one part with the first if that is a text."""
     if parts and isinstance(first := parts[0], TextPart):
         return [TextPart(type="text", text=text + first.text), *parts[1:]]
     return [TextPart(type="text", text=text), *parts]

@@ -48,5 +48,4 @@ class OllamaEmbeddingsRequest(OllamaModelBody):
         return EmbeddingsRequest(model=self.model, input=self.prompt)
 
     def ollama_name(self, field: str) -> str:
-        """Return this body's name of a field of the request that it is translated to."""
         return "prompt" if field == "input" else field

@@ -16,7 +16,6 @@ class OllamaModelBody(RequestBody):
     @model_validator(mode="before")
     @classmethod
     def _named(cls, data: object) -> object:
-        """Read ``name`` where ``model`` is missing or empty, as Ollama does."""
         if isinstance(data, dict) and "name" in data:
             data = dict(data)
             name = data.pop("name")

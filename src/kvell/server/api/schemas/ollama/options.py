@@ -55,7 +55,6 @@ class OllamaOptions(RequestPart):
     has one line for each number above it."""
 
     def excess_context(self, context_tokens: int) -> set[str]:
-        """Return ``num_ctx`` and the served context, for the log, if the former is longer."""
         needed = self.num_ctx or 0
         return {f"{needed} (served: {context_tokens})"} if needed > context_tokens else set()
 

@@ -120,7 +120,6 @@ class OllamaRequest(OllamaModelBody):
     """Return this many likeliest tokens too; implies ``logprobs`` if that is null."""
 
     def ollama_name(self, field: str) -> str:
-        """Return this body's name of a field of the request that it is translated to."""
         return rename(field, _NAMES_HERE)
 
     def likely_tokens(self) -> int | None:
@@ -134,7 +133,6 @@ class OllamaRequest(OllamaModelBody):
         return self.top_logprobs or 0 if self.logprobs or self.top_logprobs else None
 
     def _shared_fields(self) -> dict[str, object]:
-        """Return the fields that requests to chat and text completions have in common."""
         form: ResponseFormat | None = None
         if self.format == "json":
             form = ResponseFormat(type="json_object")
@@ -169,11 +167,9 @@ class OllamaChatRequest(OllamaRequest):
     """Functions that may be called: ``{"type": "function", "function": {"name": …}}``."""
 
     def has_prompt(self) -> bool:
-        """Return whether there is something to answer."""
         return bool(self.messages)
 
     def chat(self) -> ChatRequest:
-        """Return the equivalent request to chat completions."""
         return self._chat([message.message() for message in self.messages], tools=self.tools)
 
 
@@ -195,7 +191,6 @@ class OllamaGenerateRequest(OllamaRequest):
     """Whether the answer continues the prompt as it is, without the chat template."""
 
     def has_prompt(self) -> bool:
-        """Return whether there is something to answer."""
         return bool(self.prompt or self.images or self.suffix)
 
     def continues(self, chat_template: str) -> bool:
@@ -206,7 +201,6 @@ class OllamaGenerateRequest(OllamaRequest):
         return self.raw or bool(self.suffix) or not chat_template
 
     def chat(self) -> ChatRequest:
-        """Return the equivalent request to chat completions."""
         system = [ChatMessage(role="system", content=self.system)] if self.system else []
         content = with_images(self.prompt, self.images)
         return self._chat([*system, ChatMessage(role="user", content=content)])
@@ -227,7 +221,6 @@ class OllamaGenerateRequest(OllamaRequest):
         return CompletionRequest.model_validate(fields)
 
     def ollama_name(self, field: str) -> str:
-        """Return this body's name of a field of the request that it is translated to."""
         if field.startswith("messages"):
             return "images" if self.images else "prompt"
         return super().ollama_name(field)
