@@ -20,7 +20,7 @@ RECORDED = (
     "kvell.models.forward.latents",
     "kvell.models.forward.module_pass",
     "kvell.models.forward.true_positions",
-    "kvell.models.states.delta_mixers",
+    "kvell.models.states.mixers",
     "kvell.models.states.delta_scans",
     "kvell.models.states.mixers",
     "kvell.models.states.scans",

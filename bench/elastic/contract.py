@@ -26,7 +26,7 @@ from kvell.vocabulary import MIB
 
 FRONT_MODULES = (
     "kvell.cli.main",
-    "kvell.server.text.served_text",
+    "kvell.server.text.named_texts",
     "kvell.server.run",
     "kvell.server.http_face",
 )

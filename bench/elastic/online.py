@@ -26,7 +26,7 @@ from bench.elastic.online_cases import (
 )
 from bench.elastic.swap_by_cost import SwapByCost
 from bench.replay.shapes import ELEMENT_BYTES, Shape, layout_of, read_shape
-from kvell.cli.replay.latency import latencies, outcomes
+from kvell.cli.replay.report import latencies, outcomes
 from kvell.cost.analytic import AnalyticModel
 from kvell.cost.work import Chunk
 from kvell.elastic.arena import ActivationModel

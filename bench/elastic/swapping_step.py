@@ -15,8 +15,15 @@ from typing import Any
 
 from bench import machine, result_file
 from bench.engine.forward import Shape
-from kvell.calibration.copy_rig import BEFORE, UNDER, CopyRig, SideSeconds, moved_bytes
-from kvell.calibration.host_copies import fit_slowdown, link_of
+from kvell.calibration.host_copies import (
+    BEFORE,
+    UNDER,
+    CopyRig,
+    SideSeconds,
+    fit_slowdown,
+    link_of,
+    moved_bytes,
+)
 from kvell.clock import MonotonicClock
 from kvell.engine.assembly import load_model
 from kvell.engine.requests.plan import StepPlan

@@ -24,8 +24,7 @@ from kvell.engine.core.core import EngineCore
 from kvell.engine.protocol.messages import Finished, Submit
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.engine.requests.limits import Limits
-from kvell.engine.requests.model_rules import ModelRules
+from kvell.engine.requests.limits import Limits, ModelRules
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.memory import LayerSpec, Layout, Manager, create_core, longest_request, plan_layout
 from kvell.models.config.description import describe

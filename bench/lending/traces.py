@@ -16,7 +16,7 @@ from kvell.cluster.steering.placements import longest_with
 from kvell.cost.amounts import shape_of
 from kvell.cost.analytic import AnalyticModel
 from kvell.cost.prices import prices_of
-from kvell.engine.lending.sections import section_bytes
+from kvell.engine.lending.distributed_request import section_bytes
 from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.engine.requests.limits import Limits
 from kvell.memory import Layout, plan_layout

@@ -15,7 +15,7 @@ from bench.replay.shapes import layout_of, read_shape
 from kvell.mempool.pool import MemPool
 from kvell.mempool.transports.page_copies import Bytes
 from kvell.mempool.transports.rights import Rights
-from kvell.mempool.transports.tcp.page_server import PageServer
+from kvell.mempool.transports.tcp.tcp_pages import PageServer
 from kvell.wire.blocking import BlockingSocket
 
 

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from bench import result_file
 from kvell.cli.replay.command import replay_limits
-from kvell.cli.replay.latency import latencies, outcomes
+from kvell.cli.replay.report import latencies, outcomes
 from kvell.cost.amounts import shape_of
 from kvell.cost.analytic import AnalyticModel
 from kvell.cost.prices import prices_of

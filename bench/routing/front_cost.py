@@ -23,9 +23,7 @@ from kvell.cluster.routing.costs import answer_seconds, pull_or_recompute
 from kvell.cluster.routing.pace import PromptWork
 from kvell.cluster.routing.policies import router_named
 from kvell.cluster.routing.views import RequestView
-from kvell.cluster.trees.chains import PromptChain
-from kvell.cluster.trees.groups import TreeGroup
-from kvell.cluster.trees.memo import HashMemo
+from kvell.cluster.trees.chains import HashMemo, PromptChain, TreeGroup
 from kvell.cluster.trees.tree import PromptTree
 from kvell.cost.prices import ExecCosts, pairs
 from kvell.engine.protocol.codec import decode_event, encode_frame

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvell import LLM, AsyncEngine
-from kvell.fleet.instance.restart import RestartPolicy
+from kvell.fleet.instance.supervisor import RestartPolicy
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.vocabulary import MIB
 from tests.front.scenarios import until

@@ -11,7 +11,7 @@ import pytest
 
 from kvell.async_engine import AsyncEngine
 from kvell.engine.lending.placement import NOBODY_LENDS
-from kvell.fleet.instance.restart import RestartPolicy
+from kvell.fleet.instance.supervisor import RestartPolicy
 from kvell.fleet.started.front_limits import FrontLimits
 from tests.async_engine.faults import REFUSALS
 from tests.async_engine.handover_faults import (

@@ -8,7 +8,7 @@ import pytest
 from bench.elastic import swapping_step
 from bench.elastic.swapping_step import Row, line, plan_of
 from bench.engine.forward import Shape
-from kvell.calibration.copy_rig import BEFORE, NONE, SIDES, UNDER, CopyRig, SideSeconds
+from kvell.calibration.host_copies import BEFORE, NONE, SIDES, UNDER, CopyRig, SideSeconds
 from kvell.clock import VirtualClock
 from tests.models.fused_models import fused_model
 from tests.models.harness import tiny_module

@@ -14,8 +14,7 @@ from bench.routing.front_cost import (
     measured,
     prompts_of,
 )
-from kvell.cluster.trees.chains import PromptChain
-from kvell.cluster.trees.groups import TreeGroup
+from kvell.cluster.trees.chains import PromptChain, TreeGroup
 from kvell.cluster.trees.tree import PromptTree
 
 PARTS = ("hash", "match", "choose", "pull", "expect", "decode", "notice")

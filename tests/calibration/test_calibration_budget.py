@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from kvell.calibration.budget import TimeBudget
-from kvell.calibration.design import PRICED, Point
+from kvell.calibration.design import PRICED, Point, TimeBudget
 from kvell.calibration.measure import Repeats, measure
 from kvell.calibration.run import FIT_SECONDS, calibrate_within
 from kvell.clock import VirtualClock

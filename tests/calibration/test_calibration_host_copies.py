@@ -6,23 +6,21 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from kvell.calibration.copy_rig import (
+from kvell.calibration.host_copies import (
     ALONE,
     BEFORE,
+    MOST_SLOWS,
     NONE,
+    PAGES,
     SIDES,
     UNDER,
     CopyRig,
     SideSeconds,
-    moved_bytes,
-)
-from kvell.calibration.host_copies import (
-    MOST_SLOWS,
-    PAGES,
     can_measure,
     fit_slowdown,
     link_of,
     measure_host_copies,
+    moved_bytes,
 )
 from kvell.cost.calibration import HostCopies
 from kvell.engine.requests.plan import StepPlan

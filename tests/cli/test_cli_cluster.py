@@ -147,7 +147,7 @@ def url(fake: FakeCluster) -> Iterator[str]:
 @pytest.fixture
 def cluster(kvell: Kvell, url: str, monkeypatch: pytest.MonkeyPatch) -> Kvell:
     """Run ``kvell cluster`` against the server, without pauses between its questions."""
-    monkeypatch.setattr("kvell.cli.cluster.waiting.POLL_SECONDS", 0.0)
+    monkeypatch.setattr("kvell.cli.cluster.commands.POLL_SECONDS", 0.0)
     return lambda *args: kvell("cluster", *args, "--url", url)
 
 

@@ -10,20 +10,21 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from kvell.cli.cluster.state import Cluster
+from kvell.cli.cluster.client import Cluster
 from kvell.cli.cluster.table import LEAST_FIRST, cluster_table, print_cluster
 from kvell.cli.main import root
 from kvell.cli.terminal import figures
 from kvell.cli.terminal.help_groups import FIRST, GROUPS, OTHER, group_of
 from kvell.cli.terminal.tables import FittingTable
-from kvell.cli.top.screen import INSTANCE_LEAST_FIRST, screen
-from kvell.cli.top.seen import (
+from kvell.cli.top.screen import (
+    INSTANCE_LEAST_FIRST,
     Instance,
     InstanceStats,
     Request,
     Requests,
     ServerSnapshot,
     Uses,
+    screen,
 )
 from tests.cli.conftest import Kvell
 

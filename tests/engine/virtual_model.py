@@ -23,7 +23,7 @@ from kvell.engine.requests.plan import (
     TokenWork,
 )
 from kvell.engine.running.batching import GroupArrays, PageTables
-from kvell.engine.running.drawn import DrawnBefore
+from kvell.engine.running.model_part import DrawnBefore
 from kvell.pages.layout import GroupSpec, Layout
 from kvell.pages.slots import SlotTable
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from kvell.engine.protocol.messages import SCHEMA_VERSION
-from kvell.serving.door import FrontListener, read_secret
+from kvell.serving.fronts import FrontListener, read_secret
 from kvell.serving.lone import serve_instance
 from kvell.serving.loop import serve_fronts
 from kvell.testing.instance import FakeEngine

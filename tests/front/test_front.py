@@ -16,7 +16,7 @@ from kvell.engine.protocol.sampling_params import SamplingParams, SeedSource
 from kvell.engine.protocol.statistics import Stats
 from kvell.errors import InstanceDied, TryLater
 from kvell.fleet.instance.instance_process import InstanceStartError
-from kvell.fleet.instance.restart import RestartPolicy
+from kvell.fleet.instance.supervisor import RestartPolicy
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.fleet.started.member import MemberStatus
 from kvell.front.front import Front

@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from kvell.fleet.instance.restart import RestartPolicy
+from kvell.fleet.instance.supervisor import RestartPolicy
 from kvell.fleet.started.front_limits import FrontLimits
-from kvell.front.affinity import Affinity
-from kvell.front.front import Front
+from kvell.front.front import Affinity, Front
 
 CommandFactory = Callable[..., list[str]]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvell.front.histories import FEWEST_TOKENS, Histories
+from kvell.front.routes import FEWEST_TOKENS, Histories
 
 LIVE = {"a": 1, "b": 2, "c": 3}
 

@@ -14,10 +14,9 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.statistics import InstanceFacts, ModelLengths
 from kvell.errors import ChangeSomething
 from kvell.fleet.instance.death import InstanceDeath
-from kvell.front.dispatch import Dispatch
 from kvell.front.instance_load import InstanceLoad
 from kvell.front.request_log import LogEntry
-from kvell.front.request_queue import RequestQueue
+from kvell.front.request_queue import Dispatch, RequestQueue
 from kvell.vocabulary import RequestId
 from tests.engine.works import with_spec
 from tests.reports import facts, load

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.engine.protocol.pages import LargePage, Miss, PageOwner, Pages
-from kvell.front.request_names import RequestNames
+from kvell.front.front import RequestNames
 from kvell.vocabulary import RequestId
 
 NAMES = RequestNames("front-3f9a12cc")

@@ -3,7 +3,7 @@
 import pytest
 
 from kvell.fleet.instance.death import BLAMELESS, Cause
-from kvell.front.retries import MOST_RETRIES, Attempts
+from kvell.front.request_log import MOST_RETRIES, Attempts
 
 
 @pytest.mark.parametrize("cause", sorted(BLAMELESS))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kvell.engine.protocol.messages import Finished
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething
-from kvell.fleet.instance.restart import RestartPolicy
+from kvell.fleet.instance.supervisor import RestartPolicy
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.fleet.started.member import MemberStatus
 from kvell.front.front import Front

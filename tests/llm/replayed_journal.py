@@ -17,7 +17,7 @@ from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import StepPlan
 from kvell.engine.requests.request import Request
 from kvell.memory import LayerSpec, MemoryCore, facts_of
-from kvell.simulator.replay.metered import MeteredCore
+from kvell.simulator.cluster.meter import MeteredCore
 from kvell.simulator.replay.runner import StepTimer
 from kvell.simulator.report.metrics import MemoryMeter, RunningRequest, StepMeans
 from kvell.vocabulary import RequestId

@@ -14,8 +14,7 @@ from transformers import AutoModelForCausalLM
 from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.structured_outputs import Reasoning, StructuredOutputs
-from kvell.engine.sampling.adjust import adjust
-from kvell.engine.sampling.permitted import permitted_tokens
+from kvell.engine.sampling.controls import adjust, permitted_tokens
 from kvell.llm import LLM, RequestOutput
 from kvell.models.sources.packaged import MODEL_NAME
 from kvell.vocabulary import MIB

@@ -14,7 +14,7 @@ from kvell.engine.protocol.structured_outputs import (
     ReasoningBudget,
     StructuredOutputs,
 )
-from kvell.engine.sampling import mask_patience
+from kvell.engine.sampling import grammars as mask_patience
 from kvell.llm import LLM, RequestOutput
 from kvell.models.sources.packaged import MODEL_NAME
 from tests.llm.teacher import MAX_ERROR, SCHEMA, smollm2

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from kvell.memory import GroupKind, LayerSpec, Layout, plan_layout
-from kvell.mempool.addresses import Lease
+from kvell.mempool.buffer import Lease
 from kvell.mempool.pool import MemPool
 from kvell.mempool.rendezvous import PageTransport
 

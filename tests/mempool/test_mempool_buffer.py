@@ -8,8 +8,7 @@ import pytest
 
 from kvell.errors import ChangeSomething, TryLater
 from kvell.memory import audit
-from kvell.mempool.addresses import Lease
-from kvell.mempool.buffer import HostBuffer
+from kvell.mempool.buffer import HostBuffer, Lease
 from kvell.mempool.pool import MemPool
 from tests.mempool.pools import MIXES, SECRET, fill, holds_right, layout_of
 from tests.mempool.test_mempool_pool import until

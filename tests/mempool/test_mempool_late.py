@@ -15,7 +15,7 @@ import pytest
 
 from kvell.errors import TryLater
 from kvell.memory import audit
-from kvell.mempool.addresses import Lease
+from kvell.mempool.buffer import Lease
 from kvell.mempool.entries import Ticked
 from kvell.mempool.pool import MemPool
 from tests.mempool.pools import fill, holds_right, pool_at

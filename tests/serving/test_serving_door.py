@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kvell.errors import ChangeSomething
 from kvell.mempool.rendezvous import SECRET_BYTES
-from kvell.serving.door import FrontListener, read_secret
+from kvell.serving.fronts import FrontListener, read_secret
 from kvell.wire.blocking import BlockingSocket
 from kvell.wire.endpoints import connect_to
 from kvell.wire.frames import ProtocolError

@@ -3,14 +3,17 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvell.engine.protocol.leading import Drained, Introduce, Lead, Led
 from kvell.engine.protocol.messages import (
     Cancel,
     Command,
     Drain,
+    Drained,
     Event,
     Finished,
+    Introduce,
     KeepAlive,
+    Lead,
+    Led,
     Ready,
     Submit,
     Tokens,

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvell.serving.heartbeat_schedule import HeartbeatSchedule
+from kvell.serving.loop import HeartbeatSchedule
 
 BEAT_SECONDS = 4.0
 LONGEST_SECONDS = 20.0

@@ -9,10 +9,10 @@ import pytest
 
 from kvell.clock import VirtualClock
 from kvell.engine.protocol.codec import decode_event, encode_frame
-from kvell.engine.protocol.leading import Drained
 from kvell.engine.protocol.messages import (
     Cancel,
     Drain,
+    Drained,
     Event,
     Finished,
     Heartbeat,
@@ -20,9 +20,8 @@ from kvell.engine.protocol.messages import (
     Tokens,
 )
 from kvell.engine.protocol.statistics import LoadStats
-from kvell.serving.channel import Channel
-from kvell.serving.heartbeat_schedule import HeartbeatSchedule
-from kvell.serving.heartbeat_sender import HeartbeatSender
+from kvell.serving.fronts import Channel
+from kvell.serving.loop import HeartbeatSchedule, HeartbeatSender
 from kvell.testing.instance import POOL_BYTES, TOKEN_BYTES, FakeEngine, fake_token
 from kvell.vocabulary import RequestId
 from kvell.wire.frames import FrameReader

@@ -8,12 +8,12 @@ import threading
 import pytest
 
 from kvell.engine.protocol.codec import encode_frame
-from kvell.engine.protocol.leading import Drained
 from kvell.engine.protocol.messages import (
     AskStats,
     Cancel,
     Command,
     Drain,
+    Drained,
     Event,
     Finished,
     Ready,

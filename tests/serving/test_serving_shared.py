@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from kvell.clock import VirtualClock
-from kvell.engine.protocol.leading import Drained
 from kvell.engine.protocol.messages import (
     FRONT_LEASE_SECONDS,
     AskStats,
     Command,
     Drain,
+    Drained,
     Event,
     Finished,
     KeepAlive,
@@ -26,8 +26,7 @@ from kvell.engine.protocol.notices import IndexNotice, WatchIndex
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.statistics import Stats
-from kvell.serving.door import FrontListener
-from kvell.serving.fronts import UNREAD_SECONDS
+from kvell.serving.fronts import UNREAD_SECONDS, FrontListener
 from kvell.serving.loop import serve_fronts
 from kvell.testing.instance import FakeEngine, fake_token
 from kvell.vocabulary import RequestId

@@ -8,7 +8,7 @@ import pytest
 
 from kvell.engine.moving.handovers import Handovers
 from kvell.engine.running import pool_link
-from kvell.engine.running.lent.answers import SectionAnswers
+from kvell.engine.running.pool_link import SectionAnswers
 from kvell.memory import GroupKind
 from kvell.mempool.rendezvous import PageTransport
 from kvell.mempool.transports.lent_attention import RightsWords

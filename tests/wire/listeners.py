@@ -13,11 +13,11 @@ from typing import Any
 import httpx
 import zmq
 
-from kvell.fleet.manager.fronts_door import ManagerFrontListener
+from kvell.fleet.manager.manager import ManagerFrontListener
 from kvell.front.events.events_config import KvEventsConfig
 from kvell.front.events.publisher import END_OF_REPLAY, EventsPublisher
 from kvell.mempool.rendezvous import PageTransport
-from kvell.serving.door import FrontListener
+from kvell.serving.fronts import FrontListener
 from kvell.wire.blocking import BlockingSocket
 from kvell.wire.doorway import MOST_STRANGERS
 from kvell.wire.endpoints import Endpoint, connect_to
@@ -148,8 +148,8 @@ LISTENERS: dict[str, tuple[str, Callable[[Path], AbstractContextManager[Listener
     "pool": ("mempool/connections.py", lambda folder: pool(folder, "memory", "messages")),
     "pool over TCP": ("mempool/connections.py", lambda folder: pool(folder, "tcp", "messages")),
     "pages": ("mempool/connections.py", lambda folder: pool(folder, "tcp", "pages")),
-    "commands": ("serving/door.py", commands),
-    "fronts": ("fleet/manager/fronts_door.py", fronts),
+    "commands": ("serving/fronts.py", commands),
+    "fronts": ("fleet/manager/manager.py", fronts),
     "HTTP": ("server/run.py", http),
     "replays": ("front/events/publisher.py", replays),
 }

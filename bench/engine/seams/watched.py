@@ -18,7 +18,7 @@ from kvell.engine.running.forward_batches import ForwardBatches
 from kvell.models.fused import _forward
 from kvell.models.paged_model import ForwardBatch, PagedModel
 from kvell.serving import loop
-from kvell.serving.channel import Channel
+from kvell.serving.fronts import Channel
 
 
 class NoCallbacks:

@@ -14,15 +14,13 @@ from kvell.server.api.schemas.chat import ChatMessage, ChatRequest
 from kvell.server.api.schemas.embeddings import EmbeddingsRequest
 from kvell.server.api.schemas.generation import CompletionRequest
 from kvell.server.api.schemas.messages.requests import MessagesRequest
-from kvell.server.api.schemas.ollama.embeddings import (
-    OllamaEmbeddingsRequest,
-    OllamaEmbedRequest,
-)
-from kvell.server.api.schemas.ollama.options import OllamaOptions
 from kvell.server.api.schemas.ollama.requests import (
     OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
     OllamaGenerateRequest,
     OllamaMessage,
+    OllamaOptions,
 )
 from kvell.server.api.schemas.request_body import RequestBody
 from kvell.server.api.schemas.responses import ResponsesRequest

@@ -112,7 +112,7 @@ PAGES = (
                     "kvell.async_engine.Prompt",
                     "kvell.StreamedOutput",
                     "kvell.fleet.started.front_limits.FrontLimits",
-                    "kvell.fleet.instance.restart.RestartPolicy",
+                    "kvell.fleet.instance.supervisor.RestartPolicy",
                     "kvell.engine.setup.engine_settings.EngineSettings",
                     "kvell.engine.setup.options.EngineOptions",
                     "kvell.cluster.routing.policies.ROUTINGS",

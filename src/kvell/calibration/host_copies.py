@@ -1,17 +1,148 @@
-"""Cost of copies between pool and CPU buffer, and how much they slow a concurrent pass."""
+"""Cost of copies between pool and CPU buffer, and how much they slow a concurrent pass.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+One step with copies between pool and CPU buffer: before its pass, during it, alone.
+
+Two runners over one pool differ in when they copy. Keys and values are arbitrary bytes of the pool:
+neither a pass nor a copy depends on them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 
-from kvell.calibration.copy_rig import ALONE, NONE, UNDER, CopyRig, SideSeconds, moved_bytes
+import numpy as np
+import torch
+
 from kvell.clock import Clock
 from kvell.cost.calibration import HostCopies
-from kvell.engine.requests.plan import StepPlan
-from kvell.memory import Layout, plan_layout, pool_bytes_for
+from kvell.engine.protocol.request_spec import RequestSpec
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.requests.plan import NewPages, StepPlan, TokenWork
+from kvell.engine.running.copies.page_mover import PageMover
+from kvell.engine.running.runner import ModelRunner
+from kvell.memory import Layout, SlotTable, plan_layout, pool_bytes_for
 from kvell.models.paged_model import PagedModel
 from kvell.pages.stages import BY_LAYER
 from kvell.simulator.replay.host_link import WithHostLink
+from kvell.vocabulary import RequestId, StepNumber
+
+NONE, BEFORE, UNDER, ALONE = SIDES = ("no copies", "before", "under", "copies alone")
+SHORTEST_SECONDS = 1e-9
+
+
+@dataclass(frozen=True)
+class SideSeconds:
+    """Seconds of one side: of the fastest round, of the median one, of the slowest."""
+
+    best: float
+    middle: float
+    worst: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> "SideSeconds":
+        """Summarise the seconds of all rounds."""
+        return cls(min(seconds), median(seconds), max(seconds))
+
+
+class CopyRig:
+    """One model with two runners over a pool of its own, which differ in when they copy.
+
+    :param model: all layers in one group of pages; attached to this pool from now on.
+    :param pages: the most pages that a step moves each way.
+    """
+
+    def __init__(self, model: PagedModel, pool_bytes: int, pages: int, clock: Clock) -> None:
+        self.layout = plan_layout(model.description.layers, pool_bytes)
+        (self._group,) = self.layout.groups
+        self._clock, self._vocab = clock, model.description.vocab_size
+        pool = torch.zeros(self.layout.pool_bytes, dtype=torch.uint8)
+        buffer = torch.zeros(2 * pages * self._group.page_stride_bytes, dtype=torch.uint8)
+        model.attach(self.layout, pool)
+        slots = SlotTable(self.layout.num_large_pages)
+        self.mover = PageMover(self.layout, slots, pool, buffer)
+        self.under, self.before = (
+            ModelRunner(model, self.layout, slots, pool, buffer=buffer, spare_processor=spare)
+            for spare in (True, False)
+        )
+
+    def plan(self, requests: int, new_tokens: int, context_tokens: int, pages: int) -> StepPlan:
+        """Plan a step whose requests fetch their first pages, half of which it offloads before.
+
+        :param context_tokens: tokens of each request after the step, ``new_tokens`` included.
+        :param pages: number of pages to offload, and of pages to fetch.
+        :raises ValueError: if the requests have fewer pages, or the pool has no room.
+        """
+        each = -(-context_tokens // self._group.page_tokens)
+        if pages > each * requests or each * requests + pages > self._num_pages:
+            shape = f"{requests}x{new_tokens}x{context_tokens}"
+            raise ValueError(f"{shape}: its requests have no {pages} pages, or the pool no room")
+        draw = np.random.default_rng(pages)
+        own = draw.permutation(self._num_pages).astype(np.int32)
+        tables, others = own[: each * requests], own[each * requests :]
+        back = tables[:pages]
+        half = pages // 2
+        out = np.concatenate([back[:half], others[: pages - half]])
+        held = draw.permutation(2 * pages).astype(np.int32)
+        handles, positions = np.divmod(np.arange(len(tables)), each)
+        new = np.stack([handles, 0 * handles, positions, tables], 1).astype(np.int32)
+        start = context_tokens - new_tokens
+        return StepPlan(
+            StepNumber(1),
+            offloads=_rows(out, held[:pages]),
+            fetches=_rows(held[pages:], back),
+            new_pages=new,
+            work=tuple(self._work(n, start, new_tokens, draw) for n in range(requests)),
+        )
+
+    def rounds(self, plans: Sequence[StepPlan], count: int) -> list[dict[str, SideSeconds]]:
+        """Time all sides of all plans in turn, ``count`` times, after one round that warms up.
+
+        A disturbance on the machine thus affects all plans and sides alike.
+        """
+        sides = [self._sides(plan) for plan in plans]
+        seconds: list[dict[str, list[float]]] = [{side: [] for side in SIDES} for _ in plans]
+        for number in range(count + 1):
+            for runs, times in zip(sides, seconds, strict=True):
+                for side, run in runs.items():
+                    began_seconds = self._clock.now_seconds()
+                    run()
+                    took_seconds = self._clock.now_seconds() - began_seconds
+                    if number:
+                        times[side].append(max(SHORTEST_SECONDS, took_seconds))
+        return [{side: SideSeconds.of(some) for side, some in times.items()} for times in seconds]
+
+    def _sides(self, plan: StepPlan) -> dict[str, Callable[[], object]]:
+        bare = replace(plan, offloads=plan.offloads[:0], fetches=plan.fetches[:0])
+        return {
+            NONE: lambda: self.under.run(bare),
+            BEFORE: lambda: self.before.run(plan),
+            UNDER: lambda: self.under.run(plan),
+            ALONE: lambda: self._move(plan),
+        }
+
+    def _move(self, plan: StepPlan) -> None:
+        self.mover.offload(plan.offloads)
+        self.mover.fetch(plan.fetches)
+
+    @property
+    def _num_pages(self) -> int:
+        return self.layout.pool_bytes // self._group.page_stride_bytes
+
+    def _work(self, number: int, start: int, count: int, draw: np.random.Generator) -> TokenWork:
+        ids = draw.integers(0, self._vocab, count).astype(np.int32)
+        greedy = SamplingParams(temperature=0)
+        spec = RequestSpec(RequestId(str(number)), b"", greedy)
+        return TokenWork(spec, number, start, count, ids, samples=True, output_index=0)
+
+
+def _rows(first: NewPages, second: NewPages) -> NewPages:
+    return np.stack([np.zeros(len(first)), first, second], 1).astype(np.int32)
+
+
+def moved_bytes(plan: StepPlan, layout: Layout) -> int:
+    """Return the bytes of a plan's copies, out and in."""
+    return (len(plan.offloads) + len(plan.fetches)) * layout.groups[0].page_stride_bytes
+
 
 REQUESTS, CONTEXT_TOKENS = 4, 256
 PAGES = (32, 64)

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvell.calibration.budget import TimeBudget
-from kvell.calibration.design import Point
+from kvell.calibration.design import Point, TimeBudget
 from kvell.calibration.rig import Rig, TimedStep
 from kvell.cost.fit import MeasuredStep
 from kvell.models.sources.progress import Progress

@@ -1,16 +1,23 @@
 """A calibration without the serving: measure, fit, judge."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from kvell.calibration.budget import TimeBudget
-from kvell.calibration.design import HELD_OUT, LEARNED, PRICED, QUICK_HELD_OUT, QUICK_LEARNED
+import torch
+
+from kvell.calibration.design import (
+    HELD_OUT,
+    LEARNED,
+    PRICED,
+    QUICK_HELD_OUT,
+    QUICK_LEARNED,
+    TimeBudget,
+)
 from kvell.calibration.host_copies import ROUNDS as COPY_ROUNDS
 from kvell.calibration.host_copies import measure_host_copies
 from kvell.calibration.measure import ROUNDS, Repeats, measure
 from kvell.calibration.prints import machine_print, software_print
-from kvell.calibration.rates import copy_bytes_per_second, product_flops_per_second
 from kvell.calibration.rig import CannotTimeError
 from kvell.calibration.subject import Subject
 from kvell.clock import Clock
@@ -18,6 +25,45 @@ from kvell.cost.calibration import Calibration, HeldOut, Serving
 from kvell.cost.fit import fit_operators, median_error
 from kvell.cost.operators import Operators
 from kvell.models.sources.progress import Progress
+
+ROWS = 512
+TRIES = 7
+COPY_BYTES = 64 << 20
+SHORTEST_SECONDS = 1e-9
+
+
+def product_flops_per_second(
+    clock: Clock, inner: int, outer: int, dtype: torch.dtype, device: torch.device
+) -> float:
+    """Profile one compute-bound operator, which stands for all: N of MemServe §5.3.2.
+
+    :returns: the best of several [512, inner] × [inner, outer].
+    """
+    rows = torch.ones((ROWS, inner), dtype=dtype, device=device)
+    weight = torch.ones((outer, inner), dtype=dtype, device=device)
+    seconds = _best(clock, lambda: torch.nn.functional.linear(rows, weight), device)
+    return 2.0 * ROWS * inner * outer / seconds
+
+
+def copy_bytes_per_second(
+    clock: Clock, device: torch.device, size_bytes: int = COPY_BYTES
+) -> float:
+    """Measure copies from the host's memory to the device's."""
+    source = torch.ones(size_bytes, dtype=torch.uint8)
+    target = torch.ones(size_bytes, dtype=torch.uint8, device=device)
+    return size_bytes / _best(clock, lambda: target.copy_(source), device)
+
+
+def _best(clock: Clock, work: Callable[[], object], device: torch.device) -> float:
+    best = float("inf")
+    for _ in range(TRIES):
+        started = clock.now_seconds()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        best = min(best, max(SHORTEST_SECONDS, clock.now_seconds() - started))
+    return best
+
 
 QUICK_ROUNDS, QUICK_COPY_ROUNDS = 2, 6
 PRICED_ROUNDS = 5

@@ -106,7 +106,7 @@ def instance(
             stack.callback(remove_orphaned, Path(pool_dir), os.getppid())
         serve: Callable[[Engine], None]
         if pool_host:
-            from kvell.serving.door import FrontListener, read_secret
+            from kvell.serving.fronts import FrontListener, read_secret
             from kvell.serving.loop import serve_fronts
 
             secret = read_secret(sys.stdin.fileno())

@@ -43,8 +43,7 @@ def plot(
     kvell replay … --manager kvell --timeline kvell.jsonl
     kvell plot paged.jsonl kvell.jsonl --out memory.png
     """
-    from kvell.simulator.report.plot import draw
-    from kvell.simulator.report.shares import Run
+    from kvell.simulator.report.plot import Run, draw
     from kvell.simulator.report.timeline import read_timeline
 
     if titles and len(titles) != len(files):

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kvell.cluster.trees.chains import PromptChain
-from kvell.cluster.trees.memo import HashMemo
+from kvell.cluster.trees.chains import HashMemo, PromptChain
 from kvell.cluster.trees.tree import PromptTree, TreeGroup
 from kvell.engine.protocol.notices import IndexedGroup, IndexNotice
 from kvell.engine.requests.cache_roots import long_root

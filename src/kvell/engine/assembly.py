@@ -17,25 +17,27 @@ from kvell.engine.core.journal import Journal
 from kvell.engine.core.miss_watch import MissWatch
 from kvell.engine.core.page_map import PageMap
 from kvell.engine.engine import Engine
-from kvell.engine.lending.sections import full_groups
-from kvell.engine.planning.overlap import with_depth
+from kvell.engine.lending.distributed_request import full_groups
+from kvell.engine.planning.scheduler import with_depth
 from kvell.engine.protocol.statistics import ModelWeights
-from kvell.engine.requests.limits import Limits
-from kvell.engine.requests.model_rules import ModelRules
+from kvell.engine.requests.limits import Limits, ModelRules
 from kvell.engine.running.copies.copies_under_pass import copies_beside_passes
 from kvell.engine.running.lent.queries import Queries
 from kvell.engine.running.pool_link import PoolLink
-from kvell.engine.running.recorded.recording import record
-from kvell.engine.running.recorded.starting import StartingModelRunner
+from kvell.engine.running.recorded.starting import StartingModelRunner, record
 from kvell.engine.running.runner import ModelRunner
 from kvell.engine.sampling.controls import Controls
-from kvell.engine.setup.budget_limits import observing_tokens
 from kvell.engine.setup.contract import MemoryContract, make_contract, model_share
-from kvell.engine.setup.engine_memory import CpuBuffer, Memory, cpu_buffer_of, memory_of
-from kvell.engine.setup.model_limits import make_limits, rules_of
+from kvell.engine.setup.engine_memory import (
+    CpuBuffer,
+    Memory,
+    cpu_buffer_of,
+    memory_of,
+    pool_problem,
+)
+from kvell.engine.setup.model_limits import make_limits, observing_tokens, rules_of
 from kvell.engine.setup.objectives import check_objectives, watch_of
 from kvell.engine.setup.options import EngineOptions
-from kvell.engine.setup.pool_place import pool_problem
 from kvell.engine.setup.several_models import (
     ServedModel,
     check_several,

@@ -3,14 +3,43 @@
 At depth 0, each step is planned, run and committed before the next.  At depth 1, a device or a
 second thread runs the steps in order; meanwhile the engine's thread plans the next step and commits
 the previous one.  Compiled passes release the GIL.
+
+How many prompt tokens a step may compute if several tenants have requests.
+
+A step takes as long as its prompt tokens, and all others wait.  A tenant's prompts may delay its
+own requests; those of others for a bounded time only, whatever the machine's speed is now.
+
+Times that requests wait, prefill and decode in an instance, by the loop's clock.
+
+::
+
+    submitted ──queue──► first admitted ──prefill──► first token ──decode──► ended
+
+A preemption does not end a stage, as in vLLM.
+
+Running of steps on a separate thread, in order.
+
+::
+
+    steps   … run 1 ┐ ready 2 ┌ run 2 ────────────
+                    │         ├ result 1
+    loop            ┘ waits   └ commit 1 ─ plan 3 ─
+
+Two threads share Python's lock, which a compiled pass releases.  A thread that waits for step 1
+would wake at its end, and take the lock just when step 2 needs it to begin.  So a result is
+delivered only once the next step computes, some tenths of a millisecond later.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import TypeVar
+
+import torch
 
 from kvell.clock import Clock, MonotonicClock
 from kvell.cost.prices import DEFAULT_PRICES, InstancePrices
@@ -22,12 +51,8 @@ from kvell.engine.core.index_watch import indexed_groups
 from kvell.engine.core.journal import CoreCommand, Journal, PlanAsked
 from kvell.engine.core.lateness import Lateness
 from kvell.engine.core.loop import EngineLoop
-from kvell.engine.core.pace import StepPace
 from kvell.engine.core.page_map import PageMap
-from kvell.engine.core.unseen import end, refuse, without_images
-from kvell.engine.failed_steps import FailedSteps
 from kvell.engine.failing.failures import StepFailed, StepFailure
-from kvell.engine.protocol.leading import Introduce, Lead
 from kvell.engine.protocol.messages import (
     CREDITS,
     SCHEMA_VERSION,
@@ -38,29 +63,254 @@ from kvell.engine.protocol.messages import (
     Drain,
     Event,
     Finished,
+    Introduce,
     KeepAlive,
+    Lead,
     Ready,
     Submit,
+    Tokens,
 )
 from kvell.engine.protocol.notices import WatchIndex
 from kvell.engine.protocol.pages import AskLargePage, AskPages, LargePage, Pages
-from kvell.engine.protocol.stage_times import StageTimes
 from kvell.engine.protocol.statistics import InstanceFacts, LoadStats, ModelWeights
 from kvell.engine.requests.plan import StepPlan, StepResult
-from kvell.engine.running.ahead import StepsAhead
 from kvell.engine.running.engine_link import EngineLink
-from kvell.engine.running.moved_images import MovedImages
-from kvell.engine.running.runner import Runner, StartingRunner
-from kvell.engine.running.sent_images import SentImages
-from kvell.engine.sampling.awaited_grammars import AwaitedGrammars
-from kvell.engine.sampling.grammars import Grammars
+from kvell.engine.running.moved_images import MovedImages, SentImages
+from kvell.engine.running.runner import PreparingRunner, Runner, StartingRunner
+from kvell.engine.sampling.grammars import AwaitedGrammars, Grammars
 from kvell.engine.setup.contract import MemoryContract
 from kvell.engine.setup.objectives import ObjectiveWatch
 from kvell.engine.setup.warmer import Warmer
 from kvell.errors import ChangeSomething, TryLater
 from kvell.mempool.entries import Draining
 from kvell.models.images.image_store import ImageStore
-from kvell.vocabulary import RequestId
+from kvell.vocabulary import FinishReason, RequestId
+
+logger = logging.getLogger(__name__)
+
+MOST_IN_A_ROW = 16
+"""Largest number of consecutive steps that may fail.  After more, the process counts as broken."""
+LOG_SECONDS = 5.0
+"""Interval in which one failure is logged with its traceback; the others are counted."""
+
+_BROKEN: tuple[type[BaseException], ...] = (
+    MemoryError,
+    torch.OutOfMemoryError,
+    getattr(torch, "AcceleratorError", MemoryError),
+)
+
+
+class FailedSteps:
+    """The failures of one engine's steps.
+
+    :ivar last: the exception of the latest failed step.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.last: Exception | None = None
+        self._clock = clock
+        self._in_a_row = self._untold = 0
+        self._told_seconds: float | None = None
+
+    def on_success(self) -> None:
+        self._in_a_row = 0
+
+    def contain(self, plan: StepPlan, failed: StepFailed) -> StepFailure:
+        """Return the stand-in for the result of a failed step.
+
+        :raises Exception: the step's exception, if the instance must end: the process seems
+            broken, or another instance reads what the step should have computed.
+        """
+        cause = failed.__cause__
+        if not isinstance(cause, Exception):
+            raise failed
+        self._in_a_row += 1
+        self.last = cause
+        if _is_broken(cause) or len(plan.streams) or self._in_a_row > MOST_IN_A_ROW:
+            raise cause
+        self._log(plan, cause)
+        return StepFailure(plan.step, f"a step failed ({type(cause).__name__})")
+
+    def _log(self, plan: StepPlan, cause: Exception) -> None:
+        now = self._clock.now_seconds()
+        if self._told_seconds is not None and now - self._told_seconds < LOG_SECONDS:
+            self._untold += 1
+            return
+        names = ", ".join(work.request_id for work in plan.work[:8])
+        more = f" and {len(plan.work) - 8} more" if len(plan.work) > 8 else ""
+        before = f"; {self._untold} others failed since the last message" if self._untold else ""
+        logger.error(
+            "step %d failed, and with it %s%s%s", plan.step, names, more, before, exc_info=cause
+        )
+        self._told_seconds = now
+        self._untold = 0
+
+
+def _is_broken(cause: Exception) -> bool:
+    return isinstance(cause, _BROKEN) or "CUDA error" in str(cause)
+
+
+Run = Callable[[Callable[[], StepResult]], StepResult]
+
+
+class StepsAhead:
+    """A thread that runs steps in order; :meth:`ask` is called from one other thread."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvell-steps")
+        self._asked = self._started = 0
+        self._kept: tuple[Future[StepResult], StepResult] | None = None
+
+    def ask(self, run: Callable[[], StepResult]) -> Future[StepResult]:
+        """Run a step after all earlier ones; the future has its result or its exception."""
+        answer: Future[StepResult] = Future()
+        self._asked += 1
+        self._thread.submit(self._answer, run, answer)
+        return answer
+
+    def start(self, runner: Runner, plan: StepPlan, run: Run) -> Callable[[], StepResult]:
+        """Prepare a step, and let it run after all earlier ones; return what waits for its result.
+
+        :param run: runs the function that computes the step.
+        """
+        if isinstance(runner, PreparingRunner):
+            return self.ask(partial(run, runner.prepare(plan, self.begun))).result
+        return self.ask(partial(run, partial(runner.run, plan))).result
+
+    def begun(self) -> None:
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            answer, result = kept
+            answer.set_result(result)
+
+    def settle(self) -> None:
+        self._thread.submit(self._forget).result()
+
+    def close(self) -> None:
+        """Wait until all steps have run, and end the thread."""
+        self._thread.shutdown()
+
+    def _forget(self) -> None:
+        self._asked = self._started
+        self._kept = None
+
+    def _answer(self, run: Callable[[], StepResult], answer: Future[StepResult]) -> None:
+        self._started += 1
+        try:
+            result = run()
+        except BaseException as failure:
+            self.begun()
+            answer.set_exception(failure)
+            return
+        self.begun()  # the step may have computed nothing
+        self._kept = answer, result
+        if self._started == self._asked:
+            self.begun()
+
+
+@dataclass
+class _Stages:
+    submitted_seconds: float
+    admitted_seconds: float | None = None
+    first_token_seconds: float | None = None
+
+    def add_times(self, finished: Finished, now: float) -> Finished:
+        admitted = now if self.admitted_seconds is None else self.admitted_seconds
+        first = now if self.first_token_seconds is None else self.first_token_seconds
+        return replace(
+            finished,
+            queue_seconds=admitted - self.submitted_seconds,
+            prefill_seconds=first - admitted,
+            decode_seconds=now - first,
+        )
+
+
+class StageTimes:
+    """A stopwatch for requests, driven by the commands and events of a core."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._stages: dict[RequestId, _Stages] = {}
+        self._without_token = 0
+
+    def on_submitted(self, request_id: RequestId) -> None:
+        """Note a submitted request; a request in flight keeps its time."""
+        if request_id not in self._stages:
+            self._stages[request_id] = _Stages(self._clock.now_seconds())
+            self._without_token += 1
+
+    def on_admitted(self, request_ids: Iterable[RequestId]) -> None:
+        """Note requests admitted by the step that begins now; only the first admission counts."""
+        now = self._clock.now_seconds()
+        for request_id in request_ids:
+            stages = self._stages.get(request_id)
+            if stages is not None and stages.admitted_seconds is None:
+                stages.admitted_seconds = now
+
+    def add_times(self, events: list[Event]) -> list[Event]:
+        if not self._without_token and not any(type(event) is Finished for event in events):
+            return events
+        now = self._clock.now_seconds()
+        return [self._told(event, now) for event in events]
+
+    def _told(self, event: Event, now: float) -> Event:
+        if isinstance(event, Tokens):
+            stages = self._stages.get(event.request_id)
+            if stages is not None and stages.first_token_seconds is None:
+                stages.first_token_seconds = now
+                self._without_token -= 1
+        elif isinstance(event, Finished):
+            stages = self._stages.pop(event.request_id, None)
+            if stages is None:
+                return event
+            self._without_token -= stages.first_token_seconds is None
+            return stages.add_times(event, now)
+        return event
+
+
+def without_images(command: Submit) -> Finished:
+    problem = ChangeSomething("images", "…", "are unknown", "give them with the prompt")
+    return refuse(command, problem)
+
+
+def refuse(command: Submit, problem: ChangeSomething | TryLater) -> Finished:
+    """Return the end of a request that is refused for a problem."""
+    finished = replace(end(command, "refused"), message=str(problem), bound=problem.bound)
+    if isinstance(problem, TryLater):
+        return replace(finished, try_later=True)
+    return replace(finished, field=problem.field)
+
+
+def end(command: Submit, reason: FinishReason) -> Finished:
+    return Finished(command.request_id, command.attempt, reason, command.spec.prompt_tokens)
+
+
+STEP_SECONDS = 0.4
+"""About the longest step with prompts of one tenant and requests of another."""
+FIRST_TOKENS = 128
+"""The prompt tokens of such a step before any step was timed."""
+LEAST_TOKENS = 32
+"""The fewest prompt tokens, so that prompts advance beside many answers too."""
+TIMED_TOKENS = 16
+"""Steps with fewer tokens are not timed."""
+
+
+class StepPace:
+    """The speed of recent steps, and the prompt tokens that follow from it."""
+
+    def __init__(self) -> None:
+        self._token_seconds = STEP_SECONDS / FIRST_TOKENS
+
+    def note(self, tokens: int, seconds: float) -> None:
+        """Note a step's tokens and duration; a slow step counts at once, a fast one by half."""
+        if tokens >= TIMED_TOKENS:
+            latest = seconds / tokens
+            self._token_seconds = max(latest, (latest + self._token_seconds) / 2)
+
+    @property
+    def shared_prompt_tokens(self) -> int:
+        return max(LEAST_TOKENS, int(STEP_SECONDS / max(self._token_seconds, 1e-9)))
+
 
 Ran = TypeVar("Ran")
 

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kvell.engine.setup.affordable import check_buffer, too_much
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.engine.setup.model_limits import check_length, make_limits
-from kvell.engine.setup.sizes import layout_of
+from kvell.engine.setup.sizes import check_buffer, layout_of, too_much
 from kvell.memory import LayerSpec, as_draft
 from kvell.models.config.activations import activation_model
 from kvell.models.config.budgets import budgets_of, with_budgets

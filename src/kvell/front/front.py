@@ -1,8 +1,23 @@
-"""The front: gives each request its own output, whatever happens to the instances."""
+"""The front: gives each request its own output, whatever happens to the instances.
+
+The processors of the front's thread: not that of the thread that plans and computes.
+
+Each token wakes the front, and the operating system tends to run the front on the processor of the
+process that woke it: the instance's own thread, which then waits until the front is done, while
+another processor is idle.
+
+Names of requests: those of callers, and those of instances.
+
+Several fronts may have the same instances, and their clients choose names freely.  So the name at
+instances is ``front-3f9a12cc:name``, and the name that people see is without the front.
+"""
 
 import asyncio
+import contextlib
+import os
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Literal, Self
 
@@ -30,17 +45,71 @@ from kvell.fleet.started.member import MemberCallbacks, MemberStatus, stats_of
 from kvell.fleet.started.members import CLOSING, Members
 from kvell.fleet.started.pool_settings import PoolSettings
 from kvell.fleet.started.watch import pages_of
-from kvell.front.affinity import Affinity
-from kvell.front.dispatch import Command, Dispatch
 from kvell.front.events.index_observer import IndexObserver
 from kvell.front.instance_load import InstanceLoad
 from kvell.front.mailbox import Mailbox, Output, OutputRoom
 from kvell.front.request_log import LogEntry, RequestObserver, RequestTrace
-from kvell.front.request_names import RequestNames
-from kvell.front.request_queue import RequestQueue
-from kvell.front.waiting_line import Entries
+from kvell.front.request_queue import Command, Dispatch, Entries, RequestQueue
+from kvell.serving.gate import NAME_END
 from kvell.vocabulary import RequestId
 from kvell.wire.frames import ProtocolError
+
+
+class RequestNames:
+    """Names of one front's requests; pure.
+
+    :param front: name of the front; "" if its instances have no other: then the names are equal.
+    """
+
+    def __init__(self, front: str = "") -> None:
+        self.prefix = f"{front}{NAME_END}" if front else ""
+
+    def known(self, shown: str) -> RequestId:
+        return RequestId(self.prefix + shown)
+
+    def shorten(self, name: RequestId) -> RequestId:
+        """Return the name that people see; names of other fronts stay whole."""
+        return RequestId(name.removeprefix(self.prefix))
+
+    def pages(self, pages: Pages) -> Pages:
+        if not self.prefix or not pages.misses:
+            return pages
+        misses = (replace(miss, request_id=self.shorten(miss.request_id)) for miss in pages.misses)
+        return replace(pages, misses=tuple(misses))
+
+    def large_page(self, page: LargePage) -> LargePage:
+        """Return a large page, with the names that people see."""
+        if not self.prefix:
+            return page
+        owners = (
+            replace(owner, request_id=self.shorten(owner.request_id)) for owner in page.owners
+        )
+        return replace(page, owners=tuple(owners))
+
+
+class Affinity:
+    """The processor affinity of the thread that makes and calls this object.
+
+    A pass has its caller on the first processor (``csrc/forward/places.h``).  Processes that are
+    started meanwhile would inherit the affinity, so it is set only while none is started.
+    """
+
+    def __init__(self) -> None:
+        has_places = hasattr(os, "sched_getaffinity")
+        self._all = frozenset(os.sched_getaffinity(0)) if has_places else frozenset[int]()
+
+    def take(self) -> None:
+        self._run_on(self._all - {min(self._all, default=0)})
+
+    def give_back(self) -> None:
+        """Run on all processors that the thread had."""
+        self._run_on(self._all)
+
+    def _run_on(self, processors: frozenset[int]) -> None:
+        if processors:
+            with contextlib.suppress(OSError):  # no longer permitted: the system decides
+                os.sched_setaffinity(0, processors)
+
 
 FrontState = Literal["starting", "serving", "restarting", "failing", "failed", "closing"]
 

@@ -3,10 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from kvell.cluster.routing.crowd import Crowd
-from kvell.cluster.routing.instance_pace import InstancePace
+from kvell.cluster.routing.instance_pace import Crowd, InstancePace, Ramp
 from kvell.cluster.routing.pace import Pace, PromptWork
-from kvell.cluster.routing.ramp import Ramp
 from kvell.cluster.steering.relief import MovableView, is_short
 from kvell.cost.prices import FIT_CONTEXT_TOKENS, pairs
 from kvell.engine.protocol.messages import NO_OTHERS, Heartbeat, NotTaken, OtherFronts

@@ -8,8 +8,8 @@ import numpy.typing as npt
 from kvell.engine.protocol.given import GivenPrompt, given_prompt, whole
 from kvell.engine.protocol.pooling import POOLED
 from kvell.engine.protocol.sampling_params import SamplingParams, SeedSource
+from kvell.engine.requests.admissible import pooling_problem, served_pooling
 from kvell.engine.requests.beam_search import BeamSearch, BeamSearchParams
-from kvell.engine.requests.pooling import pooling_problem, served_pooling
 from kvell.engine.sampling.model_defaults import GenerationConfig, limit_answer, sampling_defaults
 from kvell.errors import ChangeSomething
 from kvell.local.engine import LocalEngine

@@ -8,7 +8,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from kvell.clock import Clock
-from kvell.engine.failed_steps import FailedSteps
+from kvell.engine.engine import FailedSteps
 from kvell.engine.protocol.logprobs import PromptLogprobs
 from kvell.engine.protocol.messages import Event, Finished, Submit, Tokens
 from kvell.engine.protocol.pooling import Pooling

@@ -3,10 +3,12 @@
 The scheduler's process, the library and the simulator run the same agent.
 """
 
+import hashlib
+import json
 from collections.abc import Collection, Sequence
 
 from kvell.elastic.page_buffer import PageBuffer
-from kvell.memory import HoldingCore
+from kvell.memory import GroupSpec, HoldingCore
 from kvell.mempool.entries import (
     BY_QUERIES,
     NOT_IN_PLACE,
@@ -27,7 +29,6 @@ from kvell.mempool.tiers.sent import SentTexts
 from kvell.mempool.transfers.actions import Action, Arrived, Ended, Send
 from kvell.mempool.transfers.asking import Asking
 from kvell.mempool.transfers.copies import Copies
-from kvell.mempool.transfers.fingerprint import layout_fingerprint
 from kvell.mempool.transfers.messages import (
     Abandon,
     Ask,
@@ -42,6 +43,30 @@ from kvell.mempool.transfers.messages import (
 from kvell.mempool.transfers.numbers import RightNumbers
 from kvell.mempool.transfers.receiving import Receiving
 from kvell.mempool.transfers.sending import Sending
+
+
+def layout_fingerprint(groups: Sequence[GroupSpec], content: str) -> str:
+    """Return a digest of the format of pages; instances with equal digests may exchange pages.
+
+    The digest is independent of the size of the pool and the number of pages in a large page.
+
+    :param content: what else decides the bytes of a page: weights, element types.
+    """
+    fields = [
+        [
+            group.name,
+            group.kind.value,
+            list(group.layers),
+            group.layer_token_bytes,
+            group.page_tokens,
+            group.page_stride_bytes,
+            group.window_tokens,
+            group.layers_per_page,
+            group.model,
+        ]
+        for group in groups
+    ]
+    return hashlib.blake2b(json.dumps([fields, content]).encode(), digest_size=16).hexdigest()
 
 
 class Agent:

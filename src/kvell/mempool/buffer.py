@@ -12,7 +12,7 @@ swapped in before it is sent.
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,6 @@ import numpy.typing as npt
 from kvell.elastic.page_buffer import PageBuffer
 from kvell.errors import ChangeSomething, TryLater
 from kvell.memory import HoldingCore, Tokens
-from kvell.mempool.addresses import Medium
 from kvell.mempool.holds import Hold, Holds, places_held
 from kvell.mempool.owners import Owner, Tick
 from kvell.mempool.tiers.buffered import BufferedPages, Key
@@ -28,6 +27,40 @@ from kvell.mempool.tiers.digests import Digest, PrefixDigests, full_root
 from kvell.mempool.tiers.lookup import SERVED_KINDS, Tiers
 from kvell.mempool.transfers.copies import whole
 from kvell.mempool.transports.page_copies import Bytes
+
+Medium = Literal["device", "host"]
+"""The medium of a page: the pool, or the host buffer of a library."""
+
+
+class Address(NamedTuple):
+    """The address of a page of one instance.
+
+    :param group: the index of its layer group; ``position`` is its index in the text.
+    :param page: its number in the group; ``offset`` is its start in its medium, in bytes.
+    """
+
+    instance: str
+    incarnation: int
+    group: int
+    position: int
+    page: int
+    offset: int
+    medium: Medium = "device"
+
+
+@dataclass(frozen=True)
+class Lease:
+    """Pages that are held until a deadline.
+
+    :param deadline: in ticks of the instance.
+    :param hit_tokens: the matched tokens of a text; 0 for allocated memory.
+    """
+
+    owner: Owner
+    deadline: Tick
+    addresses: tuple[Address, ...]
+    hit_tokens: int = 0
+
 
 Media = Literal["device", "host", "mixed"]
 """The tiers to match a text in: the pool, the buffer, or both together."""

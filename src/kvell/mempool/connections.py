@@ -15,9 +15,8 @@ from kvell.mempool.transports.mapped import MappedPages
 from kvell.mempool.transports.page_copies import Bytes
 from kvell.mempool.transports.peer import Peer
 from kvell.mempool.transports.rights import Rights
-from kvell.mempool.transports.tcp.page_server import PageServer
 from kvell.mempool.transports.tcp.partials import Answers, PartialsLine, PartialsServer
-from kvell.mempool.transports.tcp.tcp_pages import TcpPages
+from kvell.mempool.transports.tcp.tcp_pages import PageServer, TcpPages
 from kvell.wire.blocking import BlockingSocket
 from kvell.wire.descriptors import exchange_descriptors
 from kvell.wire.doorway import Doorway, Enters

@@ -10,7 +10,7 @@ import queue
 import selectors
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
@@ -18,10 +18,19 @@ from typing import Any, TypeVar
 import numpy as np
 
 from kvell.clock import Clock, MonotonicClock
-from kvell.errors import TryLater
+from kvell.errors import ChangeSomething, TryLater
 from kvell.memory import GroupSpec
 from kvell.mempool.connections import PeerConnections, listening
-from kvell.mempool.entries import Heard, PeerEntry, PeerLost, PeerMapped, PullEnded, Ticked
+from kvell.mempool.entries import (
+    BY_QUERIES,
+    NOT_IN_PLACE,
+    Heard,
+    PeerEntry,
+    PeerLost,
+    PeerMapped,
+    PullEnded,
+    Ticked,
+)
 from kvell.mempool.owners import TICK_MILLISECONDS, Tick
 from kvell.mempool.transfers.actions import (
     Action,
@@ -37,18 +46,111 @@ from kvell.mempool.transfers.actions import (
     StopPull,
 )
 from kvell.mempool.transfers.messages import PeerMessage, Transfer, Written
-from kvell.mempool.transports.creditors import Creditors
 from kvell.mempool.transports.lent_attention import LentAttention, RightsWords
+from kvell.mempool.transports.mapped import MappedPages
 from kvell.mempool.transports.mover import PullExecutor
 from kvell.mempool.transports.neighbours import MappedPeers
 from kvell.mempool.transports.page_copies import Bytes, pieces_of
 from kvell.mempool.transports.peer import Peer
-from kvell.mempool.transports.reaching import PeerFinder
 from kvell.mempool.transports.rights import Rights
+from kvell.mempool.transports.tcp.partials import PartialsLine
 from kvell.wire.bell import Bell
 from kvell.wire.buffered import PeerClosedError
 from kvell.wire.endpoints import Endpoint
 from kvell.wire.greeting import Greeting
+
+THREADS = 4
+
+
+class PeerFinder:
+    """The messages that wait for a connection, and the threads that connect.
+
+    :param find: returns the address of an instance by its name.
+    :param connect: connects to an instance; called on a thread of the finder, as is ``fail``.
+    :param fail: called when an instance cannot be reached.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[str], Endpoint],
+        connect: Callable[[Endpoint, str], object],
+        fail: Callable[[str], None],
+    ) -> None:
+        self._find, self._connect, self._fail = find, connect, fail
+        self._waiting: dict[str, list[Send]] = {}
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kvell-reacher")
+
+    def reach(self, action: Send) -> None:
+        name = action.instance
+        is_new = name not in self._waiting
+        self._waiting.setdefault(name, []).append(action)
+        if is_new:
+            self._threads.submit(self._reach, name)
+
+    def take(self, name: str) -> Sequence[Send]:
+        return self._waiting.pop(name, ())
+
+    def close(self) -> None:
+        """Wait until no thread connects any more."""
+        self._threads.shutdown()
+
+    def _reach(self, name: str) -> None:
+        try:
+            self._connect(self._find(name), name)
+        except (ChangeSomething, TryLater, OSError):
+            self._fail(name)
+
+
+Incarnation = tuple[str, int]
+
+
+class Creditors:
+    """The peers that may lend to one instance.
+
+    :param neighbours: maps pools of peers on this host after this pool.
+    :param fingerprint: the fingerprint of this layout; peers with another one lend no pages.
+    """
+
+    def __init__(self, neighbours: MappedPeers | None, fingerprint: str) -> None:
+        self._neighbours, self._fingerprint = neighbours, fingerprint
+        self._in_place: dict[Incarnation, list[MappedPages]] = {}
+        self._asked: dict[Incarnation, PartialsLine] = {}
+
+    def meet(self, peer: Peer) -> int | None:
+        """Let attention read the pages that a peer will lend.
+
+        :returns: ``first_large`` of :class:`.PeerMapped`; None if the peer lends no pages here.
+        """
+        greeting, source = peer.greeting, peer.source
+        if self._neighbours is None or greeting.fingerprint != self._fingerprint:
+            return None
+        key = greeting.instance, greeting.incarnation
+        if isinstance(source, MappedPages):
+            self._in_place.setdefault(key, []).append(source)
+            return source.put_behind(self._neighbours)
+        if peer.partials is None:
+            return NOT_IN_PLACE
+        self._asked[key] = peer.partials
+        return BY_QUERIES
+
+    def stands(self, instance: str, incarnation: int, number: int) -> bool:
+        """Return whether a right to read in place is still valid. Any thread may call this."""
+        met = self._in_place.get((instance, incarnation))
+        return met[0].stands(number) if met else False
+
+    def partials(self, instance: str, incarnation: int) -> PartialsLine | None:
+        """Return the line for queries to an instance, if any. Any thread may call this."""
+        return self._asked.get((instance, incarnation))
+
+    def take_away(self, instance: str, incarnation: int) -> None:
+        """Forget the pool of a dead instance once no step reads it. Any thread may call this."""
+        met = self._in_place.get((instance, incarnation))  # it may be connected again already
+        if met:
+            met.pop(0).take_away()
+        line = self._asked.get((instance, incarnation))
+        if line is not None and line.is_closed:
+            del self._asked[instance, incarnation]
+
 
 logger = logging.getLogger(__name__)
 

@@ -28,9 +28,8 @@ from kvell.memory import (
     create_core,
     pages_of_text,
 )
-from kvell.mempool.addresses import Address, Lease
 from kvell.mempool.agent import Agent
-from kvell.mempool.buffer import HostBuffer, Media
+from kvell.mempool.buffer import Address, HostBuffer, Lease, Media
 from kvell.mempool.entries import PeerEntry
 from kvell.mempool.moving_calls import LEASE_SECONDS, MovingCalls
 from kvell.mempool.node import PageTransferThread

@@ -16,8 +16,7 @@ from kvell.models.config.description import ModelDescription
 from kvell.models.forward.forward_batch import ForwardBatch, ModelMemory
 from kvell.models.forward.kv_memory import layer_pages, storing_layer
 from kvell.models.forward.segments import LayerCallbacks
-from kvell.models.fused.decoder import FusedDecoder
-from kvell.models.fused.team import PassRecord
+from kvell.models.fused.decoder import FusedDecoder, PassRecord
 from kvell.models.images.image_store import ImageStore
 from kvell.models.partials.remote_sections import RemoteSections
 from kvell.models.partials.served_layers import ServedLayers

@@ -12,19 +12,18 @@ from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from kvell.device.open_files import allow_open_files
 from kvell.engine.setup.contract import in_columns
 from kvell.errors import ChangeSomething
-from kvell.front.affinity import Affinity
-from kvell.front.front import Front
+from kvell.front.front import Affinity, Front
 from kvell.mempool.rendezvous import SECRET_BYTES
 from kvell.server.api.serve_options import ServeOptions
-from kvell.server.http.connections_that_fit import connections_that_fit
+from kvell.server.http_face import ServingKeys
 from kvell.server.logs.lines import tell
 from kvell.server.logs.statistics import Statistics, statistics_lines
 from kvell.server.map.recorder import HistoryRecorder
 from kvell.server.metrics.front_metrics import ServerMetrics
-from kvell.server.metrics.memory_page import contract_lines, price_lines
-from kvell.server.serving_keys import ServingKeys
+from kvell.server.metrics.instance_metrics import contract_lines, price_lines
 from kvell.server.text.text_model import Texts
 
 if TYPE_CHECKING:
@@ -32,6 +31,36 @@ if TYPE_CHECKING:
     from kvell.front.events.publisher import EventsPublisher
     from kvell.server.access.visit import VisitTracer
     from kvell.server.http_face import HttpFace
+
+RESERVED = 96
+"""Descriptors not for connections: libraries, logs, listeners, sockets that are closing."""
+RESERVED_PER_INSTANCE = 8
+"""Descriptors of an instance's connection, pipes and memory, and those of its replacement."""
+FEWEST = 16
+
+
+def connections_that_fit(requested: int, instances: int) -> int:
+    """Raise the limit of open files as needed; return the number of connections that fit.
+
+    A quarter of the limit is never used for connections, since instances may be added.
+
+    :raises ChangeSomething: when the limit is too low to serve at all.
+    """
+    reserved = RESERVED + RESERVED_PER_INSTANCE * instances
+    wanted = max(requested + reserved, -(-requested * 4 // 3))
+    open_files = allow_open_files(wanted)
+    fit = min(requested, open_files - max(reserved, open_files // 4))
+    if fit < FEWEST:
+        problem = f"leaves too few connections, for {open_files} files may be open"
+        remedy = (
+            f"ask for {FEWEST} or more, under a limit of {reserved + FEWEST} or more (ulimit -n)"
+        )
+        raise ChangeSomething("max_connections", requested, problem, remedy)
+    if fit < requested:
+        limits = {"asked": requested, "allowed": fit, "open_files": open_files}
+        tell(logger, logging.WARNING, "fewer_connections", **limits)
+    return fit
+
 
 logger = logging.getLogger(__name__)
 

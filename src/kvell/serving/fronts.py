@@ -1,12 +1,27 @@
-"""The connections of an instance to its fronts, and the routing of events to them."""
+"""The connections of an instance to its fronts, and the routing of events to them.
+
+The listener of an instance for fronts on several machines.
+
+::
+
+    keeper ── stdin: the secret ──► instance ── stdout: its address ──► keeper
+                                        ▲
+    fronts, manager ── connect ─────────┘  both sides prove that they have the secret
+      keeper ── stdin ends ──► the instance closes all connections, and exits
+
+The keeper holds the other end of stdin open, so an instance exits when its keeper dies.
+"""
 
 import contextlib
+import os
 import selectors
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from kvell.engine.protocol.codec import decode_command, encode_frame
 from kvell.engine.protocol.logprobs import PromptLogprobs
 from kvell.engine.protocol.messages import (
     FRONT_LEASE_SECONDS,
@@ -22,10 +37,94 @@ from kvell.engine.protocol.messages import (
 )
 from kvell.engine.protocol.notices import IndexNotice, WatchIndex
 from kvell.engine.protocol.statistics import LoadStats
-from kvell.serving.channel import Channel
+from kvell.mempool.rendezvous import SECRET_BYTES
+from kvell.serving.gate import NAME_END
 from kvell.vocabulary import RequestId
-from kvell.wire.buffered import PeerClosedError
+from kvell.wire.bell import Bell
+from kvell.wire.buffered import BufferedSocket, PeerClosedError
+from kvell.wire.doorway import Doorway
+from kvell.wire.endpoints import listen_at, tcp_endpoint
 from kvell.wire.frames import ProtocolError
+from kvell.wire.greeting import Greeting
+from kvell.wire.session import check_secret
+
+
+class Channel:
+    """A non-blocking socket with a send buffer of limited size.
+
+    Two threads may send: the loop and the heartbeat thread.  Whole frames are appended to the
+    buffer under the lock, and only the buffer is sent, so frames are never interleaved.  Only
+    the loop receives.
+    """
+
+    def __init__(self, sock: socket.socket, outgoing_limit_bytes: int) -> None:
+        self.lock = threading.RLock()
+        """The lock of the send buffer."""
+        self._line = BufferedSocket(sock)
+        self._limit_bytes = outgoing_limit_bytes
+        self._beat = b""
+
+    @property
+    def pending(self) -> bool:
+        """Whether unsent bytes are buffered."""
+        return self._line.unsent_bytes > 0
+
+    @property
+    def full(self) -> bool:
+        """Whether the unsent bytes have reached the limit."""
+        return self._line.unsent_bytes >= self._limit_bytes
+
+    def queue(self, events: Iterable[Event]) -> None:
+        self.queue_frames(b"".join(encode_frame(event) for event in events))
+
+    def queue_frames(self, frames: bytes) -> None:
+        """Send whole frames, or buffer them until the peer reads.
+
+        :raises PeerClosedError: if the peer has closed.
+        """
+        with self.lock:
+            self._line.send(frames)
+
+    def beat(self, beat: Heartbeat) -> None:
+        """Send a heartbeat, unless the buffer is full.
+
+        :raises PeerClosedError: if the peer has closed.
+        """
+        if not self.full:
+            self._beat = encode_frame(beat)
+            self.queue_frames(self._beat)
+
+    def beat_again(self) -> None:
+        """Send the last heartbeat again, from the heartbeat thread.
+
+        :raises PeerClosedError: if the peer has closed.
+        """
+        self.offer_frame(self._beat)
+
+    def offer_frame(self, frame: bytes) -> None:
+        """Send a frame if the buffer is empty; else drop the frame and flush the buffer.
+
+        :raises PeerClosedError: if the peer has closed.
+        """
+        with self.lock:
+            self._line.send(b"" if self.pending else frame)
+
+    def flush(self) -> None:
+        """Send as much of the buffer as the socket accepts now.
+
+        :raises PeerClosedError: if the peer has closed.
+        """
+        with self.lock:
+            self._line.flush()
+
+    def receive(self) -> list[Command]:
+        """Return the commands that have arrived completely.
+
+        :raises PeerClosedError: if the peer has closed.
+        :raises ProtocolError: if the peer violates the protocol.
+        """
+        return [decode_command(body) for body in self._line.receive()]
+
 
 UNREAD_SECONDS = 2.0
 """A front that blocks the others for this time is disconnected."""
@@ -223,3 +322,87 @@ class Fronts:
             for front in self._by_name.values():
                 with contextlib.suppress(PeerClosedError):  # the loop meets the same error
                     front.channel.beat_again()
+
+
+LEASH_BYTES = 4096
+
+
+def read_secret(descriptor: int) -> bytes:
+    """Read the cluster's secret, the first ``SECRET_BYTES`` of a pipe.
+
+    :raises ProtocolError: if the pipe ends earlier.
+    """
+    secret = b""
+    while len(secret) < SECRET_BYTES:
+        piece = os.read(descriptor, SECRET_BYTES - len(secret))
+        if not piece:
+            raise ProtocolError(f"the secret has {len(secret)} of {SECRET_BYTES} bytes")
+        secret += piece
+    return secret
+
+
+class FrontListener:
+    """A listener for fronts; authenticated connections queue until the loop accepts them.
+
+    :param host: address of this machine for the fronts.
+    :param instance: name that is sent to fronts, with ``incarnation``.
+    :raises ChangeSomething: if the address cannot be bound, or the secret is too short.
+    :ivar address: like ``tcp://10.0.0.1:5000``.
+    """
+
+    def __init__(self, host: str, secret: bytes, instance: str, incarnation: int) -> None:
+        check_secret(secret)
+        self._arrived: deque[Arrival] = deque()
+        self._bell = Bell()
+        self.is_over = False
+        listener = listen_at(tcp_endpoint(host, 0))
+        greeting = Greeting(instance, incarnation, "", 0)
+        self._doorway = Doorway(listener, greeting, secret, {"commands": self._enters})
+        self.address = str(self._doorway.address)
+        self._doorway.open()
+
+    def __enter__(self) -> "FrontListener":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    @property
+    def descriptor(self) -> int:
+        return self._bell.descriptor
+
+    def on_left(self, front: ConnectedFront) -> None:
+        """Do nothing: other fronts may connect (:class:`.Arrivals`)."""
+
+    def arrivals(self) -> list[Arrival]:
+        self._bell.clear()
+        arrivals = []
+        while self._arrived:
+            arrivals.append(self._arrived.popleft())
+        return arrivals
+
+    def ends_with(self, descriptor: int) -> threading.Thread:
+        """Set :attr:`is_over` when a pipe ends because the process at its other end closes it."""
+
+        def wait() -> None:
+            with contextlib.suppress(OSError):
+                while os.read(descriptor, LEASH_BYTES):
+                    pass  # the keeper sends nothing more
+            self.is_over = True
+            self._bell.ring()
+
+        thread = threading.Thread(target=wait, name="kvell-leash", daemon=True)
+        thread.start()
+        return thread
+
+    def close(self) -> None:
+        self._doorway.close()
+        for arrival in self.arrivals():
+            arrival.sock.close()
+        self._bell.close()
+
+    def _enters(self, greeting: Greeting, sock: socket.socket) -> None:
+        if not greeting.instance or NAME_END in greeting.instance:
+            raise ProtocolError("a front's name must be a word")
+        self._arrived.append(Arrival(greeting.instance, sock, greeting.incarnation))
+        self._bell.ring()

@@ -5,14 +5,17 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from kvell.cluster.steering.epochs import HighestEpoch
-from kvell.engine.protocol.leading import Drained, Introduce, Lead, Led
 from kvell.engine.protocol.messages import (
     Cancel,
     Command,
     Drain,
+    Drained,
     Event,
     Finished,
+    Introduce,
     KeepAlive,
+    Lead,
+    Led,
     OtherFronts,
     Ready,
     Submit,

@@ -10,20 +10,161 @@ A child with a single front runs the same loop, with that front connected from t
 """
 
 import contextlib
+import math
 import selectors
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from types import TracebackType
 from typing import Protocol, TypedDict
 
 from kvell.clock import Clock, MonotonicClock
 from kvell.engine.protocol.messages import HEARTBEAT_SECONDS, Drain, Event
 from kvell.serving.fronts import Arrival, ConnectedFront, Fronts
 from kvell.serving.gate import CommandGate, Engine, front_of
-from kvell.serving.heartbeat_schedule import HeartbeatSchedule
-from kvell.serving.heartbeat_sender import HeartbeatSender
 from kvell.vocabulary import RequestId
 from kvell.wire.bell import Bell
+from kvell.wire.buffered import PeerClosedError
+
+
+class Listeners(Protocol):
+    """The receivers of heartbeats."""
+
+    lock: threading.RLock
+    """The lock of the send buffers."""
+
+    def beat(self) -> None:
+        """Send a heartbeat with the load now, from the loop."""
+        ...
+
+    def beat_again(self) -> None:
+        """Send the last heartbeat again, from the heartbeat thread."""
+        ...
+
+
+class HeartbeatSchedule:
+    """The state of the instance's loop, and the time of the next heartbeat.
+
+    ::
+
+        resting ──works──► working ──works──► working (the next turn) ──rests──► resting
+
+    A resting loop waits for its peer, and wakes when a beat is due.  A working loop beats between
+    its steps; during a step another thread beats in its place, up to a limit: a turn that takes
+    too long means that the loop hangs, and such an instance must fall silent.  The other thread
+    repeats the last heartbeat, so the loop sends a fresh one at its next turn.
+
+    All times are seconds of one clock that never runs backwards.
+    """
+
+    def __init__(self, beat_seconds: float, longest_turn_seconds: float) -> None:
+        """:param beat_seconds: time from one beat to the next.
+        :param longest_turn_seconds: after this time in one turn, the other thread stops beating.
+        """
+        self.beat_seconds = beat_seconds
+        self._longest_turn_seconds = longest_turn_seconds
+        self._next_beat_seconds = -math.inf
+        self._working_since_seconds: float | None = None
+        self._owes_news = False
+
+    def works(self, now_seconds: float) -> None:
+        self._working_since_seconds = now_seconds
+
+    def rests(self) -> None:
+        self._working_since_seconds = None
+
+    def beats(self, now_seconds: float, *, alone: bool = False) -> None:
+        """Note that a beat is sent; ``alone``: by the other thread."""
+        self._next_beat_seconds = now_seconds + self.beat_seconds
+        self._owes_news = alone
+
+    def is_due(self, now_seconds: float) -> bool:
+        """Return whether the loop should beat: first, when due, or after the other thread did."""
+        return self._owes_news or now_seconds >= self._next_beat_seconds
+
+    def may_beat_alone(self, now_seconds: float) -> bool:
+        """Return whether a beat is due, and the other thread may send it for the busy loop."""
+        since_seconds = self._working_since_seconds  # read once: the loop's thread may change it
+        if since_seconds is None or now_seconds < self._next_beat_seconds:
+            return False
+        return now_seconds - since_seconds <= self._longest_turn_seconds
+
+    def seconds_to_beat(self, now_seconds: float) -> float:
+        """Return the time until a beat is due; 0 if it is."""
+        return max(0.0, self._next_beat_seconds - now_seconds)
+
+
+class HeartbeatSender:
+    """The caller of ``listeners`` whenever a heartbeat is due, from ``with`` until :meth:`end`.
+
+    The loop calls :meth:`works`, which sends a fresh heartbeat, and :meth:`rests`.  While a step
+    takes longer than the time between two beats, a daemon thread sends the last one again; it never
+    calls the engine.  If bytes are buffered for the peer, the thread sends only these, which is a
+    sign of life as well.
+    """
+
+    def __init__(self, listeners: Listeners, clock: Clock, rhythm: HeartbeatSchedule) -> None:
+        self._listeners = listeners
+        self._clock = clock
+        self._rhythm = rhythm
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvell-heart", daemon=True)
+
+    def __enter__(self) -> "HeartbeatSender":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end()
+
+    def works(self) -> None:
+        """Note that the loop begins a turn; beat if it is time."""
+        now_seconds = self._clock.now_seconds()
+        is_due = self._rhythm.is_due(now_seconds) and not self._ended.is_set()
+        if is_due:  # noted before the turn, so that the thread does not beat as well
+            self._rhythm.beats(now_seconds)
+        self._rhythm.works(now_seconds)
+        if is_due:
+            self._listeners.beat()
+
+    def rests(self) -> float | None:
+        """Note that the loop waits for its peer.
+
+        :returns: seconds until the next beat is due; None if none will be.
+        """
+        with self._listeners.lock:  # afterwards, only the loop adds unsent bytes
+            self._rhythm.rests()
+        if self._ended.is_set():
+            return None
+        return self._rhythm.seconds_to_beat(self._clock.now_seconds())
+
+    def end(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._pause_seconds()):
+            try:
+                self._beat_alone()
+            except PeerClosedError:
+                return  # the loop meets the same error when it next sends or receives
+
+    def _pause_seconds(self) -> float:
+        remaining_seconds = self._rhythm.seconds_to_beat(self._clock.now_seconds())
+        return remaining_seconds or self._rhythm.beat_seconds
+
+    def _beat_alone(self) -> None:
+        with self._listeners.lock:
+            now_seconds = self._clock.now_seconds()
+            if self._rhythm.may_beat_alone(now_seconds):
+                self._rhythm.beats(now_seconds, alone=True)
+                self._listeners.beat_again()
+
 
 OUTGOING_LIMIT_BYTES = 4 << 20
 LONGEST_STEP_SECONDS = 600.0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvell.byte_sizes import format_bytes
-from kvell.cli.plan.devices import device_fit
+from kvell.cli.plan.report import device_fit
 from kvell.engine.setup.sizes import GPU_KV_SHARE
 from kvell.models.config.configs import read_config
 from kvell.models.config.description import describe

@@ -17,13 +17,6 @@ from kvell.cli.top.screen import (
     MOST_REQUESTS,
     USED,
     WITHHELD,
-    memory_bar,
-    screen,
-    sections_text,
-    threads_text,
-    tokens_per_second,
-)
-from kvell.cli.top.seen import (
     IdleSpell,
     Instance,
     InstancePages,
@@ -33,7 +26,12 @@ from kvell.cli.top.seen import (
     Requests,
     ServerSnapshot,
     Uses,
+    memory_bar,
     read,
+    screen,
+    sections_text,
+    threads_text,
+    tokens_per_second,
 )
 from kvell.errors import ChangeSomething
 

@@ -4,8 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.cluster.routing.crowd import MOST_COMPUTING, Crowd, CrowdTime
-from kvell.cluster.routing.instance_pace import FirstToken, InstancePace
+from kvell.cluster.routing.instance_pace import (
+    MOST_COMPUTING,
+    Crowd,
+    CrowdTime,
+    FirstToken,
+    InstancePace,
+)
 from kvell.cluster.routing.pace import Pace, PromptWork
 from kvell.cost.prices import ExecCosts
 

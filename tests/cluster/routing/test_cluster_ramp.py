@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.cluster.routing.ramp import FIRST_REQUESTS, Ramp
+from kvell.cluster.routing.instance_pace import FIRST_REQUESTS, Ramp
 
 
 def test_grows_with_every_first_token_until_the_credits() -> None:

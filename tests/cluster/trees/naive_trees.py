@@ -5,8 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from kvell.cluster.trees.chains import PromptChain
-from kvell.cluster.trees.groups import TreeGroup
+from kvell.cluster.trees.chains import PromptChain, TreeGroup
 from kvell.engine.protocol.notices import (
     NO_BLOCK,
     BlocksHeld,

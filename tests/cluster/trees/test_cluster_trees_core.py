@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.cluster.trees.chains import PromptChain
-from kvell.cluster.trees.groups import TreeGroup
+from kvell.cluster.trees.chains import PromptChain, TreeGroup
 from kvell.cluster.trees.tree import PromptTree
 from kvell.engine.core.index_watch import IndexWatch
 from kvell.engine.protocol.messages import Event

@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from kvell.cluster.trees.groups import TreeGroup
+from kvell.cluster.trees.chains import TreeGroup
 from kvell.cluster.trees.tree import ASK_AGAIN_SECONDS, PromptTree
 from kvell.engine.protocol.notices import BlocksRemoved, IndexNotice
 from tests import depth

@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.cluster.trees import memo as memos
-from kvell.cluster.trees.chains import PromptChain
-from kvell.cluster.trees.memo import SEGMENT_BLOCKS, HashMemo
+from kvell.cluster.trees import chains as memos
+from kvell.cluster.trees.chains import SEGMENT_BLOCKS, HashMemo, PromptChain
 from kvell.engine.requests.block_hashes import BlockHashes
 from kvell.memory import Tokens
 from tests.cluster.trees.naive_trees import FULL

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.cluster.trees.chains import PromptChain
-from kvell.cluster.trees.groups import TreeGroup
+from kvell.cluster.trees.chains import PromptChain, TreeGroup
 from kvell.cluster.trees.tree import ASK_AGAIN_SECONDS, MOST_DEAD_BITS, PromptTree
 from kvell.engine.protocol.notices import IndexedGroup
 from kvell.memory import GroupKind

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.engine.core.block_changes import Block, BlockChanges
 from kvell.engine.core.core import EngineCore
-from kvell.engine.core.index_watch import IndexWatch
+from kvell.engine.core.index_watch import Block, BlockChanges, IndexWatch
 from kvell.engine.protocol.messages import Cancel, Event
 from kvell.engine.protocol.notices import (
     NO_BLOCK,

@@ -6,7 +6,7 @@ import pytest
 
 from kvell.engine.core.core import EngineCore
 from kvell.engine.cpu_buffer.swapping import Swapping
-from kvell.engine.planning.offloaded import OffloadedPrompts
+from kvell.engine.planning.chunks import OffloadedPrompts
 from kvell.engine.protocol.messages import Cancel
 from kvell.engine.requests.plan import StepPlan
 from kvell.vocabulary import RequestId

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from kvell.engine.lending.sections import local_reason
+from kvell.engine.lending.distributed_request import local_reason
 from kvell.mempool.entries import PeerLost, Ticked
 from kvell.pages.layout import GroupKind
 from tests.engine.moving.handing_over import SECTION_TOKENS, Cluster, Entry, Instance

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.engine.lending.copy_cost import LEAST_SECTIONS, LEAST_STEPS, CopyCost
+from kvell.engine.core.engine_stats import LEAST_SECTIONS, LEAST_STEPS, CopyCost
 
 
 class Steps:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kvell.engine.core.page_map import PageMap
-from kvell.engine.lending.joining import JOIN_TICKS
+from kvell.engine.lending.borrowing_requests import JOIN_TICKS
 from kvell.engine.lending.placement import RETRY_TICKS
 from kvell.memory import VisibleCore
 from tests.engine.lending.test_engine_borrowed import away, end, lent, run, turn

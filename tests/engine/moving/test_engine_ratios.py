@@ -12,7 +12,7 @@ import pytest
 from kvell.engine.protocol.messages import Finished
 from kvell.engine.protocol.statistics import Stats
 from kvell.fleet.started.member import MemberStatus
-from kvell.front.waiting_line import Entries
+from kvell.front.request_queue import Entries
 from kvell.server.map.figures import InstanceSnapshot, map_body
 from kvell.server.metrics.front_metrics import ServerMetrics
 from kvell.server.metrics.instance_metrics import InstanceFigures

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvell.engine.moving.staying import staying_reason
+from kvell.engine.moving.handovers import staying_reason
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.request import Request
 from kvell.memory import GroupKind, GroupSpec

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kvell.engine.planning.embedded import embedded_images
+from kvell.engine.planning.admission import embedded_images
 from kvell.memory import GroupKind
 from tests.models.pictures import PATCHES, ServedPictures, pictured, text
 from tests.pages.pools import group, images, pool_of

@@ -14,7 +14,7 @@ from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import PENDING, StepPlan, StepResult
-from kvell.engine.running.drawn import DrawnBefore, Pending, pending
+from kvell.engine.running.model_part import DrawnBefore, Pending, pending
 from kvell.pages.audit import audit
 from kvell.pages.layout import GroupKind, GroupSpec, Layout
 from kvell.vocabulary import RequestId, StepNumber

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.engine.core.pace import LEAST_TOKENS, STEP_SECONDS, StepPace
+from kvell.engine.engine import LEAST_TOKENS, STEP_SECONDS, StepPace
 from kvell.engine.planning.chunks import LEAST_PART_TOKENS, RECENT_STEPS
 from kvell.engine.requests.plan import StepPlan
 from tests.engine.conftest import make_layout, make_submit

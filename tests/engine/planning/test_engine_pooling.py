@@ -8,8 +8,8 @@ from kvell.engine.protocol.messages import Event, Finished, Submit, Tokens
 from kvell.engine.protocol.pooling import Pooling
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.requests.admissible import pooling_problem, served_pooling
 from kvell.engine.requests.limits import Limits
-from kvell.engine.requests.pooling import pooling_problem, served_pooling
 from kvell.errors import ChangeSomething
 from kvell.vocabulary import RequestId
 from tests.engine.conftest import make_layout, make_submit

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.engine.moving.caching import handed_over_root
+from kvell.engine.moving.handovers import handed_over_root
 from kvell.engine.requests.cache_roots import cache_root, is_long_root, long_root
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import StepPlan

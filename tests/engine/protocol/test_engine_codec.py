@@ -12,12 +12,12 @@ from hypothesis import given
 
 from kvell.cost.prices import ExecCosts
 from kvell.engine.protocol.codec import decode_command, decode_event, encode_frame
-from kvell.engine.protocol.leading import Drained
 from kvell.engine.protocol.messages import (
     AskStats,
     Cancel,
     Command,
     Drain,
+    Drained,
     Event,
     Finished,
     Heartbeat,

@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.engine.protocol.schemas.choices import are_apart
 from kvell.engine.protocol.schemas.following import (
     MOST_PARTS,
     MOST_PATH_CHARS,
+    are_apart,
     make_enforceable,
 )
-from kvell.engine.protocol.schemas.operations import Operations
-from kvell.engine.protocol.schemas.references import Document, within
+from kvell.engine.protocol.schemas.references import Document, Operations, within
 from kvell.engine.protocol.schemas.strict import StrictPart, StrictViolation, find_violation
 from tests.depth import many
 

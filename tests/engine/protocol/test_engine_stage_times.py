@@ -3,9 +3,9 @@
 import pytest
 
 from kvell.clock import VirtualClock
+from kvell.engine.engine import StageTimes
 from kvell.engine.protocol.codec import decode_event, encode_frame
 from kvell.engine.protocol.messages import Event, Finished, Tokens
-from kvell.engine.protocol.stage_times import StageTimes
 from kvell.vocabulary import FinishReason, RequestId
 from kvell.wire.frames import FrameReader
 

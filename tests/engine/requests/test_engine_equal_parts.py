@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.engine.requests.equal_parts import EqualParts, leaves_parts
+from kvell.engine.requests.turns import EqualParts, leaves_parts
 from kvell.errors import TryLater
 from tests.depth import many
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.engine.protocol.pages import Miss
-from kvell.engine.requests.misses import (
+from kvell.engine.core.miss_watch import (
     MARKS,
     Admission,
     GroupHit,
@@ -18,6 +17,7 @@ from kvell.engine.requests.misses import (
     marks_within,
     prefix_digests,
 )
+from kvell.engine.protocol.pages import Miss
 from kvell.vocabulary import RequestId
 
 FIRST_MARK = MARKS[0][0]

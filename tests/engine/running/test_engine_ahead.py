@@ -6,8 +6,8 @@ from threading import Event
 
 import pytest
 
+from kvell.engine.engine import StepsAhead
 from kvell.engine.requests.plan import StepResult
-from kvell.engine.running.ahead import StepsAhead
 from kvell.vocabulary import StepNumber
 
 SOON = 10.0

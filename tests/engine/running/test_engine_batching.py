@@ -15,7 +15,7 @@ from kvell.attention.states import StateBatch
 from kvell.engine.requests.plan import NewPages, StepPlan, TokenWork
 from kvell.engine.running.batching import FIELDS, GroupArrays, PageTables, WorkRows, token_positions
 from kvell.memory import GroupKind, GroupSpec, SlotTable
-from kvell.models.fused.states import batch_args
+from kvell.models.fused.decoder import batch_args
 from kvell.vocabulary import StepNumber
 from tests.engine.works import work_of
 from tests.oracle.tables import ReferenceTables

@@ -12,7 +12,7 @@ from kvell.engine.protocol.request_spec import RequestSpec, to_token_bytes
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.plan import StepPlan, TokenWork
 from kvell.engine.running.batching import PageTables
-from kvell.engine.running.image_batching import ImageBatcher, literal
+from kvell.engine.running.forward_batches import ImageBatcher, literal
 from kvell.memory import GroupKind, GroupSpec, SlotTable
 from kvell.models.images.image_batch import ImageBatch
 from kvell.models.images.image_content import ImagePrompt

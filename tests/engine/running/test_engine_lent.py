@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from kvell.engine.requests.plan import BorrowedPages, StepPlan
 from kvell.engine.running.batching import PageTables
 from kvell.engine.running.lent import queries as queries_file
-from kvell.engine.running.lent.answers import SectionAnswers
 from kvell.engine.running.lent.queries import Queries
+from kvell.engine.running.pool_link import SectionAnswers
 from kvell.mempool.transports.tcp.partials import PartialsLine
 from kvell.models.forward.forward_batch import ForwardBatch
 from kvell.vocabulary import SECTION_TOKENS, StepNumber

@@ -5,7 +5,7 @@ import torch
 
 from kvell.engine.protocol.pooling import POOLED, vector_of
 from kvell.engine.requests.plan import TokenWork
-from kvell.engine.running.pooled import NOTHING_POOLED, PooledRows, pooled_rows
+from kvell.engine.running.model_part import NOTHING_POOLED, PooledRows, pooled_rows
 from tests.engine.works import work_of
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from kvell.engine.running.copies.written_seams import WrittenSeams
+from kvell.engine.running.runner import WrittenSeams
 from kvell.pages.layout import GroupKind, GroupSpec
 from kvell.pages.stages import stages_of
 

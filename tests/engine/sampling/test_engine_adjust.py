@@ -12,7 +12,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.structured_outputs import ReasoningBudget
-from kvell.engine.sampling.adjust import adjust
+from kvell.engine.sampling.controls import adjust
 
 WORDS = 24
 END = 3

@@ -11,8 +11,7 @@ import pytest
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
 from kvell.engine.sampling.grammar_process import answer_masks
 from kvell.engine.sampling.grammar_process.answer_masks import MaskedRequest
-from kvell.engine.sampling.grammars import Allowed, Grammars
-from kvell.engine.sampling.mask_patience import MOST_PATIENCE_SECONDS, MaskPatience
+from kvell.engine.sampling.grammars import MOST_PATIENCE_SECONDS, Allowed, Grammars, MaskPatience
 from kvell.models.text.tokenizer import Tokenizer
 from kvell.vocabulary import RequestId
 from tests.engine.sampling.test_engine_grammar_process import workers_of

@@ -10,15 +10,13 @@ import numpy as np
 import pytest
 
 from kvell.engine.core.journal import Journal, PlanAsked
-from kvell.engine.protocol.leading import Drained
-from kvell.engine.protocol.messages import Cancel, Drain, Event, Finished, Submit, Tokens
+from kvell.engine.protocol.messages import Cancel, Drain, Drained, Event, Finished, Submit, Tokens
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
-from kvell.engine.sampling.awaited_grammars import AwaitedGrammars
 from kvell.engine.sampling.grammar_process.checking import GOOD, TOO_COMPLEX, Verdict
 from kvell.engine.sampling.grammar_process.masking import Found, MaskJob, MaskWorker, Trouble
-from kvell.engine.sampling.grammars import Grammars
+from kvell.engine.sampling.grammars import AwaitedGrammars, Grammars
 from kvell.errors import TryLater
 from kvell.llm import LLM
 from kvell.serving.gate import CommandGate, front_of

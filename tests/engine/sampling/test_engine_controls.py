@@ -15,11 +15,9 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.structured_outputs import ReasoningBudget, StructuredOutputs
 from kvell.engine.requests.plan import NO_TOKEN, StepPlan, TokenWork
 from kvell.engine.running.model_part import rows_of
-from kvell.engine.sampling.adjust import adjust
-from kvell.engine.sampling.controls import Controls, SampledPart
+from kvell.engine.sampling.controls import Controls, SampledPart, adjust, token_logprobs
 from kvell.engine.sampling.draw import sample
 from kvell.engine.sampling.grammars import Allowed, Grammars, MaskedRequest
-from kvell.engine.sampling.likelihood import token_logprobs
 from kvell.vocabulary import RequestId, StepNumber
 from tests.engine.works import work_of
 

@@ -4,8 +4,8 @@ import pytest
 from llguidance._lib import LLMatcher
 
 from kvell.engine.protocol.structured_outputs import MAX_GRAMMAR_CHARS, StructuredOutputs
-from kvell.engine.sampling.grammar_process.ebnf import ebnf_lark, is_ebnf
 from kvell.engine.sampling.grammar_process.limits import bounded_seconds
+from kvell.engine.sampling.grammar_process.sources import ebnf_lark, is_ebnf
 from kvell.engine.sampling.grammars import Grammars
 from kvell.errors import ChangeSomething
 from tests.engine.sampling.byte_grammars import accepts

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
-from kvell.engine.requests.equal_parts import EqualParts
+from kvell.engine.requests.turns import EqualParts
 from kvell.engine.sampling.grammar_process import checking, masking, processes
 from kvell.engine.sampling.grammar_process.checking import GrammarChecks, Verdict
 from kvell.engine.sampling.grammar_process.processes import Worker

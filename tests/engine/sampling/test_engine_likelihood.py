@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.engine.sampling.likelihood import all_token_logprobs, token_logprobs
+from kvell.engine.sampling.controls import all_token_logprobs, token_logprobs
 
 WORDS = 30
 ALLOWED_ERROR = 1e-5

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.engine.setup.affordable import check_affordable
 from kvell.engine.setup.options import EngineOptions
+from kvell.engine.setup.sizes import check_affordable
 from kvell.errors import ChangeSomething
 from kvell.vocabulary import GIB, MIB
 

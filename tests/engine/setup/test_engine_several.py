@@ -13,8 +13,7 @@ from kvell.engine.core.journal import Journal, JournaledCore, replay
 from kvell.engine.protocol.messages import Finished, Submit
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.engine.requests.limits import Limits
-from kvell.engine.requests.model_rules import ModelRules
+from kvell.engine.requests.limits import Limits, ModelRules
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.setup.contract import make_contract, model_share
 from kvell.engine.setup.options import EngineOptions

@@ -18,7 +18,7 @@ from pathlib import Path
 from kvell.fleet.followed.followed_members import FollowedCluster
 from kvell.fleet.followed.manager_link import ManagerAddress
 from kvell.front.front import Front
-from kvell.serving.door import read_secret
+from kvell.serving.fronts import read_secret
 from tests.async_engine.jobs import Job, read_jobs
 from tests.fleet.faults.load import Load, fake_requests, known_requests
 

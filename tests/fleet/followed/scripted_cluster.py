@@ -29,7 +29,7 @@ from kvell.fleet.manager.messages import (
 )
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.front.front import Front
-from kvell.serving.door import FrontListener
+from kvell.serving.fronts import FrontListener
 from kvell.serving.loop import serve_fronts
 from kvell.testing.instance import FakeEngine, fake_token
 from kvell.wire.blocking import BlockingSocket

@@ -11,8 +11,7 @@ from kvell.engine.protocol.messages import Event
 from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.fleet.instance.death import InstanceDeath
 from kvell.fleet.instance.instance_process import InstanceProcess, InstanceStartError
-from kvell.fleet.instance.restart import RestartPolicy
-from kvell.fleet.instance.supervisor import USER_MUST_CHANGE, Supervisor
+from kvell.fleet.instance.supervisor import USER_MUST_CHANGE, RestartPolicy, Supervisor
 from kvell.wire.frames import ProtocolError
 
 PROBLEMS = (

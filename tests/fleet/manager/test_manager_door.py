@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kvell.errors import ChangeSomething
 from kvell.fleet.instance.dialing import dial
-from kvell.fleet.manager.fronts_door import ManagerFrontListener
+from kvell.fleet.manager.manager import ManagerFrontListener
 from kvell.wire.endpoints import connect_to
 from kvell.wire.frames import HEADER_BYTES, ProtocolError, frame
 from kvell.wire.greeting import Greeting

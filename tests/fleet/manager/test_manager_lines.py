@@ -7,7 +7,7 @@ from zlib import crc32
 
 import pytest
 
-import kvell.fleet.manager.front_line as front_line
+import kvell.fleet.manager.front_lines as front_line
 from kvell.fleet.instance.dialing import dial
 from kvell.fleet.manager.messages import (
     Answer,

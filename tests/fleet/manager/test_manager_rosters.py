@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.fleet.instance.supervisor import Supervisor
+from kvell.fleet.manager.manager import entries
 from kvell.fleet.manager.messages import (
     Answer,
     DrainInstance,
@@ -22,7 +23,6 @@ from kvell.fleet.manager.messages import (
     decode_to_manager,
     encode_message,
 )
-from kvell.fleet.manager.rosters import entries
 from kvell.fleet.started.member import MemberCallbacks
 from kvell.fleet.started.members import OwnMember
 from kvell.wire.frames import HEADER_BYTES, ProtocolError

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from kvell.fleet.instance.instance_line import InstanceLine
-from kvell.fleet.instance.restart import RestartPolicy
+from kvell.fleet.instance.dialing import InstanceLine
+from kvell.fleet.instance.supervisor import RestartPolicy
 from kvell.fleet.manager.manager import Manager
 from kvell.fleet.placing.cluster_site import ClusterSite
 from kvell.fleet.started.front_limits import FrontLimits

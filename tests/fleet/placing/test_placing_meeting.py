@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from kvell.errors import ChangeSomething, TryLater
-from kvell.fleet.instance.restart import RestartPolicy
+from kvell.fleet.instance.supervisor import RestartPolicy
 from kvell.fleet.manager.settings import ClusterSettings
 from kvell.fleet.placing import meeting
 from kvell.fleet.placing.meeting import answer, meet

@@ -10,7 +10,6 @@ pytest.importorskip("ray")
 
 from kvell.fleet.placing.placement import NoRoomError, PlacingError
 from kvell.fleet.placing.ray import reservations
-from kvell.fleet.placing.ray.autoscaler import starts_machines
 from kvell.fleet.placing.ray.names import LauncherName, drawn_group, group_beginning
 from kvell.fleet.placing.ray.record import (
     Bundle,
@@ -20,7 +19,12 @@ from kvell.fleet.placing.ray.record import (
     encode_record,
     sorted_out,
 )
-from kvell.fleet.placing.ray.reservations import REPORT_SECONDS, ROOM_SECONDS, Reservations
+from kvell.fleet.placing.ray.reservations import (
+    REPORT_SECONDS,
+    ROOM_SECONDS,
+    Reservations,
+    starts_machines,
+)
 from kvell.fleet.placing.ray.room import (
     SHARED,
     Machine,

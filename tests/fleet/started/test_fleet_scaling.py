@@ -19,9 +19,7 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething
 from kvell.fleet.followed.followed_members import FollowedCluster
 from kvell.fleet.followed.manager_link import ManagerAddress
-from kvell.fleet.instance.restart import RestartPolicy
-from kvell.fleet.instance.supervisor import InstanceState
-from kvell.fleet.instance.watchdog import Watchdog
+from kvell.fleet.instance.supervisor import InstanceState, RestartPolicy, Watchdog
 from kvell.fleet.placing.cluster_site import ClusterSite
 from kvell.fleet.started.members import Members
 from kvell.fleet.started.scaling import MOST_RESTARTS, Candidate, scaling

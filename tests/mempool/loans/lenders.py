@@ -8,6 +8,7 @@ import numpy as np
 from kvell.memory import GroupKind
 from kvell.mempool.entries import Draining, PeerLost, PullEnded, Ticked
 from kvell.mempool.loans.actions import (
+    Counts,
     LoanFilled,
     LoanGranted,
     LoanLost,
@@ -16,7 +17,6 @@ from kvell.mempool.loans.actions import (
     LoanRefused,
     ReadableLoan,
 )
-from kvell.mempool.loans.counts import Counts
 from kvell.mempool.loans.creditor_ledger import CreditorLedger
 from kvell.mempool.loans.debtor_ledger import DebtorLedger
 from kvell.mempool.loans.messages import Loan

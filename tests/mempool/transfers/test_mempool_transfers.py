@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from kvell.mempool.agent import layout_fingerprint
 from kvell.mempool.exchanges import FIRST_TICKS, LONGEST_TICKS
 from kvell.mempool.transfers.actions import Fetched, Send
-from kvell.mempool.transfers.fingerprint import layout_fingerprint
 from kvell.mempool.transfers.messages import (
     Abandon,
     Offer,

@@ -7,8 +7,7 @@ import numpy as np
 
 from kvell.mempool.transports.page_copies import Bytes
 from kvell.mempool.transports.rights import Rights
-from kvell.mempool.transports.tcp.page_server import PageServer
-from kvell.mempool.transports.tcp.tcp_pages import TcpPages
+from kvell.mempool.transports.tcp.tcp_pages import PageServer, TcpPages
 from kvell.wire.blocking import BlockingSocket
 
 GRANTED = 7

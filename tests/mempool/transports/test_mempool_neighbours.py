@@ -16,8 +16,7 @@ from kvell.device import host_chunks
 from kvell.device.host import CHUNK_BYTES
 from kvell.device.host_chunks import HostChunks
 from kvell.errors import TryLater
-from kvell.mempool.transports.neighbours import MappedPeers
-from kvell.mempool.transports.places import MOST_BEYOND_BYTES, place_bytes
+from kvell.mempool.transports.neighbours import MOST_BEYOND_BYTES, MappedPeers, place_bytes
 from tests.oracle import host_calls
 
 LARGE = 3 * 4096 * 5

@@ -21,7 +21,7 @@ from kvell.mempool.rendezvous import PageTransport
 from kvell.mempool.transfers.numbers import SLOTS
 from kvell.mempool.transports.page_copies import Piece
 from kvell.mempool.transports.rights import Extent, Rights, RightsOfPeer
-from kvell.mempool.transports.tcp.reading import ReadEnded, ReadPages, Reply, pack
+from kvell.mempool.transports.tcp.tcp_pages import ReadEnded, ReadPages, Reply, pack
 from kvell.wire.blocking import BlockingSocket, within
 from kvell.wire.descriptors import exchange_descriptors
 from kvell.wire.endpoints import connect_to

@@ -15,17 +15,18 @@ from hypothesis import strategies as st
 
 from kvell.mempool.transports.page_copies import Bytes, Piece
 from kvell.mempool.transports.source import RIGHT_GONE, STOPPED
-from kvell.mempool.transports.tcp import reading, served_peers, tcp_pages
-from kvell.mempool.transports.tcp.reading import (
+from kvell.mempool.transports.tcp import served_peers, tcp_pages
+from kvell.mempool.transports.tcp import tcp_pages as reading
+from kvell.mempool.transports.tcp.tcp_pages import (
     MOST_EXTENTS,
     PIECE_BYTES,
     PIECE_PARTS,
     ReadPages,
+    TcpPages,
     in_pieces,
     pack,
     unpack,
 )
-from kvell.mempool.transports.tcp.tcp_pages import TcpPages
 from kvell.wire.frames import frame
 from tests.depth import few
 from tests.mempool.transports.owners import GRANTED, Owner, channel_to, pages_at

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvell.models.forward.head_input import HeadInput
+from kvell.models.forward.module_pass import HeadInput
 from kvell.models.forward.segments import LayerCallbacks
 from kvell.models.fused.need import FLOAT_BYTES, align
 from kvell.models.paged_model import ForwardBatch, PagedModel

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from kvell.models.fused import _forward
-from kvell.models.fused.team import Way
+from kvell.models.fused.decoder import Way
 
 HEAD_SIZE = 32
 PAGE_TOKENS = 16

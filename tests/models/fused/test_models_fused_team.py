@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bench.busy_program import busy_program
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.llm import LLM
-from kvell.models.fused.team import PassRecord, TeamRule, Way
+from kvell.models.fused.decoder import PassRecord, TeamRule, Way
 from kvell.models.loading.random_weights import random_module
 from kvell.models.paged_model import PagedModel
 from kvell.models.partials.remote_sections import RemoteSections

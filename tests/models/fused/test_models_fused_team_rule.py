@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.models.fused.team import (
+from kvell.models.fused.decoder import (
     ALONE_BELOW,
     MOST_RESTING_TOKENS,
     SHARED_ABOVE,

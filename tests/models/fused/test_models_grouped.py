@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from kvell.models.fused.forms import join, widen
 from kvell.models.fused.grouped import GROUP, Form, GroupedWeight, quantise
 from kvell.models.fused.packing import (
     PANEL,
@@ -16,6 +15,7 @@ from kvell.models.fused.packing import (
     rows_of,
     store_bytes,
 )
+from kvell.models.fused.weights import join, widen
 from tests.models.cases import covering
 
 FORMS = [Form.INT8, Form.INT4]

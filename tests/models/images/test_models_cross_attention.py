@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from kvell.attention.portable import PortableKernels
-from kvell.engine.running.image_batching import seen_images
+from kvell.engine.running.forward_batches import seen_images
 from kvell.errors import ChangeSomething
 from kvell.memory import GroupKind
 from kvell.models.families.families import CROSS_MODULES
-from kvell.models.forward.cross_attention import place_cross, seen_mask
+from kvell.models.forward.image_side import place_cross, seen_mask
 from kvell.models.images.image_batch import SeenImages
 from tests.models.pictures import (
     CROSS,

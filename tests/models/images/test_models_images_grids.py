@@ -11,8 +11,8 @@ import torch
 from kvell.engine.running.batching import Ints
 from kvell.memory import pool_bytes_for
 from kvell.models.forward.segments import LayerCallbacks
-from kvell.models.images.grid_positions import Grid, grid_positions
 from kvell.models.images.image_families import FAMILIES
+from kvell.models.images.image_grids import Grid, grid_positions
 from kvell.models.paged_model import ForwardBatch
 from tests.models.cases import some_fast
 from tests.models.pictures import (

@@ -14,9 +14,9 @@ from kvell.models.config.configs import read_config
 from kvell.models.config.description import describe
 from kvell.models.config.json_files import MAX_JSON_BYTES, MOST_VALUES
 from kvell.models.loading.loading import check_model
-from kvell.models.loading.tensor_headers import MAX_HEADER_BYTES
 from kvell.models.loading.weight_files import (
     INDEX_FILE,
+    MAX_HEADER_BYTES,
     SINGLE_FILE,
     read_weight_map,
 )

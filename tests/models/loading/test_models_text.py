@@ -13,6 +13,7 @@ from tokenizers import decoders, models
 from transformers import TokenizersBackend
 
 from kvell.errors import ChangeSomething
+from kvell.models.text.answer_text import StopStrings
 from kvell.models.text.detokenizer import (
     SLICE_TOKENS,
     IncrementalDetokenizer,
@@ -22,7 +23,6 @@ from kvell.models.text.detokenizer import (
     token_bytes,
 )
 from kvell.models.text.end_tokens import eos_token_ids
-from kvell.models.text.stop_strings import StopStrings
 from kvell.models.text.tokenizer import Tokenizer
 from tests.depth import many, some
 

@@ -12,7 +12,7 @@ from kvell.engine.assembly import EngineOptions, build_engine
 from kvell.engine.engine import Engine
 from kvell.engine.protocol.messages import ResetPrefixCache
 from kvell.engine.running.lent import queries
-from kvell.engine.running.lent.answers import SectionAnswers
+from kvell.engine.running.pool_link import SectionAnswers
 from kvell.mempool.rendezvous import FolderRendezvous, make_folder
 from kvell.models.loading.random_weights import random_module
 from kvell.vocabulary import MIB

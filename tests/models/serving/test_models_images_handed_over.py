@@ -21,7 +21,7 @@ from kvell.engine.protocol.messages import Cancel, Event, Finished, Migrate, Sub
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.running import moved_images
-from kvell.engine.running.sent_images import to_sent
+from kvell.engine.running.moved_images import to_sent
 from kvell.memory import GroupKind, audit, pool_bytes_for
 from kvell.mempool.rendezvous import (
     PD_CACHINGS,

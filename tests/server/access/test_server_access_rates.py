@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvell.server.access.rates import MINUTE_NANOSECONDS, Bucket, duration_text
+from kvell.server.access.accounts import MINUTE_NANOSECONDS, Bucket, duration_text
 
 NANOSECOND = Fraction(1, 10**9)
 limits = st.integers(1, 10_000)

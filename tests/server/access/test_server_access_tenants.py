@@ -3,7 +3,7 @@
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from kvell.server.access.tenants import engine_salt
+from kvell.server.access.visit import engine_salt
 
 names = st.text("abc:0123456789._-", min_size=1, max_size=20)
 salts = st.text(max_size=60)

@@ -8,8 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.server.answers.deltas import AnswerDelta, Content, Reasoning, merge
-from kvell.server.answers.reading.brackets import PYTHON, BracketSpan
-from kvell.server.answers.reading.json_calls import ArgumentsObject, CallObject, is_name
+from kvell.server.answers.reading.json_calls import (
+    PYTHON,
+    ArgumentsObject,
+    BracketSpan,
+    CallObject,
+    is_name,
+)
 from kvell.server.answers.reading.markers import Expect, TextUntil, possible_start
 from kvell.server.answers.reading.modes import Blank, Mode, ModeParser, PlainText, Say
 from kvell.server.answers.reading.schema_values import TEXT, parameter_types, value_text

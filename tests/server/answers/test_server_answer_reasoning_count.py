@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.server.answers.reasoning_count import ReasoningCount
+from kvell.server.api.routes.chat import ReasoningCount
 
 START, END = 1, 2
 

@@ -7,14 +7,14 @@ import pytest
 from starlette.requests import Request
 
 from kvell.clock import VirtualClock
-from kvell.engine.requests.equal_parts import EqualParts
+from kvell.engine.requests.turns import EqualParts
 from kvell.errors import TryLater
 from kvell.server.access.visit import RequestContext
 from kvell.server.api.prompts import PromptEncoder
 from kvell.server.api.routes.embeddings import EmbeddingsApi
 from kvell.server.api.routes.models import ModelsApi
+from kvell.server.api.schemas.chat import DetokenizeRequest, TokenizeRequest
 from kvell.server.api.schemas.embeddings import EmbeddingsRequest
-from kvell.server.api.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from kvell.server.text.context_length import ContextLength
 from kvell.server.text.lanes import TextWork
 from kvell.testing.instance import ByteText

@@ -13,8 +13,8 @@ import pytest
 from numpy.typing import NDArray
 
 from kvell.errors import ChangeSomething
+from kvell.server.api.bodies.completions import json_pieces
 from kvell.server.api.bodies.embeddings import cut_to, embeddings_body
-from kvell.server.api.bodies.pieces import json_pieces
 from kvell.server.api.schemas.embeddings import MAX_INPUTS, EmbeddingsRequest
 from kvell.server.text.text_stream import Usage
 from kvell.testing.instance import REFUSE_TOKEN, VECTOR_SIZE, ByteText, fake_vector

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from kvell.server.api.invalid_bodies import NOT_JSON, complaint
+from kvell.server.api.http_errors import NOT_JSON, complaint
 from kvell.server.api.schemas.chat import ChatRequest
 from kvell.server.api.schemas.generation import CompletionRequest
 from kvell.server.api.schemas.responses import ResponsesRequest

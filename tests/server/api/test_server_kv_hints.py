@@ -10,10 +10,9 @@ from pydantic import ValidationError
 from kvell.errors import ChangeSomething
 from kvell.server.api.schemas.chat import ChatRequest
 from kvell.server.api.schemas.generation import CompletionRequest
-from kvell.server.api.schemas.kv_hints import MAX_ACTIONS, MAX_DIRECTIVES, KvHints
 from kvell.server.api.schemas.responses import ResponsesRequest
-from kvell.server.logs.ignored import LONGEST_NAME, MOST_TOLD, OncePerName
-from kvell.server.logs.lines import FIELDS
+from kvell.server.api.schemas.sampling_fields import MAX_ACTIONS, MAX_DIRECTIVES, KvHints
+from kvell.server.logs.lines import FIELDS, LONGEST_NAME, MOST_TOLD, OncePerName
 from kvell.server.text.context_length import AnswerRoom
 
 pytestmark = pytest.mark.xdist_group("fake_server")

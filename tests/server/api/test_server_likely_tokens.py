@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.server.answers.deltas import Content
-from kvell.server.api.bodies.likely_tokens import FEWEST_AT_ONCE, PendingTokens
-from kvell.server.api.bodies.pieces import json_pieces
+from kvell.server.api.bodies.completions import json_pieces
+from kvell.server.api.bodies.logprobs import FEWEST_AT_ONCE, PendingTokens
 from kvell.server.api.bodies.response_items import OutputWriter
 from kvell.testing.instance import ByteText
 from tests.depth import many

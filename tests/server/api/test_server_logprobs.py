@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from kvell.engine.protocol.logprobs import TokenLogprobs
+from kvell.server.api.bodies.completions import json_pieces
 from kvell.server.api.bodies.logprobs import chat_logprobs, completion_logprobs
-from kvell.server.api.bodies.pieces import json_pieces
 from kvell.testing.instance import ByteText
 
 pytestmark = pytest.mark.xdist_group("fake_server")

@@ -9,9 +9,8 @@ from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
-from kvell.server.api.door.guards import LONG_BODY_BYTES
-from kvell.server.api.door.long_bodies import LongBodyRoute
-from kvell.server.api.schemas.tokens import DetokenizeRequest
+from kvell.server.api.door.guards import LONG_BODY_BYTES, LongBodyRoute
+from kvell.server.api.schemas.chat import DetokenizeRequest
 
 PADDING = b" " * LONG_BODY_BYTES
 BODIES = [b'{"a": [1, -2, 1.5, 1e3, 36893488147419103232], "b": {"\\u00e9": null, "b": true}}']

@@ -12,8 +12,7 @@ from kvell.engine.protocol.statistics import InstanceFacts, ModelWeights
 from kvell.server.answers.named import parser_named
 from kvell.server.api.bodies.ollama_models import description, loaded_entry, tag_entry
 from kvell.server.api.http_errors import UnknownModel
-from kvell.server.api.model_names import human_number, is_size, served_name
-from kvell.server.api.serving import ServerModel
+from kvell.server.api.serving import ServerModel, human_number, is_size, served_name
 from kvell.server.text.context_length import ContextLength
 from kvell.testing.instance import POOL_BYTES, STORED, WEIGHTS_BYTES, ByteText
 

@@ -11,8 +11,11 @@ import pytest
 from kvell.engine.protocol.sampling_params import ALL_TOKENS
 from kvell.engine.sampling.model_defaults import NEUTRAL
 from kvell.server.api.schemas.generation import CompletionRequest
-from kvell.server.api.schemas.ollama.options import LAST_TOKENS
-from kvell.server.api.schemas.ollama.requests import OllamaChatRequest, OllamaGenerateRequest
+from kvell.server.api.schemas.ollama.requests import (
+    LAST_TOKENS,
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+)
 from kvell.server.text.context_length import AnswerRoom
 
 pytestmark = pytest.mark.xdist_group("fake_server")

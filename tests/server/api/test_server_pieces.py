@@ -16,10 +16,10 @@ from starlette.responses import StreamingResponse
 from kvell.clock import VirtualClock
 from kvell.engine.protocol.logprobs import KeptLogprobs, TokenLogprobs, count_numbers
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.engine.requests.equal_parts import EqualParts
+from kvell.engine.requests.turns import EqualParts
 from kvell.errors import ChangeSomething, TryLater
 from kvell.server.access.visit import RequestContext
-from kvell.server.api.bodies.pieces import (
+from kvell.server.api.bodies.completions import (
     PIECE_BYTES,
     SLICE,
     Lazy,
@@ -28,14 +28,14 @@ from kvell.server.api.bodies.pieces import (
     json_pieces,
     json_response,
 )
-from kvell.server.api.kept_answer import (
+from kvell.server.api.serving import (
     BYTES_PER_NUMBER,
     EXPECTED_TOKENS,
     STEP_BYTES,
     TOKEN_BYTES,
     KeptAnswer,
 )
-from kvell.server.text.answer_memory import AnswerMemory
+from kvell.server.text.text_bounds import AnswerMemory
 from kvell.server.text.text_stream import TextDelta
 from tests.depth import some
 

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from kvell.errors import ChangeSomething
 from kvell.models.text.content_format import NO_FIELDS
-from kvell.server.api.bodies.chat import chat_chunk
 from kvell.server.api.bodies.completions import (
     Heading,
     completion_body,
@@ -20,6 +19,7 @@ from kvell.server.api.bodies.completions import (
     usage_chunk,
 )
 from kvell.server.api.prompts import PromptEncoder
+from kvell.server.api.routes.chat import chat_chunk
 from kvell.server.logs.lines import FIELDS
 from kvell.server.text.context_length import AnswerRoom, ContextLength
 from kvell.server.text.lanes import TextWork

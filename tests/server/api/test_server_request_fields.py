@@ -16,10 +16,10 @@ from openai.types.responses import response_create_params
 
 from kvell.errors import ChangeSomething
 from kvell.server.api.schemas.chat import ChatRequest
-from kvell.server.api.schemas.ollama.options import OllamaOptions
+from kvell.server.api.schemas.ollama.requests import OllamaOptions
 from kvell.server.api.schemas.request_body import RequestBody
 from kvell.server.api.schemas.responses import ResponsesRequest
-from kvell.server.logs.ignored import MOST_TOLD, OncePerName
+from kvell.server.logs.lines import MOST_TOLD, OncePerName
 from kvell.server.text.context_length import AnswerRoom
 from scripts.reference.http.request_fields import BODIES, PAGE, page
 

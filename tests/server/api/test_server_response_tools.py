@@ -16,8 +16,7 @@ from kvell.server.access.visit import RequestContext
 from kvell.server.api.http_errors import UnknownModel
 from kvell.server.api.routes.responses import ResponsesApi
 from kvell.server.api.schemas.responses import ResponsesRequest
-from kvell.server.logs.ignored import MOST_TOLD
-from kvell.server.logs.lines import FIELDS
+from kvell.server.logs.lines import FIELDS, MOST_TOLD
 
 pytestmark = pytest.mark.xdist_group("fake_server")
 

@@ -19,7 +19,7 @@ from kvell.server.access.bodies import BodyBounds
 from kvell.server.api.door.face_options import FaceOptions
 from kvell.server.api.door.guards import BodyLimit
 from kvell.server.api.openai_api import build_app
-from kvell.server.api.routes import process_sizes
+from kvell.server.api.routes import operator as process_sizes
 from kvell.server.metrics.front_metrics import ServerMetrics
 from kvell.server.text.lanes import WAITING_BYTES, TextWork
 from kvell.testing.instance import ByteText

@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from kvell.server.api.unknown_paths import nearest_path
+from kvell.server.api.http_errors import nearest_path
 
 pytestmark = pytest.mark.xdist_group("fake_server")
 

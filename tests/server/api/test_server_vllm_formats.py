@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from kvell.errors import ChangeSomething
-from kvell.server.api.bodies.chat import chat_body
 from kvell.server.api.bodies.completions import Heading
+from kvell.server.api.routes.chat import chat_body
 from kvell.server.api.schemas.chat import ChatRequest
 from kvell.server.text.text_stream import Usage
 

@@ -14,10 +14,14 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from kvell.errors import Bound
-from kvell.server.api.door.http_bounds import HttpBounds
+from kvell.server.api.door.guards import HttpBounds
 from kvell.server.http.acceptor import Acceptor
-from kvell.server.http.connection import READ_AT_ONCE_BYTES, BoundedConnection, Face
-from kvell.server.http.open_connections import OpenConnections
+from kvell.server.http.connection import (
+    READ_AT_ONCE_BYTES,
+    BoundedConnection,
+    Face,
+    OpenConnections,
+)
 
 LARGE = b"x" * (16 << 20)
 CONTENTS = {"/large": LARGE, "/medium": LARGE[: 64 << 10]}

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from kvell.errors import ChangeSomething
-from kvell.server.http import connections_that_fit as fitting
-from kvell.server.http.connections_that_fit import FEWEST, RESERVED, connections_that_fit
+from kvell.server import run as fitting
+from kvell.server.run import FEWEST, RESERVED, connections_that_fit
 
 SCRIPT = """
 import resource, sys

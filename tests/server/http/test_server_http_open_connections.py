@@ -1,6 +1,6 @@
 """Which connection goes when another wants its place."""
 
-from kvell.server.http.open_connections import OpenConnections, Phase
+from kvell.server.http.connection import OpenConnections, Phase
 
 
 def connections(*phases: Phase) -> OpenConnections[int]:

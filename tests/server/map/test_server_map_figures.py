@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from kvell.cli.top.seen import IdleSpell, read
+from kvell.cli.top.screen import IdleSpell, read
 from kvell.engine.protocol.pages import LargePage, Miss, PageGroup, PageOwner, Pages
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.statistics import GroupStats, Stats
 from kvell.fleet.started.member import MemberStatus
 from kvell.front.request_log import LogEntry
-from kvell.front.waiting_line import Entries, IdleWait
+from kvell.front.request_queue import Entries, IdleWait
 from kvell.server.map.figures import (
     MOST_REQUESTS,
     NO_LOANS,
@@ -26,7 +26,7 @@ from kvell.server.map.figures import (
     map_body,
     request_row,
 )
-from kvell.server.map.lending_view import InstanceLoans, PeerSections, TransferRow
+from kvell.server.map.history import InstanceLoans, PeerSections, TransferRow
 from kvell.vocabulary import RequestId
 
 STATUS = MemberStatus("mixed-0", "mixed", "serving", 7, 1, None)

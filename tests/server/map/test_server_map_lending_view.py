@@ -9,7 +9,7 @@ from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.front.request_log import LogEntry
 from kvell.front.routes import RequestTransfer, TransferTotals
-from kvell.server.map.lending_view import (
+from kvell.server.map.history import (
     MOST_PAIRS,
     PeerSections,
     TransferRow,

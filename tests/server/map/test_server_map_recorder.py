@@ -10,7 +10,7 @@ from kvell.fleet.instance.supervisor import InstanceState
 from kvell.fleet.started.member import MemberStatus
 from kvell.front.front import Front
 from kvell.front.instance_load import InstanceLoad
-from kvell.front.waiting_line import Entries
+from kvell.front.request_queue import Entries
 from kvell.server.map.history import HISTORY_SECONDS, MOST_INSTANCES, HistoryRow
 from kvell.server.map.recorder import STALE_SECONDS, HistoryRecorder
 from kvell.vocabulary import RequestId

@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from kvell.engine.protocol.statistics import GroupStats, InstanceFacts, InstanceReport, Stats
-from kvell.server.metrics.memory_page import InstanceMemory, contract_lines, memory_page
+from kvell.server.metrics.instance_metrics import InstanceMemory, contract_lines, memory_page
 from kvell.vocabulary import MIB
 
 pytestmark = pytest.mark.xdist_group("fake_server")

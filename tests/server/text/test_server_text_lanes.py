@@ -8,9 +8,8 @@ import pytest
 
 from kvell.engine.protocol.request_spec import SentTensor
 from kvell.errors import TryLater
-from kvell.server.text import held_tensors
-from kvell.server.text.held_tensors import HeldTensors
-from kvell.server.text.lanes import Lane, TextWork
+from kvell.server.text import lanes as held_tensors
+from kvell.server.text.lanes import HeldTensors, Lane, TextWork
 from kvell.server.text.text_bounds import SHORT_BYTES
 
 

@@ -12,11 +12,11 @@ from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import BorrowedPages, StepPlan
 from kvell.memory import GroupKind, LayerSpec, Layout, plan_layout
 from kvell.mempool.entries import NOT_IN_PLACE
-from kvell.mempool.transports.places import MOST_NEIGHBOURS
+from kvell.mempool.transports.neighbours import MOST_NEIGHBOURS
 from kvell.simulator.clock.links import Link
-from kvell.simulator.cluster.behind import PeerMappings
 from kvell.simulator.cluster.cluster import ClusterSpec
 from kvell.simulator.cluster.figures import cluster_figures
+from kvell.simulator.cluster.instance import PeerMappings
 from kvell.simulator.cluster.network import Links
 from kvell.simulator.hardware.model_cost import ModelCost
 from kvell.simulator.hardware.profiles import DeviceProfile

@@ -9,7 +9,7 @@ from kvell.cluster.steering.relief import Relief
 from kvell.cost.amounts import shape_of
 from kvell.cost.analytic import AnalyticModel
 from kvell.cost.prices import prices_of
-from kvell.engine.lending.sections import section_bytes
+from kvell.engine.lending.distributed_request import section_bytes
 from kvell.engine.requests.limits import Limits
 from kvell.memory import GroupKind, LayerSpec
 from kvell.simulator.clock.links import Link

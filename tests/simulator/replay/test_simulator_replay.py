@@ -14,7 +14,7 @@ from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.engine.requests.plan import StepPlan
 from kvell.memory import MemoryCore, audit, create_core
-from kvell.simulator.replay.metered import MeteredCore
+from kvell.simulator.cluster.meter import MeteredCore
 from tests.engine.swapping import Always
 from tests.simulator.replays import (
     MACHINE,

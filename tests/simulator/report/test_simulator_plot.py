@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.errors import ChangeSomething
-from kvell.simulator.report.plot import draw
-from kvell.simulator.report.shares import (
+from kvell.simulator.report.plot import (
     STATES,
     Run,
+    draw,
     hues_of,
     mean_parts,
     mean_running,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kvell.byte_sizes import format_bytes
-from kvell.cli.cluster.state import Cluster, Instance
+from kvell.cli.cluster.client import Cluster, Instance
 from kvell.cli.terminal.figures import wide_console
 from kvell.cli.terminal.tables import FittingTable, made_table
 

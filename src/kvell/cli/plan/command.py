@@ -10,18 +10,24 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvell.cli.plan.configs import load_config
-from kvell.cli.plan.devices import DEVICES_BYTES, DeviceFit, device_fit
-from kvell.cli.plan.report import PlanReport, Taken, make_report
+from kvell.cli.plan.report import (
+    DEVICES_BYTES,
+    DeviceFit,
+    PlanReport,
+    Taken,
+    device_fit,
+    make_report,
+)
 from kvell.cli.plan.text import ONE_GPU, device_table, fit_table, group_table, summary_lines
 from kvell.cli.terminal.commands import EngineCommand
 from kvell.cli.terminal.files import config_names
 from kvell.cli.terminal.options import (
+    SIZE,
     json_option,
     models_argument,
     setting_option,
 )
 from kvell.cli.terminal.session import Session, debug_option
-from kvell.cli.terminal.sizes import SIZE
 from kvell.device.available import default_kv_memory_bytes
 from kvell.engine.requests.limits import Limits
 from kvell.errors import ChangeSomething

@@ -3,8 +3,7 @@
 from typing import TYPE_CHECKING
 
 from kvell.byte_sizes import format_bytes
-from kvell.cli.plan.devices import GB, DeviceFit
-from kvell.cli.plan.report import PlanReport
+from kvell.cli.plan.report import GB, DeviceFit, PlanReport
 from kvell.cli.terminal.tables import made_table
 from kvell.engine.requests.limits import Limits
 from kvell.pages.layout import GroupKind, GroupSpec, Layout

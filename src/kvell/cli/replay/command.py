@@ -120,7 +120,7 @@ def _report(
     as_json: bool,
 ) -> None:
     """Write the timeline and the requests' lines, and print the figures of a run."""
-    from kvell.cli.replay.latency import latencies, outcomes
+    from kvell.cli.replay.report import latencies, outcomes
     from kvell.load.report import Objectives
     from kvell.simulator.cluster.figures import cluster_figures, engine_figures
     from kvell.simulator.report.timeline import write_timeline

@@ -111,7 +111,7 @@ def token_counter(model: str, session: Session) -> Callable[[str], int]:
 
     The tokenizer is loaded at the first text.
     """
-    from kvell.simulator.traces.formats.sharegpt import BYTES_PER_TOKEN, approximate_tokens
+    from kvell.simulator.traces.formats.json_array import BYTES_PER_TOKEN, approximate_tokens
 
     @cache
     def tokenizer() -> "Tokenizer | None":

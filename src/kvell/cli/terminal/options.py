@@ -1,6 +1,7 @@
 """Flags of several commands, named as in vLLM."""
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, fields, replace
 from pathlib import Path
@@ -10,15 +11,47 @@ import click
 from click.core import ParameterSource
 from typing_extensions import override
 
-from kvell.byte_sizes import parse_count
+from kvell.byte_sizes import parse_bytes, parse_count
 from kvell.cli.terminal.commands import EngineCommand
 from kvell.cli.terminal.files import named_config
 from kvell.cli.terminal.session import Session, debug_option
-from kvell.cli.terminal.sizes import SIZE, FiniteRange
 from kvell.device.available import default_kv_memory_bytes
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.errors import ChangeSomething
 from kvell.flags import Flag, Kind, inner_record, settings_with_flag
+
+
+class SizeType(click.ParamType[int]):
+    """A click parameter that reads a size into bytes."""
+
+    name = "size"
+
+    def convert(
+        self, value: float, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """Return the bytes of :func:`parse_bytes`."""
+        if isinstance(value, int):
+            return value
+        return parse_bytes(str(value), param.opts[0] if param else "size")
+
+
+SIZE = SizeType()
+
+
+class FiniteRange(click.FloatRange):
+    """A range without ``inf`` and ``nan``, which pass click's bounds and are not JSON."""
+
+    def convert(
+        self, value: float, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not finite.", param, ctx)
+        return number
+
+
+POSITIVE = FiniteRange(min=0, min_open=True)
+
 
 Command = Callable[..., Any]
 DEFAULT_MODEL = "smollm2"

@@ -30,8 +30,7 @@ def top(url: str, api_key: str | None, every_seconds: float, once: bool, as_json
 
     from kvell.cli.cluster.client import ClusterClient
     from kvell.cli.terminal.figures import wide_console
-    from kvell.cli.top.screen import screen
-    from kvell.cli.top.seen import ServerSnapshot, read
+    from kvell.cli.top.screen import ServerSnapshot, read, screen
 
     looks = _looks(ClusterClient(url, api_key).pages, every_seconds, once=once)
     if as_json:

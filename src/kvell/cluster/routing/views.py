@@ -13,7 +13,7 @@ NO_HITS: Mapping[str, int] = MappingProxyType({})
 
 class RoutableInstance(Protocol):
     """An instance that may get a request now: it serves, and neither its credits nor its slow
-    start (:class:`kvell.cluster.routing.ramp.Ramp`) are used up."""
+    start (:class:`kvell.cluster.routing.instance_pace.Ramp`) are used up."""
 
     @property
     def instance_id(self) -> str:

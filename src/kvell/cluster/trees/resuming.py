@@ -9,7 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from kvell.cluster.trees.groups import WHOLE, TreeGroup
+from kvell.cluster.trees.chains import WHOLE, TreeGroup
 from kvell.memory import GroupKind
 
 FIRST_LOOK = 64

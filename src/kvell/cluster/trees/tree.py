@@ -4,14 +4,23 @@ The paper's tree is a radix tree of tokens.  It is updated when answers pass by,
 what instances evict.  Here instances report every change of their index, and a block's hash
 identifies all tokens up to its end.  So the tree is a flat map, and a look-up is a walk along a
 prompt's hashes.
+
+Block hash → the instances that hold the block, as bits of an integer.
+
+Entries age in two generations.  New entries are in the young one; when a generation ends, the young
+one becomes old, and the entries of the old one are dropped.  So an entry needs no time of its own.
+
+Most blocks have the same holders as the block before, so equal bits are mostly one object.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, repeat
+from operator import itemgetter
 
-from kvell.cluster.trees.chains import PromptChain
-from kvell.cluster.trees.groups import WHOLE, TreeGroup
-from kvell.cluster.trees.holders import GuessMap, HolderMap
-from kvell.cluster.trees.members import Member, Members
+import numpy as np
+
+from kvell.cluster.trees.chains import WHOLE, PromptChain, TreeGroup
 from kvell.cluster.trees.resuming import (
     FIRST_LOOK,
     Resumable,
@@ -23,6 +32,271 @@ from kvell.cluster.trees.resuming import (
 from kvell.engine.protocol.notices import BlocksRemoved, IndexNotice
 from kvell.memory import GroupKind
 from kvell.prefix.eviction.checkpoints import prompt_end
+
+MOST_REMEMBERED = 1024
+"""Sets of instances whose names are cached: some megabytes with 1,000 instances."""
+FEW = 16
+"""Largest set of instances that is resolved faster one by one than all together."""
+
+
+@dataclass
+class Member:
+    """An instance.
+
+    :ivar bit: represents the entries of the instance; replaced when these are forgotten.
+    :ivar next_sequence: of the next notice.
+    :ivar asks_again_seconds: when a whole notice is requested (again), since a notice was missed;
+        None: none was missed.
+    """
+
+    incarnation: int
+    bit: int
+    next_sequence: int = 0
+    asks_again_seconds: float | None = None
+
+
+class Members:
+    """Instances by their ids and by their bits.
+
+    :ivar live: the bits of all instances.
+    """
+
+    def __init__(self) -> None:
+        self.by_id: dict[str, Member] = {}
+        self.live = 0
+        self.dead = 0
+        self._names: list[str] = []
+        self._free: list[int] = []
+        self._remembered: dict[int, Sequence[str]] = {}
+
+    def join(self, instance_id: str, incarnation: int) -> Member:
+        assert instance_id not in self.by_id, "it must leave first"
+        member = Member(incarnation, self._taken(instance_id))
+        self.by_id[instance_id] = member
+        return member
+
+    def leave(self, instance_id: str) -> None:
+        """Forget an instance and its entries; ignore an unknown one."""
+        member = self.by_id.pop(instance_id, None)
+        if member is not None:
+            self._dies(member.bit)
+
+    def forget(self, instance_id: str) -> Member:
+        member = self.by_id[instance_id]
+        self._dies(member.bit)
+        member.bit = self._taken(instance_id)
+        return member
+
+    def free(self, bits: int) -> None:
+        assert bits & ~self.dead == 0, "bits in use cannot be freed"
+        self.dead &= ~bits
+        self._free += places(bits)
+
+    def names(self, bits: int) -> Sequence[str]:
+        """Return the ids of instances, in no order."""
+        names = self._remembered.get(bits)
+        if names is None:
+            if len(self._remembered) >= MOST_REMEMBERED:
+                self._remembered.clear()
+            names = self._remembered[bits] = self._named(bits)
+        return names
+
+    def audit(self) -> list[str]:
+        """Return inconsistencies, in words."""
+        bits = [member.bit for member in self.by_id.values()]
+        free = sum(1 << place for place in self._free)
+        every = (1 << len(self._names)) - 1
+        return [
+            problem
+            for problem, is_wrong in (
+                ("two instances have one bit", sum(bits) != self.live),
+                ("a bit is live and dead", self.live & self.dead),
+                ("a bit is free and in use", free & (self.live | self.dead)),
+                ("a bit is lost", free | self.live | self.dead != every),
+                (
+                    "a bit has another's name",
+                    any(self._named(member.bit) != (name,) for name, member in self.by_id.items()),
+                ),
+            )
+            if is_wrong
+        ]
+
+    def _taken(self, instance_id: str) -> int:
+        if self._free:
+            place = self._free.pop()
+            self._names[place] = instance_id
+        else:
+            place = len(self._names)
+            self._names.append(instance_id)
+        self.live |= 1 << place
+        self._remembered.clear()
+        return 1 << place
+
+    def _dies(self, bit: int) -> None:
+        self.live ^= bit
+        self.dead |= bit
+
+    def _named(self, bits: int) -> Sequence[str]:
+        if bits.bit_count() <= FEW:
+            return tuple(self._names[place] for place in places(bits))
+        digits = np.frombuffer(bits.to_bytes(len(self._names) // 8 + 1, "little"), np.uint8)
+        positions = np.flatnonzero(np.unpackbits(digits, bitorder="little"))
+        return itemgetter(*positions.tolist())(self._names)  # type: ignore[no-any-return]
+
+
+def places(bits: int) -> list[int]:
+    """Return which bits are set, the lowest first."""
+    positions = []
+    while bits:
+        lowest = bits & -bits
+        positions.append(lowest.bit_length() - 1)
+        bits ^= lowest
+    return positions
+
+
+_NOBODY = repeat(0)
+Holders = dict[int, int]
+"""Block hash → bits."""
+
+
+class HolderMap:
+    """The holders of the blocks of one layer group.
+
+    A block that is added or looked up again becomes young again; without that it is kept for one
+    generation at least, and two at most.
+
+    :ivar turns: number of generations that have ended.
+    """
+
+    def __init__(self) -> None:
+        self._young: Holders = {}
+        self._old: Holders = {}
+        self._live = -1
+        self.turns = 0
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)
+
+    @property
+    def young_blocks(self) -> int:
+        return len(self._young)
+
+    def add(self, hashes: Sequence[int], bit: int) -> None:
+        if self._old:
+            self.find(hashes)
+        _add(self._young, hashes, bit)
+
+    def remove(self, hashes: Sequence[int], bit: int) -> None:
+        """Remove a holder of the blocks; blocks that it does not hold stay as they are."""
+        _remove(self._young, hashes, bit)
+        _remove(self._old, hashes, bit)
+
+    def find(self, hashes: Sequence[int]) -> list[int]:
+        """Return the holders of each block, 0 without any, and renew the blocks."""
+        held = list(map(self._young.get, hashes, _NOBODY))
+        if self._old and not all(held):
+            take, live = self._old.pop, self._live
+            for index, bits in enumerate(held):
+                if not bits and (bits := take(hashes[index], 0) & live):
+                    held[index] = self._young[hashes[index]] = bits
+        return held
+
+    def turn(self, live: int) -> None:
+        """End a generation.
+
+        :param live: bits in use; the others are dropped from blocks that are renewed.  After two
+            turns no block has a bit that was not in use at the first.
+        """
+        self._old, self._young = self._young, {}
+        self._live = live
+        self.turns += 1
+
+    def clear_bits(self, live: int) -> None:
+        self._young, self._old = _cleared(self._young, live), _cleared(self._old, live)
+
+    def items(self) -> Iterator[tuple[int, int]]:
+        return chain(self._young.items(), self._old.items())
+
+
+class GuessMap:
+    """The expected holders of the blocks of one layer group.
+
+    Nothing renews a guess, which is kept for one generation at least, and two at most.
+
+    :ivar turns: number of generations that have ended.
+    """
+
+    def __init__(self) -> None:
+        self._young: Holders = {}
+        self._old: Holders = {}
+        self.turns = 0
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)
+
+    def add(self, hashes: Sequence[int], bit: int) -> None:
+        _add(self._young, hashes, bit)
+
+    def remove(self, hashes: Sequence[int], bit: int) -> None:
+        _remove(self._young, hashes, bit)
+        _remove(self._old, hashes, bit)
+
+    def added_to(self, held: list[int], hashes: Sequence[int]) -> list[int]:
+        """Return the holders of each block, with the expected ones.
+
+        :param held: the holders of each block.
+        """
+        for generation in (self._young, self._old):
+            if generation and not generation.keys().isdisjoint(hashes):
+                guessed = map(generation.get, hashes, _NOBODY)
+                held = [a | b if b else a for a, b in zip(held, guessed, strict=True)]
+        return held
+
+    def turn(self) -> None:
+        self._old, self._young = self._young, {}
+        self.turns += 1
+
+    def clear_bits(self, live: int) -> None:
+        self._young, self._old = _cleared(self._young, live), _cleared(self._old, live)
+
+    def items(self) -> Iterator[tuple[int, int]]:
+        """Return every block with its bits; a block of both generations comes twice."""
+        return chain(self._young.items(), self._old.items())
+
+
+def _add(holders: Holders, hashes: Sequence[int], bit: int) -> None:
+    """Add a bit to blocks, with one look-up for each where possible, since large maps are slow."""
+    stored = list(map(holders.setdefault, hashes, repeat(bit)))
+    if stored.count(bit) == len(stored):
+        return
+    before, after = bit, bit
+    for block_hash, bits in zip(hashes, stored, strict=True):
+        if bits != before:
+            before = bits
+            after = bits | bit
+        if after is not bits:
+            holders[block_hash] = after
+
+
+def _remove(holders: Holders, hashes: Sequence[int], bit: int) -> None:
+    if not holders:
+        return
+    popped = list(map(holders.pop, hashes, _NOBODY))
+    if popped.count(bit) + popped.count(0) == len(popped):
+        return
+    before = bit
+    after = 0
+    for block_hash, bits in zip(hashes, popped, strict=True):
+        if bits != before:
+            before = bits
+            after = bits & ~bit
+        if after:
+            holders[block_hash] = after
+
+
+def _cleared(holders: Holders, live: int) -> Holders:
+    return {block_hash: kept for block_hash, bits in holders.items() if (kept := bits & live)}
+
 
 __all__ = ["PromptTree", "TreeGroup"]
 

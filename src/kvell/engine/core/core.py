@@ -8,10 +8,11 @@ step already computes it.  The same inputs in the same order give the same plans
 relies on this, and the simulator runs this code.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from kvell.engine.core.emptying import abandon, reset_prefix_cache
+import numpy as np
+
 from kvell.engine.core.engine_stats import EngineStats
 from kvell.engine.core.entering import RequestFactory
 from kvell.engine.core.index_watch import IndexWatch
@@ -25,8 +26,7 @@ from kvell.engine.lending.placement import GIVES_WAY, NOBODY_LENDS
 from kvell.engine.moving.encoding import ArrivedRequest
 from kvell.engine.moving.handovers import Handovers
 from kvell.engine.moving.pool_part import PoolNews, PoolPart
-from kvell.engine.planning.overlap import require_depth
-from kvell.engine.planning.scheduler import Scheduler
+from kvell.engine.planning.scheduler import Scheduler, require_depth
 from kvell.engine.planning.step_memory import StepMemory
 from kvell.engine.protocol.messages import (
     Cancel,
@@ -38,8 +38,7 @@ from kvell.engine.protocol.messages import (
 )
 from kvell.engine.protocol.pages import Miss
 from kvell.engine.protocol.statistics import ModelLengths, Stats
-from kvell.engine.requests.limits import Limits
-from kvell.engine.requests.model_rules import ModelRules
+from kvell.engine.requests.limits import Limits, ModelRules
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.requests.request import Request
 from kvell.memory import MemoryCore, audit
@@ -49,6 +48,52 @@ from kvell.mempool.rendezvous import DEFAULT_PD_CACHING, PdCaching
 from kvell.mempool.transfers.actions import Action
 from kvell.mempool.transfers.methods import StreamCosts
 from kvell.vocabulary import RequestId, StepNumber
+
+NO_TEXT_ROOT = "\0nothing"
+"""Cache root of a holder that only evicts pages; nothing is ever cached under it."""
+
+
+def reset_prefix_cache(memory: MemoryCore, scheduler: Scheduler, step: StepNumber) -> None:
+    """Evict all cached pages, also in the CPU buffer; pages that requests use stay.
+
+    :param step: the step that was planned last.
+    """
+    scheduler.drop_reserves()
+    _evict_unused(memory, step)
+
+
+def abandon(
+    memory: MemoryCore, scheduler: Scheduler, plans: Iterable[StepPlan], step: StepNumber
+) -> None:
+    """Drop all requests and the cache, in whatever state an exception has left them.
+
+    The pool's contents are not trusted: a step may have been interrupted before it copied or
+    computed what its plan says.
+
+    :param plans: the plans in flight, which the runner may not have seen.
+    :raises RuntimeError: if the audit finds a problem afterwards.
+    """
+    released = [handle for plan in plans for handle in plan.released]
+    scheduler.drop_reserves()
+    scheduler.clear((*released, *_close_all(memory)))
+    _evict_unused(memory, step)
+    if problems := audit(memory.layout, memory.snapshot()):
+        raise RuntimeError(problems[0])
+
+
+def _evict_unused(memory: MemoryCore, step: StepNumber) -> None:
+    model = memory.layout.groups[0].model
+    no_text = np.zeros(1, np.int32)
+    handle = memory.open(no_text, NO_TEXT_ROOT, step, reuse=False, model=model)
+    memory.close(handle, renew=False)
+
+
+def _close_all(memory: MemoryCore) -> tuple[int, ...]:
+    handles = tuple(holder.handle for holder in memory.snapshot().holders)
+    for handle in handles:
+        memory.close(handle, renew=False)
+    return handles
+
 
 MOST_STEPS_PUT_OFF = 64
 """Number of consecutive steps without device memory after which the youngest request is refused."""

@@ -1,18 +1,162 @@
-"""Counters and gauges of an engine core, for its reports."""
+"""Counters and gauges of an engine core, for its reports.
+
+The time that a copied section adds to an instance's steps, measured while it decodes.
+
+::
+
+    plain decode steps ──► their usual time ─┐
+    decode steps with copies ──► their time ─┴─► the difference, over the sections copied in them
+
+A copy that is hidden by the computation adds nothing (Infinite-LLM's figure 12: 16 tokens a step).
+The planner of loans reads the figure in heartbeats.  Pure.
+
+The memory that an instance's requests need beyond what they have, for the planner of loans.
+
+Pure; every heartbeat reports it.
+"""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from kvell.engine.core.miss_watch import MissWatch
-from kvell.engine.lending.copy_cost import CopyCost
-from kvell.engine.lending.memory_demand import memory_demand
+from kvell.engine.lending.distributed_request import full_groups
 from kvell.engine.moving.pool_part import PoolPart
 from kvell.engine.planning.scheduler import Scheduler
 from kvell.engine.protocol.statistics import GroupStats, LoadStats, Stats
 from kvell.engine.requests.counting import DraftTokens, StepSizes, TeamCounts, pages_bytes
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.requests.request import Request
-from kvell.memory import MemoryCore, PoolTotals
+from kvell.memory import Layout, MemoryCore, PoolTotals, pages_of_text
 from kvell.vocabulary import FinishReason, RequestId, StepNumber
+
+
+class MemoryDemand(NamedTuple):
+    """The demand for memory, by the latest plan; the fields of :class:`.LoadStats`."""
+
+    memory_waiting: int
+    head_tokens: int
+    head_bytes: int
+    answer_tokens: int
+    growth_bytes: int
+
+
+class _Growth(NamedTuple):
+    """The growth of one running request.
+
+    :param steps: output tokens until its end.
+    :param prompt_bytes: of the tokens that it has, but has not computed.
+    :param token_bytes: of each further token.
+    :param held_bytes: of the computed tokens, which its end frees.
+    """
+
+    steps: int
+    prompt_bytes: int
+    token_bytes: int
+    held_bytes: int
+
+
+def memory_demand(scheduler: Scheduler, layout: Layout) -> MemoryDemand:
+    """Return the memory that waiting requests wait for, and that running ones will need."""
+    head = scheduler.waiting.first()
+    return MemoryDemand(
+        scheduler.num_awaiting_memory,
+        0 if head is None else head.num_tokens,
+        0 if head is None else _admission_bytes(head, layout),
+        0 if head is None else scheduler.expected_output(head),
+        growth_bytes(scheduler, layout),
+    )
+
+
+def growth_bytes(scheduler: Scheduler, layout: Layout) -> int:
+    """Return the most by which the memory of all running requests together will grow.
+
+    Each computes the rest of its prompt, and then a token a step; when one ends, its memory serves
+    the others.
+    """
+    rates = {
+        model: _token_bytes(model, layout)
+        for model in {request.model for request in scheduler.running}
+    }
+    growths = sorted(_growth(scheduler, r, rates[r.model]) for r in scheduler.running)
+    growing_bytes = sum(growth.prompt_bytes for growth in growths)
+    rate = sum(growth.token_bytes for growth in growths)
+    most_bytes = freed_bytes = 0
+    for growth in growths:
+        most_bytes = max(most_bytes, growing_bytes + rate * growth.steps - freed_bytes)
+        growing_bytes -= growth.prompt_bytes
+        rate -= growth.token_bytes
+        freed_bytes += growth.held_bytes
+    return most_bytes
+
+
+def _growth(scheduler: Scheduler, request: Request, token_bytes: int) -> _Growth:
+    """Return a running request's growth; one with a placement has room here for all that stays."""
+    prompt_tokens = max(0, request.end_for_now - request.computed)
+    steps = 0 if request.local_tokens else scheduler.expected_output(request)
+    held_tokens = max(0, request.computed - request.remote_tokens)
+    return _Growth(steps, prompt_tokens * token_bytes, token_bytes, held_tokens * token_bytes)
+
+
+def _token_bytes(model: str, layout: Layout) -> int:
+    groups = full_groups(model, layout.groups)
+    return sum(group.page_stride_bytes // group.page_tokens for _, group in groups)
+
+
+def _admission_bytes(request: Request, layout: Layout) -> int:
+    """Return the memory that a waiting request needs to be admitted: of all its tokens here."""
+    tokens = max(1, request.end_for_now - request.remote_tokens)
+    pages = pages_of_text(layout, tokens, request.model)[:, 1].tolist()
+    return sum(
+        count * group.page_stride_bytes for count, group in zip(pages, layout.groups, strict=True)
+    )
+
+
+FORGETTING = 1 / 16
+"""Weight of the latest plain step in the usual time."""
+LEAST_STEPS, LEAST_SECTIONS = 8, 4
+"""Plain steps and copied sections without which nothing is reported."""
+MOST_SECTIONS = 64
+"""Beyond this number, earlier sections count half."""
+
+
+class CopyCost:
+    """The measurement of one instance, as debtor and as creditor."""
+
+    def __init__(self) -> None:
+        self._usual_seconds = self._added_seconds = self._sections = 0.0
+        self._plain_steps = self._copied = 0
+        self._was_copying = False
+
+    @property
+    def section_seconds(self) -> float | None:
+        """The seconds that the copy of a section adds to steps; None: not measured yet."""
+        if self._plain_steps < LEAST_STEPS or self._sections < LEAST_SECTIONS:
+            return None
+        return max(0.0, self._added_seconds / self._sections)
+
+    def on_step(self, seconds: float, *, is_decode: bool, copied: int, is_copying: bool) -> None:
+        """Process a step that has ended.
+
+        :param seconds: of its passes.
+        :param is_decode: whether it computed no prompt.
+        :param copied: sections that were copied to or from the instance so far.
+        :param is_copying: whether more are being copied now.
+        """
+        sections = copied - self._copied
+        is_plain = not (sections or is_copying or self._was_copying)
+        self._copied, self._was_copying = copied, is_copying
+        if not is_decode:
+            return
+        if is_plain:
+            self._plain_steps += 1
+            weight = max(FORGETTING, 1 / self._plain_steps)
+            self._usual_seconds += weight * (seconds - self._usual_seconds)
+        elif self._plain_steps >= LEAST_STEPS:
+            self._added_seconds += seconds - self._usual_seconds
+            self._sections += sections
+            if self._sections > MOST_SECTIONS:
+                self._added_seconds /= 2
+                self._sections /= 2
 
 
 class EngineStats:

@@ -7,18 +7,21 @@ from dataclasses import replace
 import numpy as np
 from msgspec import structs
 
-from kvell.engine.lending.sections import local_reason
+from kvell.engine.lending.distributed_request import local_reason
 from kvell.engine.moving.encoding import ArrivedRequest
 from kvell.engine.protocol.messages import Finished, Submit
 from kvell.engine.protocol.pooling import POOLED
 from kvell.engine.protocol.request_spec import RequestSpec, to_token_ids
 from kvell.engine.protocol.sampling_params import SEED_BYTES, SamplingParams
 from kvell.engine.protocol.statistics import ModelLengths
-from kvell.engine.requests.admissible import output_problem, request_problem, sampling_problem
+from kvell.engine.requests.admissible import (
+    output_problem,
+    pooling_problem,
+    request_problem,
+    sampling_problem,
+)
 from kvell.engine.requests.cache_roots import cache_root, long_root
-from kvell.engine.requests.limits import Limits
-from kvell.engine.requests.model_rules import ModelRules
-from kvell.engine.requests.pooling import pooling_problem
+from kvell.engine.requests.limits import Limits, ModelRules
 from kvell.engine.requests.request import Request
 from kvell.errors import ChangeSomething
 from kvell.memory import Tokens

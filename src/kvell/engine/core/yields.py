@@ -17,7 +17,7 @@ from kvell.engine.failing.failures import (
 )
 from kvell.engine.protocol.logprobs import PromptLogprobs
 from kvell.engine.protocol.messages import Event, Finished, Tokens
-from kvell.engine.requests.model_rules import ModelRules
+from kvell.engine.requests.limits import ModelRules
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.requests.request import Request
 from kvell.memory import MemoryCore

@@ -2,7 +2,7 @@
 
 A prompt without room is computed anyway, if the CPU buffer's logical size allows it: the decodes
 that arrived last move their pages to the buffer, or the prompt is computed into the buffer
-(:mod:`kvell.engine.planning.offloaded`), whichever moves fewer bytes.  Either way pages are copied
+(:mod:`kvell.engine.planning.chunks`), whichever moves fewer bytes.  Either way pages are copied
 back when their decode is scheduled::
 
     RUNNING, decodes ──a prompt finds no room──► PARKED ──it fits, with room to grow──► RUNNING

@@ -21,25 +21,52 @@ continues after them once it is admitted again.
 
 Pure: the loans themselves are a state machine of the memory pool (:mod:`kvell.mempool.loans`).
 Source: Infinite-LLM §4, §5.2.1, §6.2 (Listing 1).
+
+The running requests of an instance with the most sections that could move to creditors.
+
+The rManager reports them in its heartbeat (Infinite-LLM §6.2).
+
+Requests that share the remote sections of another request with the same text.
+
+::
+
+    submitted ──the loans are shared──► JOINING ──all are answered──► queued, continues after them
+        │                                  └── none is valid any more ┐
+        └── no request borrows more of its text than is cached here ──┴► queued
+
+So a request hits a prefix that is in no cache, and needs neither memory nor time for it: it attends
+to the creditors' pages.  Each request has its own rights, so the requests may end in any order, and
+each handles recalls alone.  Pure.
+
+Source: DESIGN.md §15.9; loans of :mod:`kvell.mempool.loans` with ``Borrow.shares``.
+
+Recalled sections: they are copied back, or move to another creditor.
+
+Pure.  Source: Infinite-LLM §5.2.1, §6.2 (Listing 1).
 """
 
+import heapq
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from kvell.engine.lending.distributed_request import DistributedRequest
-from kvell.engine.lending.joining import JoiningRequests
-from kvell.engine.lending.placement import Placements
-from kvell.engine.lending.recalls import Recalls
+from kvell.engine.lending.distributed_request import (
+    DistributedRequest,
+    local_reason,
+    repeats,
+    resumes,
+)
+from kvell.engine.lending.placement import Placement, Placements
 from kvell.engine.lending.section_loans import SectionLoans
-from kvell.engine.lending.sections import local_reason, repeats, resumes
 from kvell.engine.planning.scheduler import Scheduler
 from kvell.engine.protocol.messages import NotTaken
 from kvell.engine.protocol.placements import RequestPlacementEntry
+from kvell.engine.protocol.statistics import MOST_LONGEST
 from kvell.engine.requests.plan import BorrowedPages, NewPages, PageCopy, StepPlan
 from kvell.engine.requests.request import Request, RequestState
+from kvell.memory import Layout, common_prefix
 from kvell.mempool.agent import Agent
 from kvell.mempool.loans.actions import (
     LoanFilled,
@@ -49,9 +76,186 @@ from kvell.mempool.loans.actions import (
     LoanRefused,
 )
 from kvell.mempool.loans.creditor_ledger import BORROWS
+from kvell.mempool.loans.messages import Loan
 from kvell.mempool.owners import Tick
 from kvell.mempool.transfers.actions import Action
 from kvell.vocabulary import RequestId, StepNumber
+
+
+class Recalls:
+    """The recalled sections of one engine core's borrowers.
+
+    :param placements: placements of requests that are longer than the local memory.
+    :ivar replaced: number of sections that have moved to another creditor so far.
+    """
+
+    def __init__(
+        self, agent: Agent, sections: SectionLoans, placements: Mapping[RequestId, Placement]
+    ) -> None:
+        self._agent, self._sections, self._placements = agent, sections, placements
+        self.replaced = 0
+
+    def moves(self, borrower: DistributedRequest, index: int) -> bool:
+        """Return whether a recalled section can move; it is not copied back across hosts."""
+        return not borrower.by_queries or self._goes_on(borrower, index)
+
+    def on_recall(self, borrower: DistributedRequest, index: int) -> list[Action]:
+        """Handle the recall of a section: it is copied back with all later ones, if they fit.
+
+        If the request is too long for the local memory, another creditor gets the section.
+        """
+        if self._goes_on(borrower, index):
+            borrower.sections[index].is_recalled = True
+            return self.ask_others(borrower)
+        before = borrower.recalled
+        borrower.recalled = index if before is None else min(index, before)
+        return self._sections.give_back(self._sections.cut(borrower, borrower.away))
+
+    def ask_others(self, borrower: DistributedRequest) -> list[Action]:
+        """Request loans for recalled sections from further creditors.
+
+        A section that no creditor takes is lost at the deadline, with all later ones.
+        """
+        actions: list[Action] = []
+        for index in borrower.moving:
+            section = borrower.sections[index]
+            if section.successor is not None:
+                continue
+            placement = self._placements[borrower.request.request_id]
+            creditor = placement.creditor(index, self._agent.now, without=section.creditor)
+            if creditor:
+                section.successor, loan_actions = self._sections.ask(borrower, creditor)
+                actions += loan_actions
+        return actions
+
+    def take_in(self, borrower: DistributedRequest, news: LoanNews) -> list[Action]:
+        """Process an event of a loan that replaces a recalled one."""
+        loan = news.loan
+        section, successor = next(
+            (section, section.successor)
+            for section in borrower.sections
+            if section.successor is not None and section.successor.loan == loan
+        )
+        if isinstance(news, LoanGranted) and self._sections.is_readable(loan):
+            passed_on = self._sections.pass_on(loan, section.loan)
+            if passed_on is not None:
+                return passed_on
+        if isinstance(news, LoanFilled):
+            successor.is_copied = True
+            return []
+        self._placements[borrower.request.request_id].refuses(successor.creditor)
+        section.successor = None
+        self._sections.forget(loan)
+        return self._sections.give_back([loan]) + self.ask_others(borrower)
+
+    def replace(self, borrower: DistributedRequest) -> tuple[list[int], list[Loan]]:
+        """Switch filled sections to their new creditors; return them and the loans that end."""
+        moved = borrower.moved
+        self.replaced += len(moved)
+        return moved, [self._sections.replace(borrower, index) for index in moved]
+
+    def _goes_on(self, borrower: DistributedRequest, index: int) -> bool:
+        """Return whether a section must move to another creditor: it does not fit here."""
+        request = borrower.request
+        home_tokens = request.num_tokens - index * self._sections.section_tokens
+        return 0 < request.local_tokens < home_tokens
+
+
+JOIN_TICKS: Tick = 2_000
+"""Longest time that a request waits for its creditors."""
+NEVER_HELD = -1
+"""Handle of a borrower that has had no pages here so far."""
+
+
+class JoiningRequests:
+    """The joining requests of one engine core.
+
+    :param cached: returns how many of a request's first tokens are cached here.
+    :ivar shared: number of sections that requests have shared so far.
+    """
+
+    def __init__(self, sections: SectionLoans, cached: Callable[[Request], int]) -> None:
+        self._sections, self._cached = sections, cached
+        self._joining: dict[RequestId, DistributedRequest] = {}
+        self._answered: list[DistributedRequest] = []
+        self.shared = 0
+
+    def __contains__(self, request: Request) -> bool:
+        return request.request_id in self._joining
+
+    def __len__(self) -> int:
+        return len(self._joining)
+
+    def begin(self, request: Request, others: Iterable[DistributedRequest]) -> list[Action]:
+        """Share the loans of the borrower with most of a new request's text.
+
+        :param others: the borrowers of this instance.
+        :returns: empty if no borrower has more of the text than is cached.
+        """
+        best_count, best = 0, None
+        for other in others:
+            count = self._common(request, other)
+            if count > best_count:
+                best_count, best = count, other
+        if best is None or best_count * self._sections.section_tokens <= self._cached(request):
+            return []
+        borrower = DistributedRequest(request, NEVER_HELD, by_queries=best.by_queries)
+        self._joining[request.request_id] = borrower
+        actions: list[Action] = []
+        for section in best.sections[:best_count]:
+            shared, loan_actions = self._sections.share(borrower, section, JOIN_TICKS)
+            borrower.sections.append(shared)
+            actions += loan_actions
+        return actions
+
+    def take_in(self, borrower: DistributedRequest, news: LoanNews) -> list[Action]:
+        """Process an event of a loan; after the last, :meth:`take_answered` has the borrower."""
+        actions: list[Action] = []
+        if isinstance(news, LoanFilled):
+            self._sections.note_filled(borrower)
+        else:
+            index = borrower.index_of(news.loan)
+            assert index is not None, "its loans have no successors yet"
+            actions = self._sections.give_back(self._sections.cut(borrower, index))
+        if borrower.filled == len(borrower.sections):
+            del self._joining[borrower.request.request_id]
+            borrower.away = borrower.filled
+            borrower.request.remote_tokens = borrower.away * self._sections.section_tokens
+            self.shared += borrower.away
+            self._answered.append(borrower)
+        return actions
+
+    def take_answered(self) -> list[DistributedRequest]:
+        """Return the borrowers whose join attempt has ended, with or without shared loans."""
+        answered, self._answered = self._answered, []
+        return answered
+
+    def end(self, request: Request) -> list[Action]:
+        borrower = self._joining.get(request.request_id)
+        if borrower is None or borrower.request is not request:
+            return []  # a later attempt at it may join, while this one's last step ends
+        del self._joining[request.request_id]
+        return self._sections.give_back(self._sections.cut(borrower, 0))
+
+    def audit(self) -> list[str]:
+        """Return all contradictions in the loans of joining requests, one sentence each."""
+        tokens = self._sections.section_tokens
+        return [
+            problem
+            for borrower in self._joining.values()
+            for problem in (*borrower.audit(tokens), *self._sections.audit(borrower))
+        ]
+
+    def _common(self, request: Request, other: DistributedRequest) -> int:
+        """Return the number of common sections whose loans are valid and not recalled."""
+        of, tokens = other.request, self._sections.section_tokens
+        if (of.model, of.cache_root) != (request.model, request.cache_root) or of.spec.images:
+            return 0
+        first_gone = self._sections.first_lost(other)
+        num_valid = other.away if first_gone is None else min(other.away, first_gone)
+        mine, its = request.tokens(0, request.num_tokens - 1), of.tokens(0, num_valid * tokens)
+        return common_prefix(mine, its) // tokens
+
 
 NO_ROWS = np.empty((0, 4), np.int32)
 
@@ -385,3 +589,33 @@ class BorrowingRequests:
         borrower.request.remote_tokens = 0
         del self._borrowers[borrower.request.request_id]
         return self.sections.give_back([*self.sections.cut(borrower, 0), *borrower.ends])
+
+
+def longest(
+    borrowed: BorrowingRequests, running: Sequence[Request], layout: Layout
+) -> tuple[RequestPlacementEntry, ...]:
+    """Return at most ``MOST_LONGEST`` requests, the one with most such sections first.
+
+    Requests with a placement are left out: it says where their sections are.
+    """
+    lendable = {
+        model: not local_reason(model, layout.groups)
+        for model in {request.model for request in running}
+    }
+    counts = (
+        (-_sections(borrowed, request), request.request_id)
+        for request in running
+        if lendable[request.model] and request.finish_reason is None
+    )
+    entries = heapq.nsmallest(MOST_LONGEST, (entry for entry in counts if entry[0] < 0))
+    at = borrowed.sections.instance
+    return tuple(RequestPlacementEntry(name, at, -count, local=True) for count, name in entries)
+
+
+def _sections(borrowed: BorrowingRequests, request: Request) -> int:
+    """Return the number of whole local sections that may leave; the last one stays."""
+    num_asked = borrowed.sections_asked(request)
+    if num_asked is None:
+        return 0
+    settled = min(request.settled, request.num_tokens - 1)
+    return settled // borrowed.section_tokens - num_asked

@@ -4,8 +4,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
-from kvell.engine.lending.distributed_request import DistributedRequest, RemoteSection
-from kvell.engine.lending.sections import Place, Sections
+from kvell.engine.lending.distributed_request import (
+    DistributedRequest,
+    Place,
+    RemoteSection,
+    Sections,
+)
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.requests.plan import BorrowedPages, NewPages
 from kvell.mempool.agent import Agent

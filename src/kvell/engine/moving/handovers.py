@@ -10,37 +10,56 @@ At the receiver, ``Prepare`` reserves pages; once they are filled, a request beg
 tokens computed.  The sender may offer pages when the last chunk is planned; the receiver then pulls
 them layer by layer while that chunk is computed.  The sender owns a request until the receiver has
 all of it, so if either side dies, the other can continue.  A request may also leave in the middle
-of its answer (:mod:`kvell.engine.moving.migrations`), wait for a third instance's pages of its
+of its answer (:mod:`kvell.engine.moving.handovers`), wait for a third instance's pages of its
 prompt, and have its text sent back when it has ended.  Pure: it takes messages and returns actions
 (:mod:`kvell.mempool.transfers.actions`).
+
+Live migration of requests in the middle of their answer: copy, delta, switch.
+
+::
+
+    asked ──decodes──► COPYING ──all is there──► READY ──after a step──► moves, like any request
+                          └── no room there, it dies, too long ──► stays
+
+The request runs on while its computed pages are copied to the target and cached there.  Then it
+leaves the steps, and moves with the few tokens since.  A request in the CPU buffer is READY: it
+computes nothing, so there is no copy, and it moves as it is.  Source: Llumnix §4.1; DESIGN §9.
+
+Requests that leave this instance with their computed pages.
+
+::
+
+    ANNOUNCED ──computed up to its length──► MOVING, out of the steps ──pulled──► moved
+        └─────────── no room there, the other side dies, too long ──┴──► it stays
+
+A request in the CPU buffer is announced when it leaves, and its pages are read there.
 """
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from typing_extensions import override
 
-from kvell.engine.lending.borrowing_requests import BorrowingRequests
-from kvell.engine.lending.longest import longest
-from kvell.engine.moving.caching import handed_over_root
-from kvell.engine.moving.departures import Departure, Departures
+from kvell.engine.lending.borrowing_requests import BorrowingRequests, longest
 from kvell.engine.moving.encoding import (
     ArrivedRequest,
     decode_arrival,
+    encode_announcement,
+    encode_handover,
     is_cancelled,
     is_legible,
+    places_of,
 )
-from kvell.engine.moving.held_text import HeldText
-from kvell.engine.moving.migrations import Migrations
-from kvell.engine.moving.pool_part import NO_NEWS, NO_PAGES, PoolNews, PoolPart
-from kvell.engine.moving.staying import staying_reason
+from kvell.engine.moving.pool_part import NO_NEWS, NO_PAGES, HeldText, PoolNews, PoolPart
 from kvell.engine.planning.scheduler import Scheduler
 from kvell.engine.protocol.messages import Cancel, NotTaken, Submit
 from kvell.engine.protocol.placements import RequestPlacementEntry
+from kvell.engine.requests.cache_roots import RESERVED, is_long_root, long_root
 from kvell.engine.requests.counting import pages_bytes
 from kvell.engine.requests.plan import NewPages, StepPlan
-from kvell.engine.requests.request import NO_HANDLE, Request
-from kvell.memory import GroupKind, Ints
+from kvell.engine.requests.request import NO_HANDLE, Request, RequestState
+from kvell.memory import GroupKind, GroupSpec, Ints
 from kvell.mempool.agent import Agent
 from kvell.mempool.entries import PeerEntry, Ticked
 from kvell.mempool.loans.actions import LoanFilled, LoanNews
@@ -48,9 +67,271 @@ from kvell.mempool.owners import Tick
 from kvell.mempool.rendezvous import DEFAULT_PD_CACHING, PdCaching
 from kvell.mempool.transfers.actions import Action, Arrived, Ended, Fetched, RoomGranted
 from kvell.mempool.transfers.messages import Transfer
-from kvell.mempool.transfers.methods import StreamCosts
+from kvell.mempool.transfers.methods import LayerPull, StreamCosts, pays_by_layer
 from kvell.mempool.transfers.receiving import owner_of
+from kvell.pages.stages import stages_of
 from kvell.vocabulary import RequestId, StepNumber
+
+HANDOVER_TICKS: Tick = 600_000
+"""Longest time from a request's announcement until it is pulled, including time in the queue."""
+
+
+@dataclass
+class Departure:
+    """A request that moves to another instance, or will move.
+
+    :ivar length: number of announced tokens: the text that is computed when it moves.
+    :ivar root: cache root of its prefix at the target.
+    :ivar returns_to: the instance that gets its text when it has ended; "" for none.
+    :ivar is_moving: whether it has left the steps.
+    """
+
+    request: Request
+    length: int
+    root: str
+    returns_to: str
+    is_moving: bool = False
+
+
+class Departures:
+    """The leaving requests of one engine core.
+
+    :param streams: cost of pulls that begin before the pass has ended; None: no pull does.
+    :ivar num_moving: the number of those that have left the steps.
+    """
+
+    def __init__(self, scheduler: Scheduler, agent: Agent, streams: StreamCosts | None) -> None:
+        self._core, self._scheduler, self._agent = agent.core, scheduler, agent
+        self._streams = streams
+        self._departures: dict[Transfer, Departure] = {}
+        self._transfers: dict[RequestId, Transfer] = {}
+        self.num_moving = 0
+
+    def __len__(self) -> int:
+        return len(self._departures)
+
+    def __contains__(self, request: Request) -> bool:
+        return request.request_id in self._transfers
+
+    def get(self, transfer: Transfer) -> Departure | None:
+        return self._departures.get(transfer)
+
+    def begin(
+        self, target: str, departure: Departure, command: Submit
+    ) -> tuple[Transfer, list[Action]]:
+        """Announce a request to another instance, which reserves pages for it."""
+        request, now = departure.request, self._agent.now
+        transfer, actions = self._agent.sending.begin(
+            target,
+            request.tokens(0, departure.length),
+            departure.length,
+            now,
+            now + HANDOVER_TICKS,
+            root=departure.root,
+            model=request.model,
+            inserts=False,
+            private=encode_announcement(command, request),
+            images=request.images,
+        )
+        self._departures[transfer] = departure
+        self._transfers[request.request_id] = transfer
+        return transfer, actions
+
+    def offer_early(
+        self, plan: StepPlan, requests: Sequence[Request]
+    ) -> tuple[list[int], list[Action]]:
+        """Offer the pages that a step completes, where pulling them meanwhile pays.
+
+        :param requests: those of the plan's work.
+        :returns: the numbers of the transfers that are pulled during the step.
+        """
+        numbers: list[int] = []
+        actions: list[Action] = []
+        if self._streams is None or not self._departures:
+            return numbers, actions
+        for work, request in zip(plan.work, requests, strict=True):
+            transfer = self._transfers.get(request.request_id)
+            if transfer is None or work.start + work.known != self._departures[transfer].length:
+                continue
+            stages = len(stages_of(self._core.layout.groups, request.model))
+            missing = self._agent.sending.missing(transfer)
+            groups = [self._core.layout.groups[group] for group, _ in missing]
+            size_bytes = sum(group.page_stride_bytes for group in groups)
+            pull = LayerPull(size_bytes, len(missing), stages, plan.num_tokens)
+            if not work.samples or not pays_by_layer(pull, self._streams):
+                continue
+            early = self._agent.sending.early(transfer, places_of(self._core, request), stages)
+            numbers += [transfer.number] if early else []
+            actions += early
+        return numbers, actions
+
+    def on_computed(self, requests: Sequence[Request]) -> list[Action]:
+        """Let the requests leave whose announced tokens a step has computed."""
+        actions: list[Action] = []
+        for request in requests:
+            transfer = self._transfers.get(request.request_id)
+            if transfer is None or request.finish_reason:
+                continue
+            departure = self._departures[transfer]
+            is_complete = request.settled == departure.length < request.num_tokens
+            if is_complete and not departure.is_moving:
+                self._scheduler.lift(request)
+                actions += self.leave(transfer)
+        return actions
+
+    def leave(self, transfer: Transfer) -> list[Action]:
+        """Offer the pages of a request that was taken out of the steps."""
+        departure = self._departures[transfer]
+        request = departure.request
+        departure.is_moving = True
+        self.num_moving += 1
+        handover = encode_handover(request, departure.root, departure.returns_to)
+        places = self._scheduler.sent_places(request)
+        if places is None:
+            places = places_of(self._core, request)
+        return self._agent.sending.ready(transfer, places, handover)
+
+    def end(self, transfer: Transfer) -> Departure | None:
+        """Forget the departure of a transfer that has ended; return it, if it was one."""
+        departure = self._departures.pop(transfer, None)
+        if departure is not None:
+            del self._transfers[departure.request.request_id]
+            self.num_moving -= departure.is_moving
+        return departure
+
+    def cancel(self, request: Request) -> list[Action]:
+        transfer = self._transfers.get(request.request_id)
+        if transfer is None:
+            return []
+        self.end(transfer)
+        return self._agent.sending.cancel(transfer, "the request has ended")
+
+
+COPY_TICKS: Tick = 60_000
+"""Longest time of a copy; after that, the request stays."""
+
+
+@dataclass
+class _Leaving:
+    """A request that will leave.
+
+    :ivar copy: transfer of its computed pages; None before, and if there was nothing to copy.
+    """
+
+    request: Request
+    target: str
+    copy: Transfer | None = None
+    is_copied: bool = False
+
+
+class Migrations:
+    """The migrating requests of one engine core."""
+
+    def __init__(self, agent: Agent, is_buffered: Callable[[Request], bool]) -> None:
+        self._agent, self._is_buffered = agent, is_buffered
+        self._leaving: dict[RequestId, _Leaving] = {}
+        self._copies: dict[Transfer, RequestId] = {}
+
+    def __len__(self) -> int:
+        return len(self._leaving)
+
+    def ask(self, request: Request, target: str) -> None:
+        """Plan to migrate a request to ``target``; it stays if the target has no room."""
+        self._leaving[request.request_id] = _Leaving(request, target)
+
+    def advance(self) -> list[Action]:
+        """Begin to copy the pages of requests that decode."""
+        actions: list[Action] = []
+        for leaving in self._leaving.values():
+            is_new = leaving.copy is None and not leaving.is_copied
+            if is_new and _is_between_steps(leaving.request):
+                actions += self._begun(leaving)
+        return actions
+
+    def _begun(self, leaving: _Leaving) -> list[Action]:
+        request, now = leaving.request, self._agent.now
+        leaving.copy, actions = self._agent.copies.begin(
+            leaving.target,
+            request.tokens(0, request.settled),
+            now,
+            now + COPY_TICKS,
+            root=request.cache_root,
+            model=request.model,
+        )
+        if leaving.copy is None:
+            leaving.is_copied = True  # all of it is delta
+        else:
+            self._copies[leaving.copy] = request.request_id
+        return actions
+
+    def on_copied(self, transfer: Transfer, problem: str, size_bytes: int) -> Request | None:
+        """Record the end of a transfer; return its request if its copy failed, so that it stays.
+
+        :param size_bytes: the copied pages.
+        """
+        leaving = self._leaving.get(self._copies.pop(transfer, RequestId("")))
+        if leaving is None or leaving.copy != transfer:
+            return None
+        leaving.is_copied = not problem
+        leaving.request.moved_bytes += size_bytes
+        if not problem:
+            return None
+        return self._leaving.pop(leaving.request.request_id).request
+
+    def take_ready(self, *, rests: bool) -> list[tuple[Request, str]]:
+        """Return the requests that can switch now, with their targets.
+
+        :param rests: whether no step runs: a step may write pages of the CPU buffer.
+        """
+        ready = [
+            leaving
+            for leaving in self._leaving.values()
+            if (rests and self._is_buffered(leaving.request))
+            or (leaving.is_copied and _is_between_steps(leaving.request))
+        ]
+        for leaving in ready:
+            del self._leaving[leaving.request.request_id]
+        return [(leaving.request, leaving.target) for leaving in ready]
+
+    def forget(self, request: Request) -> None:
+        """Forget a request that has ended or leaves otherwise; a copy that runs is completed."""
+        self._leaving.pop(request.request_id, None)
+
+
+def _is_between_steps(request: Request) -> bool:
+    runs = request.state is RequestState.RUNNING and request.finish_reason is None
+    return runs and request.is_decoding and request.settled == request.computed
+
+
+MOVABLE = frozenset(GroupKind) - {GroupKind.DROPPING}
+"""Kinds whose pages are all the state of computed tokens; embeddings are not needed any more."""
+
+
+def staying_reason(request: Request, groups: Sequence[GroupSpec]) -> str:
+    """Return why a request must be served where its prompt is computed; "" if it can move."""
+    seen = [group for group in groups if group.model == request.model]
+    if request.spec.images and any(group.counts_images for group in seen):
+        return "its pages hold images among the text"
+    if request.is_scored:
+        return "its prompt logprobs are reported here"
+    if request.spec.pooling:
+        return "it generates no tokens"
+    if any(group.kind not in MOVABLE for group in seen):
+        return "its model has pages that cannot be moved yet"
+    return ""
+
+
+def handed_over_root(root: str, pd_caching: PdCaching, unique: str) -> str:
+    """Return the cache root of a request at the instance that it moves to.
+
+    :param root: the cache root at the instance that computes its prompt.
+    :param unique: a name of the request that is unique among all instances.
+    """
+    if pd_caching >= 2:
+        return root
+    unshared = f"{RESERVED}moved {unique}"
+    return long_root(unshared) if is_long_root(root) else unshared
+
 
 JOINS = 0
 """The number that a request awaits while it shares loans; no fetch has this number."""

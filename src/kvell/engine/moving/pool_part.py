@@ -1,21 +1,43 @@
 """The part of an engine core in the pool of instances; by itself, that of an engine alone."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import numpy as np
 
 from kvell.engine.moving.encoding import ArrivedRequest
-from kvell.engine.moving.held_text import HeldText
 from kvell.engine.protocol.messages import Cancel, Event, MigrationRefused, NotTaken, Submit
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.requests.plan import NewPages, StepPlan
 from kvell.engine.requests.request import Request
-from kvell.memory import Ints
+from kvell.memory import Ints, Tokens
 from kvell.mempool.entries import Draining, PeerEntry
+from kvell.mempool.holds import Hold
 from kvell.mempool.owners import Tick
 from kvell.mempool.transfers.actions import Action
 from kvell.vocabulary import StepNumber
+
+
+@dataclass(frozen=True, eq=False)
+class HeldText:
+    """The text of a hold.
+
+    :param text: all tokens, int32.
+    """
+
+    text: Tokens
+    model: str
+    cache_root: str
+
+    @classmethod
+    def of(cls, hold: Hold) -> Self:
+        return cls(hold.tokens, hold.model, hold.root)
+
+    def tokens(self, start: int, end: int) -> Tokens:
+        """Return the tokens from ``start`` to ``end``, int32."""
+        return self.text[start:end]
+
 
 NOTHING_LENT = dict.fromkeys(
     ("lent", "borrowed", "returned", "replaced", "shared", "lost", "loans", "loaned_bytes"), 0

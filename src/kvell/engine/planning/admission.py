@@ -1,22 +1,38 @@
 """Admission of waiting requests in turn, parked ones, and those that arrived with pages; pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 import numpy as np
 
 from kvell.engine.cpu_buffer.parking import ROOM_TOKENS
-from kvell.engine.planning.chunks import Chunks
-from kvell.engine.planning.embedded import embedded_images
-from kvell.engine.planning.offloaded import OffloadedPrompts
+from kvell.engine.planning.chunks import Chunks, OffloadedPrompts
 from kvell.engine.planning.plan_draft import PlanDraft
-from kvell.engine.planning.seats import RequestQueues
-from kvell.engine.planning.shares import makes_way
+from kvell.engine.planning.request_queues import RequestQueues, makes_way
 from kvell.engine.requests.cache_roots import DROPPING_ROOT, kept_root
 from kvell.engine.requests.counting import group_hits
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import NewPages
 from kvell.engine.requests.request import NO_HANDLE, Request, RequestState
-from kvell.memory import MemoryCore, alignment_tokens, common_prefix
+from kvell.memory import GroupKind, GroupSpec, MemoryCore, alignment_tokens, common_prefix
+
+
+def embedded_images(
+    groups: Sequence[GroupSpec], held: NewPages, images: Sequence[tuple[int, int, int]]
+) -> int:
+    """Return how many leading images have all their pages when the request starts.
+
+    :param held: int32 [m, 4], pages that the request starts with (columns of
+        ``MemoryCore.held_pages``).
+    :param images: (first token in the text, tokens there, image tokens), in order.
+    """
+    for index, group in enumerate(groups):
+        positions = held[held[:, 1] == index, 2]
+        if group.kind is GroupKind.VISION and len(positions):
+            pages = (-(-tokens // group.page_tokens) for _, _, tokens in images)
+            return sum(end <= int(positions.max()) + 1 for end in accumulate(pages))
+    return 0
+
 
 INITIAL_EXPECTED_OUTPUT = 128
 """Output tokens expected of a request until a request has finished."""

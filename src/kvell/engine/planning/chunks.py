@@ -1,23 +1,151 @@
 """Work of a step for running requests: decodes, prefill chunks, draft tokens; pure.
 
 The memory core and the owner of activation memory decide how much of it fits.
+
+Draft tokens of running requests: speculation uses only what other work leaves.
+
+Draft tokens are planned after all other work of a step.  They take the rest of the token budget,
+and new pages only if every running request could still continue and no request waits for memory:
+no request is preempted, deferred or refused for a draft token.  The request's next tokens need
+those pages anyway, or a little later if draft tokens are rejected.
+
+A state cannot be rolled back to before a rejected draft token.  So states advance over known
+tokens only: a step computes draft tokens from them, and discards the resulting states.  The next
+step computes accepted draft tokens once more, with the newest token.
+
+Requests that run alone get no draft tokens: they have memory for themselves only.  Nor do requests
+whose grammar's masks are slow (:mod:`kvell.engine.sampling.grammar_process.answer_masks`).  A draft
+model proposes for the first of several models; requests of the others get none.
+
+A token that a reasoning budget will force is a draft token too; a draft model draws it by itself,
+under the request's sampling.
+
+Draft tokens end at the short rotation table of their request and the draft model's context.
+
+Groups whose positions are not the text's take no pages for draft tokens when memory is short.
+
+Prompts whose KV is written to the CPU buffer while they are computed (eLLM §4.3.2); pure.
+
+::
+
+    WAITING ──no room in the pool, but in the buffer──► OFFLOADED ──first token──► PARKED
+       ▲                                                    │                        │ fetched when
+       └──────────── cancelled, finished ◄──────────────────┘                        ▼ it fits
+                                                                                 RUNNING
+
+The buffer is host memory after the pool, in the same range of addresses, so a pass writes each page
+once, wherever the plan says that it is (Algorithm 1, lines 8-11): nothing is copied until the
+decode is scheduled.  Only the activations of a step need room in the pool.
+
+A request has its own pages for all groups of its model: it resumes from no cached prefix, and
+publishes none before it has been fetched.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
+from kvell.cost.swap_rule import WAYS
+from kvell.elastic.page_buffer import first_pages
+from kvell.engine.cpu_buffer.parking import Parking
+from kvell.engine.cpu_buffer.swapping import SWAPPABLE, Swapping
 from kvell.engine.planning.plan_draft import PlanDraft
+from kvell.engine.planning.proposals import Ints, propose
 from kvell.engine.planning.protected import ProtectedPrefixes
-from kvell.engine.planning.seats import RequestQueues
-from kvell.engine.planning.speculation import Speculation
+from kvell.engine.planning.request_queues import RequestQueues
 from kvell.engine.planning.step_memory import RigidMemory, StepMemory
 from kvell.engine.planning.whole_prompts import has_budget, least_end
 from kvell.engine.requests.limits import Limits
-from kvell.engine.requests.plan import NewPages
-from kvell.engine.requests.request import Request, RequestState
-from kvell.memory import GroupKind, MemoryCore
+from kvell.engine.requests.plan import TO_DRAFT, NewPages
+from kvell.engine.requests.request import NO_HANDLE, Request, RequestState
+from kvell.memory import IMAGE_KINDS, GroupKind, MemoryCore
 from kvell.vocabulary import RequestId, StepNumber
+
+_TEXT_KINDS = frozenset({GroupKind.FULL, GroupKind.SLIDING, GroupKind.CHUNKED})
+
+
+class Speculation:
+    """The planner of draft tokens over one memory core."""
+
+    def __init__(self, core: MemoryCore, limits: Limits) -> None:
+        groups = [g for g in core.layout.groups if g.kind is not GroupKind.STATE]
+        self.is_on = limits.num_speculative_tokens > 0
+        self._core = core
+        self._limits = limits
+        self._is_text = all(g.kind in _TEXT_KINDS and not g.counts_images for g in groups)
+        self._page_tokens = sorted({group.page_tokens for group in groups})
+        self._drafted_models = {group.model for group in core.layout.groups if group.is_draft}
+
+    def has_room(self, running: Sequence[Request]) -> bool:
+        """Return whether all requests could take new pages for draft tokens, and still continue if
+        all of these are rejected."""
+        if any(request.runs_alone for request in running):
+            return False
+        count = self._limits.num_speculative_tokens + 1
+        first, others = running[0], running[1:]
+        return self._core.fits(
+            first.handle,
+            first.num_tokens + count,
+            count,
+            np.fromiter((r.handle for r in others), np.int32),
+            np.fromiter((r.num_tokens + count for r in others), np.int32),
+        )
+
+    def draft_tokens(self, request: Request, budget: int, new_pages: bool) -> tuple[Ints, NewPages]:
+        """Return the draft tokens to compute after the newest token, and the new pages they take.
+
+        :param budget: tokens that the step has left.
+        :param new_pages: whether pages may be taken.
+        """
+        count = min(
+            budget,
+            self._limits.num_speculative_tokens,
+            request.max_tokens - len(request.output) - 1,
+        )
+        if request.may_outgrow_table:
+            count = min(count, request.short_rope_tokens - request.num_tokens)
+        if self._limits.draft_tokens_end:
+            count = min(count, self._limits.draft_tokens_end - request.num_tokens)
+        can_draft = not (request.runs_alone or request.drawing)
+        if count <= 0 or not can_draft or not self._is_drafted(request):
+            return np.empty(0, np.int32), np.empty((0, 4), np.int32)
+        tokens = self._tokens(request, count)
+        start = request.num_tokens
+        until = request.num_tokens + len(tokens)
+        if new_pages:
+            until = self._core.largest(request.handle, until)
+        else:
+            until = min(until, self._held_until(start))
+        _, rows = self._core.grow(
+            np.asarray([request.handle], np.int32), np.asarray([until], np.int32)
+        )
+        return tokens[: until - start], rows
+
+    def _is_drafted(self, request: Request) -> bool:
+        """Return whether draft tokens are looked up, or the draft model is of the request's."""
+        return not self._drafted_models or request.model in self._drafted_models
+
+    def _tokens(self, request: Request, count: int) -> Ints:
+        limits = self._limits
+        if limits.has_drafter:
+            return np.full(count, TO_DRAFT, np.int32)
+        longest = limits.prompt_lookup_max
+        tokens = propose(request.history(), count, longest, limits.prompt_lookup_min)
+        budget = request.sampling.reasoning_budget
+        if budget is None or budget.end in request.output:
+            return tokens
+        place = budget.end_place(request.output[0]) - len(request.output)
+        if not 0 <= place < min(len(tokens) + 1, count):
+            return tokens
+        return np.append(tokens[:place], np.int32(budget.end))
+
+    def _held_until(self, num_tokens: int) -> int:
+        """Return the number of tokens that fit into the pages that hold ``num_tokens``."""
+        if not self._is_text:
+            return num_tokens
+        ends = (-(-num_tokens // size) * size for size in self._page_tokens)
+        return min(ends, default=num_tokens + self._limits.num_speculative_tokens)
+
 
 RECENT_STEPS = 256
 """Steps after its last answer in which a tenant counts as one whose requests wait."""
@@ -286,3 +414,112 @@ class Chunks:
 
 def _ints(values: Iterable[int]) -> NewPages:
     return np.fromiter(values, np.int32)
+
+
+OFFLOADED_ROOT = "\0offloaded"
+"""Cache root of a holder whose pages are in the buffer; nothing is ever cached under it."""
+
+
+class OffloadedPrompts:
+    """The prompts that are computed into the buffer.
+
+    :param first_large: number of the buffer's first large page, counted from the pool's first.
+    :ivar first_large: as given.
+    :ivar count: number of prompts that began there.
+    :ivar is_leaving: whether a request will move to another instance when its prompt is computed.
+    """
+
+    def __init__(
+        self,
+        core: MemoryCore,
+        seats: RequestQueues,
+        swapping: Swapping,
+        parking: Parking,
+        first_large: int,
+    ) -> None:
+        self.first_large = first_large
+        self.count = 0
+        self.is_leaving: Callable[[Request], bool] = lambda request: False
+        self._core, self._seats = core, seats
+        self._swapping, self._parking = swapping, parking
+        self._groups = core.layout.groups
+        self._first_page = first_pages(self._groups, first_large)
+
+    def size_bytes(self, request: Request) -> int:
+        """Return the bytes of a request's prompt in the buffer; 0 if it cannot be there now."""
+        if not self._can_be_there(request):
+            return 0
+        need = self._need(request)
+        size_bytes = self._swapping.buffer.size_bytes(need)
+        fits = self._parking.allows(size_bytes) and self._swapping.fits_all(need)
+        return size_bytes if fits else 0
+
+    def pays(self, request: Request, leaving: Sequence[Request]) -> bool:
+        """Return whether a prompt should be computed into the buffer.
+
+        Its pages are copied once, when its decode is scheduled; those of parked requests twice.
+        If the buffer is far, each chunk of the prompt also reads the chunks before it there.
+
+        :param leaving: the requests that would be parked for it; empty if that is not possible.
+        """
+        size_bytes = self.size_bytes(request)
+        parked_bytes = sum(map(self._swapping.size_bytes, leaving))
+        chunks = -(-request.num_tokens // self._parking.chunk_tokens)
+        reads = (chunks - 1) / 2 if self._swapping.buffer.is_far else 0.0
+        return size_bytes > 0 and (not leaving or size_bytes * (1 + reads) <= WAYS * parked_bytes)
+
+    def begin(self, request: Request, draft: PlanDraft) -> None:
+        """Give a waiting request pages in the buffer for its whole prompt."""
+        need = self._need(request)
+        request.handle = self._core.open(
+            request.prompt, OFFLOADED_ROOT, reuse=False, model=request.model
+        )
+        pages = self._swapping.take(request, need)
+        rows = [
+            (request.handle, group, position, self._first_page[group] + page)
+            for group, some in enumerate(pages)
+            for position, page in enumerate(some)
+        ]
+        draft.add_moved(np.asarray(rows, np.int32).reshape(-1, 4))
+        self._parking.hold(request, self._swapping.buffer.size_bytes(need))
+        request.computed = request.settled = request.found_tokens = 0
+        request.state = RequestState.OFFLOADED
+        self._seats.offloaded.append(request)
+        self.count += 1
+
+    def park_computed(self) -> None:
+        """Park the requests whose prompts are computed, with their first token."""
+        for request in [r for r in self._seats.offloaded if r.is_decoding and not r.drawing]:
+            self._swapping.keep_computed(request)
+            self._seats.leave_buffer(request)
+            self._parking.add(request)
+
+    def give_up(self, request: Request, draft: PlanDraft) -> None:
+        """Let a request wait again that has just been given pages, without work in this step."""
+        draft.forget(request)
+        self._seats.leave_buffer(request)
+        self._swapping.forget(request)
+        self._parking.leave(request)
+        self.count -= 1
+
+    def _need(self, request: Request) -> list[int]:
+        """Return the number of pages of each group for the prompt; of states, one for each part."""
+        tokens = len(request.prompt)
+        need: list[int] = []
+        for group in self._groups:
+            if group.model != request.model or group.kind in IMAGE_KINDS:
+                need.append(0)
+            elif group.kind is GroupKind.STATE:
+                need.append(group.slices)
+            else:
+                need.append(-(-tokens // group.page_tokens))
+        return need
+
+    def _can_be_there(self, request: Request) -> bool:
+        kinds = {group.kind for group in self._groups if group.model == request.model}
+        is_plain = kinds <= SWAPPABLE | IMAGE_KINDS and not (
+            request.spec.images or request.spec.pooling
+        )
+        is_new = request.handle == NO_HANDLE and not request.output and not request.runs_alone
+        stays = not (request.local_tokens or request.remote_tokens or self.is_leaving(request))
+        return is_plain and is_new and stays

@@ -10,9 +10,8 @@ from typing import Any
 import msgspec
 
 from kvell.engine.protocol import messages as protocol
-from kvell.engine.protocol.leading import Drained, Introduce, Lead, Led
 from kvell.engine.protocol.logprobs import PromptLogprobs
-from kvell.engine.protocol.messages import Command, Event
+from kvell.engine.protocol.messages import Command, Drained, Event, Introduce, Lead, Led
 from kvell.engine.protocol.notices import IndexNotice, WatchIndex
 from kvell.engine.protocol.pages import AskLargePage, AskPages, LargePage, Pages
 from kvell.engine.protocol.statistics import Stats

@@ -31,12 +31,11 @@ Refused requests end with ``Finished(reason="refused", message=…)``.
 """
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
-from kvell.engine.protocol.leading import Drained, Introduce, Lead, Led
 from kvell.engine.protocol.logprobs import PromptLogprobs, TokenLogprobs
 from kvell.engine.protocol.notices import IndexNotice, WatchIndex
 from kvell.engine.protocol.pages import AskLargePage, AskPages, LargePage, Pages
@@ -45,6 +44,44 @@ from kvell.engine.protocol.request_spec import RequestSpec, check_tokens
 from kvell.engine.protocol.statistics import InstanceFacts, LoadStats, Stats
 from kvell.errors import Bound, ChangeSomething
 from kvell.vocabulary import FinishReason, RequestId
+
+
+@dataclass(frozen=True)
+class Lead:
+    """The command by which a manager takes the instance; :class:`Led` answers it.
+
+    :param epoch: the manager's; commands with a lower epoch are refused from now on.
+    """
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Led:
+    """The answer to a manager's command.
+
+    :param epoch: the command's epoch if it is obeyed; else the higher epoch of another manager.
+    """
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Drained:
+    """The last event of an instance: all requests have ended."""
+
+
+@dataclass(frozen=True)
+class Introduce:
+    """The addresses of all instances that serve now; they replace earlier addresses.
+
+    :param addresses: ``tcp://host:port`` by the instance's name.
+    :param epoch: epoch of the manager that sends it; 0 without a manager.
+    """
+
+    addresses: dict[str, str] = field(default_factory=dict)
+    epoch: int = 0
+
 
 SCHEMA_VERSION = 28
 StepBlame = Literal["", "suspect", "blameless"]

@@ -13,7 +13,7 @@ the same requests hold.  So tokens are computed, published, hit and preempted fo
 together.  The drafter has no other state per request.
 
 If either model has states, these do not advance over draft tokens
-(:mod:`kvell.engine.planning.speculation`): each pass starts again after the known tokens, and the
+(:mod:`kvell.engine.planning.chunks`): each pass starts again after the known tokens, and the
 last pass is not needed.
 """
 

@@ -11,24 +11,31 @@ from msgspec import structs
 
 from kvell.engine.failing.failures import StepFailed
 from kvell.engine.planning.proposals import verify
-from kvell.engine.requests.plan import BorrowedPages, StepPlan, StepResult, TeamTime, TokenWork
+from kvell.engine.requests.plan import (
+    BorrowedPages,
+    StepPlan,
+    StepResult,
+    TeamTime,
+    TokenWork,
+)
 from kvell.engine.running.batching import PageTables
 from kvell.engine.running.copies.copies_under_pass import Copier, StepCopies
 from kvell.engine.running.copies.page_mover import PageMover
-from kvell.engine.running.copies.written_seams import TellWritten, WrittenSeams
 from kvell.engine.running.drafter import Drafter
-from kvell.engine.running.drawn import NOTHING, DrawnBefore, pending
 from kvell.engine.running.forward_batches import ForwardBatches
 from kvell.engine.running.lent.queries import Queries
 from kvell.engine.running.model_part import (
+    NOTHING,
+    NOTHING_POOLED,
+    DrawnBefore,
     ModelPart,
     device_tokens,
     in_turn,
+    pending,
+    pooled_rows,
     rows_of,
     with_extras,
 )
-from kvell.engine.running.pooled import NOTHING_POOLED, pooled_rows
-from kvell.engine.running.recorded.why import why_computed
 from kvell.engine.running.slot_memory import SlotMemory
 from kvell.engine.sampling.controls import Controls, SampledPart
 from kvell.engine.sampling.draw import GREEDY, sample
@@ -39,7 +46,45 @@ from kvell.models.captured.slots import DecodeRows
 from kvell.models.forward.segments import LayerCallbacks
 from kvell.models.images.image_store import ImageStore
 from kvell.models.paged_model import PagedModel
-from kvell.pages.stages import stages_of
+from kvell.pages.stages import Stage, num_written, stages_of
+
+TellWritten = Callable[[tuple[int, ...], int], None]
+"""A callback: a step's transfers (``StepPlan.streams``), and the last stage that is written."""
+
+
+class WrittenSeams:
+    """Callbacks that report the last written stage to ``tell``, and call other callbacks.
+
+    :param stages: the model's stages in order.
+    :param beside: other callbacks of the same pass.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        tell: Callable[[int], None],
+        beside: LayerCallbacks | None = None,
+    ) -> None:
+        self._stages, self._tell, self._beside = stages, tell, beside
+        self._told = 0
+
+    def after_kv_write(self, layer: int) -> None:
+        """Report the last written stage, if a stage has been completed."""
+        if self._beside is not None:
+            self._beside.after_kv_write(layer)
+        written = num_written(self._stages, layer)
+        if written > self._told:
+            self._told = written
+            self._tell(written - 1)
+
+    def before_attend(self, layer: int, query: torch.Tensor) -> None:
+        if self._beside is not None:
+            self._beside.before_attend(layer, query)
+
+    def after_attend(self, layer: int, output: torch.Tensor) -> None:
+        if self._beside is not None:
+            self._beside.after_attend(layer, output)
+
 
 NANO = 1_000_000_000
 
@@ -363,3 +408,36 @@ class ModelRunner:
 
 def _in_full(launch: Callable[[], Callable[[], StepResult]]) -> StepResult:
     return launch()()
+
+
+def why_computed(
+    plan: StepPlan, work: Sequence[TokenWork], *, drops: bool, takes_images: bool
+) -> Reason | None:
+    """Return why a model's part of a step cannot be repeated from a record; None if it can.
+
+    :param drops: whether layers drop prompt tokens.
+    """
+    if plan.pools:
+        return Reason.HIDDEN
+    if takes_images:
+        return Reason.IMAGES
+    if drops:
+        return Reason.DROPPING
+    if plan.away or plan.borrowed:
+        return Reason.REMOTE
+    if plan.streams:
+        return Reason.SEAMS
+    if len(plan.checkpoints):
+        return Reason.CHECKPOINTS
+    if any(item.proposed for item in work):
+        return Reason.DRAFTS
+    if any(item.uses_long_rope for item in work):
+        return Reason.LONG_ROPE
+    if not all(map(_is_decode, work)):
+        return Reason.PREFILL
+    return None
+
+
+def _is_decode(work: TokenWork) -> bool:
+    """Return whether a request goes on by one token, of which logits are wanted."""
+    return work.count == 1 and work.start > 0 and work.samples and work.scores is None

@@ -13,6 +13,15 @@ request's tokens and those draft tokens.  Tokens after a rejected draft token ar
 those whose mask is late.
 
 A step with plain sampling does not use this module.
+
+The end of a reasoning budget, which depends only on the answer's tokens.
+
+::
+
+    answer   <think>  a  b  c  d  </think>  …
+                      └─ budget ┘ └─ forced, unless one of a … d was the end
+
+So the budget of a request that was preempted or moved ends at the same token.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,18 +32,143 @@ from math import isnan
 from types import MappingProxyType
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from kvell.engine.protocol.logprobs import TokenLogprobs
-from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.engine.protocol.structured_outputs import StructuredOutputs
+from kvell.engine.protocol.sampling_params import ALL_TOKENS, SamplingParams
+from kvell.engine.protocol.structured_outputs import ReasoningBudget, StructuredOutputs
 from kvell.engine.requests.plan import NO_TOKEN, NOT_DRAWN, TokenWork
-from kvell.engine.sampling.adjust import Ints, adjust
 from kvell.engine.sampling.draw import GREEDY, RowSampling, sample
 from kvell.engine.sampling.grammars import Allowed, Grammars, MaskedRequest
-from kvell.engine.sampling.likelihood import all_token_logprobs, token_logprobs
-from kvell.engine.sampling.permitted import permitted_tokens
 from kvell.vocabulary import RequestId
+
+
+def forced_token(budget: ReasoningBudget, output: npt.NDArray[np.int32]) -> int | None:
+    """Return the token that is forced next, or None.
+
+    :param output: the answer's tokens so far, int32.
+    """
+    if len(output) != budget.end_place(int(output[0]) if len(output) else -1):
+        return None
+    has_ended = np.isin(output, (budget.end, *budget.calls)).any()
+    return None if has_ended else budget.end
+
+
+Ints = npt.NDArray[np.int32]
+
+
+def adjust(
+    logits: torch.Tensor,
+    params: SamplingParams,
+    past: Ints,
+    prompt_tokens: int,
+    end_token_ids: Iterable[int] = (),
+) -> None:
+    """Change one row of logits in place: penalties, then biases, then ``min_tokens``.
+
+    When a reasoning budget is used up, only the token that ends the reasoning remains.
+
+    :param logits: float32 [vocabulary].
+    :param past: the request's tokens so far; negative ids (images) are ignored.
+    :param prompt_tokens: number of prompt tokens in ``past``.
+    :param end_token_ids: tokens that end an answer.
+    """
+    output = past[prompt_tokens:]
+    window = params.repeat_last_n
+    first = 0 if window == ALL_TOKENS else max(0, len(past) - window)
+    if params.repetition_penalty != 1.0:
+        _repetition(logits, _distinct(past[first:]), params.repetition_penalty)
+    penalized = past[max(first, prompt_tokens) :]
+    if (params.presence_penalty or params.frequency_penalty) and len(penalized):
+        tokens, counts = np.unique(penalized, return_counts=True)
+        penalty = params.presence_penalty + params.frequency_penalty * counts
+        logits[_on(logits, tokens)] -= _on(logits, penalty.astype(np.float32))
+    if params.logit_bias:
+        tokens = np.fromiter(params.logit_bias, np.int64)
+        biases = np.fromiter(params.logit_bias.values(), np.float32)
+        logits[_on(logits, tokens)] += _on(logits, biases)
+    if len(output) < params.min_tokens:
+        ends = {*params.stop_token_ids, *end_token_ids}.intersection(range(len(logits)))
+        logits[_on(logits, np.array(sorted(ends), np.int64))] = -torch.inf
+    if params.reasoning_budget is not None:
+        _force(logits, forced_token(params.reasoning_budget, output))
+
+
+def _force(logits: torch.Tensor, token: int | None) -> None:
+    """Exclude all tokens but a forced one, if there is one and the model has it."""
+    if token is not None and token < len(logits):
+        logits.fill_(-torch.inf)
+        logits[token] = 0.0
+
+
+def _repetition(logits: torch.Tensor, tokens: Ints, penalty: float) -> None:
+    """Penalise tokens as CTRL (Keskar et al., 2019) and transformers do."""
+    there = _on(logits, tokens)
+    scores = logits[there]
+    logits[there] = torch.where(scores < 0, scores * penalty, scores / penalty)
+
+
+def _distinct(tokens: Ints) -> Ints:
+    distinct: Ints = np.unique(tokens)
+    return distinct[distinct >= 0]
+
+
+def _on(logits: torch.Tensor, values: npt.NDArray[np.generic]) -> torch.Tensor:
+    """Return the values on the device of the logits, integers as int64."""
+    wide = values.astype(np.int64) if values.dtype.kind == "i" else values
+    return torch.from_numpy(wide).to(logits.device)
+
+
+def permitted_tokens(
+    params: SamplingParams, output: Ints, vocab_size: int, allowed: Allowed | None = None
+) -> Allowed:
+    """Return the tokens that are permitted next, bool [vocabulary].
+
+    :param output: the request's tokens after its prompt.
+    :param allowed: the tokens that a grammar allows; None for all.
+    """
+    permitted = np.ones(vocab_size, bool) if allowed is None else allowed.copy()
+    if params.allowed_token_ids is not None:
+        listed = np.zeros(vocab_size, bool)
+        listed[_array(params.allowed_token_ids)] = True
+        permitted &= listed
+    for *before, last in params.bad_words_token_ids:
+        # The first tokens of a word are permitted: another word may begin with them.
+        if not before or output[-len(before) :].tolist() == before:
+            permitted[last] = False
+    return permitted
+
+
+def _array(tokens: tuple[int, ...]) -> npt.NDArray[np.int64]:
+    return np.fromiter(tokens, np.int64, len(tokens))
+
+
+def token_logprobs(logits: torch.Tensor, token: int, num_top: int) -> TokenLogprobs:
+    """Return the logprobs of a token under one row of logits.
+
+    :param logits: float32 [vocabulary], unchanged from the model.
+    :param num_top: number of the likeliest tokens to report.
+    """
+    [logprobs] = all_token_logprobs(logits[None], [token], num_top)
+    return logprobs
+
+
+def all_token_logprobs(
+    logits: torch.Tensor, tokens: list[int], num_top: int
+) -> tuple[TokenLogprobs, ...]:
+    """Return the logprobs of one token under each row of logits, float32 [n, vocabulary]."""
+    logprobs = logits.float().log_softmax(-1)
+    chosen = logprobs.gather(1, torch.tensor(tokens, device=logits.device)[:, None])
+    ranks = (logprobs > chosen).sum(-1) + 1
+    values, ids = logprobs.topk(num_top, -1) if num_top else (logprobs[:, :0], logprobs[:, :0])
+    return tuple(
+        TokenLogprobs(logprob, rank, tuple(zip(map(int, top_ids), top, strict=True)))
+        for logprob, rank, top_ids, top in zip(
+            chosen[:, 0].tolist(), ranks.tolist(), ids.tolist(), values.tolist(), strict=True
+        )
+    )
+
 
 Masks = Future[dict[RequestId, Allowed | None]]
 DraftMasks = Mapping[RequestId, Sequence[Allowed | None]]

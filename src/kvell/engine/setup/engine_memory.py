@@ -26,8 +26,7 @@ from kvell.engine.setup.sizes import Sizes
 from kvell.engine.setup.warmer import Warmer
 from kvell.errors import ChangeSomething, TryLater
 from kvell.memory import Layout, MemoryCore, WithholdingCore
-from kvell.mempool.transports.neighbours import MappedPeers
-from kvell.mempool.transports.places import MOST_NEIGHBOURS
+from kvell.mempool.transports.neighbours import MOST_NEIGHBOURS, MappedPeers
 from kvell.models.forward.kv_memory import host_pool, pool_tensor
 from kvell.models.fused.decoder import FusedDecoder
 from kvell.models.paged_model import PagedModel
@@ -267,3 +266,17 @@ def _give_reserve(decoders: Sequence[FusedDecoder], reserve_bytes: int) -> None:
         buffer = torch.empty(reserve_bytes, dtype=torch.uint8)
         for decoder in decoders:
             decoder.use_memory(buffer)
+
+
+FLAG = "--instances"
+
+
+def pool_problem(device: str) -> ChangeSomething | None:
+    """Return why requests cannot move between instances; None if they can.
+
+    Mixed instances support every device, but on a GPU no request moves.
+    """
+    if device == "cpu":
+        return None
+    problem = "is not served by prefill and decode instances yet"
+    return ChangeSomething("--device", device, problem, f"use --device cpu, or use {FLAG} mixed=N")

@@ -2,9 +2,11 @@
 
 import asyncio
 import itertools
+import logging
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -14,7 +16,6 @@ from kvell.errors import ChangeSomething
 from kvell.fleet.fleet import FrontLoad
 from kvell.fleet.followed.instance_link import InstanceLink
 from kvell.fleet.followed.manager_link import Find, ManagerLink
-from kvell.fleet.followed.start_lines import start_lines
 from kvell.fleet.instance.dialing import DialedLine, dial_instance
 from kvell.fleet.instance.instance_process import InstanceStartError
 from kvell.fleet.instance.supervisor import GIVEN_UP
@@ -32,6 +33,31 @@ from kvell.fleet.started.front_limits import FrontLimits
 from kvell.fleet.started.member import Member, MemberCallbacks
 from kvell.fleet.started.members import CLOSING, DRAINED
 from kvell.wire.greeting import Greeting
+
+LINE_SECONDS = 5.0
+logger = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def start_lines(
+    what: Callable[[], str], pause_seconds: float = LINE_SECONDS
+) -> AsyncIterator[None]:
+    """Log what a start waits for while the block runs, so that people see progress.
+
+    :param what: called before each line.
+    """
+
+    async def repeat() -> None:
+        while True:
+            await asyncio.sleep(pause_seconds)
+            logger.info("waiting for %s", what())
+
+    lines = asyncio.create_task(repeat())
+    try:
+        yield
+    finally:
+        lines.cancel()
+
 
 NAME_BYTES = 4
 LEAVE_SECONDS = 30.0

@@ -16,9 +16,7 @@ from typing import Protocol
 
 from kvell.cluster.steering.epochs import HighestEpoch
 from kvell.errors import ChangeSomething, KvellError, TryLater
-from kvell.fleet.followed.manager_line import ManagerLine
-from kvell.fleet.instance.dialing import dial
-from kvell.fleet.instance.reaching import Pauses, reach
+from kvell.fleet.instance.dialing import Pauses, dial, reach
 from kvell.fleet.manager.messages import (
     BEAT_SECONDS,
     Answer,
@@ -29,8 +27,25 @@ from kvell.fleet.manager.messages import (
     Roster,
     ScaleInstances,
     ToFront,
+    ToManager,
+    decode_to_front,
+    encode_message,
 )
+from kvell.wire.frames import MessageLine
 from kvell.wire.greeting import Greeting
+
+
+class ManagerLine(MessageLine[ToFront]):
+    """A connection to the manager; ``hear`` receives every message."""
+
+    def __init__(self, hear: Callable[[ToFront], None]) -> None:
+        super().__init__(decode_to_front)
+        self.hear = hear
+
+    def send(self, message: ToManager) -> None:
+        """Queue a message; it is dropped if the connection has ended."""
+        self.send_frame(encode_message(message))
+
 
 SILENT_BEATS = 10
 """A manager that sends no roster during this number of our beats, 5 s, is dialed again."""

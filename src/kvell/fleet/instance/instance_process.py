@@ -10,8 +10,7 @@ from typing import Protocol
 from kvell.engine.protocol.messages import SCHEMA_VERSION, Command, Event, Ready
 from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.errors import KvellError
-from kvell.fleet.instance.instance_line import InstanceLine
-from kvell.fleet.instance.redialing import Dial, Redial
+from kvell.fleet.instance.dialing import Dial, InstanceLine, Redial
 
 STDERR_FD = 2
 LAST_WORDS_SECONDS = 2.0

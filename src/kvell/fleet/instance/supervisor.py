@@ -11,9 +11,11 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from kvell.engine.protocol.messages import (
+    HEARTBEAT_SECONDS,
     Command,
     Drain,
     Event,
@@ -24,9 +26,60 @@ from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.errors import InstanceDied, KvellError
 from kvell.fleet.instance.death import InstanceDeath, death_of
 from kvell.fleet.instance.instance_process import InstanceProcess, InstanceStartError
-from kvell.fleet.instance.restart import RestartPolicy
-from kvell.fleet.instance.watchdog import TICKS, Watchdog
 from kvell.wire.frames import ProtocolError
+
+MOST_DOUBLINGS = 64
+
+
+@dataclass(frozen=True)
+class RestartPolicy:
+    """Bounded exponential back-off, without an end.
+
+    :param first_seconds: the pause before the first restart.
+    :param longest_seconds: the longest pause.
+    :param attempts: restarts in a row without a step, after which requests wait no longer.
+    """
+
+    first_seconds: float = 0.1
+    longest_seconds: float = 10.0
+    attempts: int = 6
+
+    def pause_seconds(self, fruitless_restarts: int) -> float:
+        """Return the pause before the next restart."""
+        doublings = min(fruitless_restarts, MOST_DOUBLINGS)
+        return min(self.longest_seconds, self.first_seconds * 2.0**doublings)
+
+
+TICKS = 8
+"""Number of looks at an instance within its deadline."""
+QUIET_HEARTBEATS = 4
+"""Heartbeats in a row that an instance has missed if it is quiet."""
+
+
+class Watchdog:
+    """A counter of looks at an instance since its last event.
+
+    It counts looks, not seconds: a front that was itself stopped looks once when it continues, and
+    does not mistake its own absence for its instances' silence.
+    """
+
+    def __init__(self, deadline_seconds: float) -> None:
+        self.interval_seconds = deadline_seconds / TICKS
+        self._silent_looks = 0
+
+    @property
+    def is_quiet(self) -> bool:
+        silent_seconds = (self._silent_looks - 1) * self.interval_seconds
+        return silent_seconds >= QUIET_HEARTBEATS * HEARTBEAT_SECONDS
+
+    def beat(self) -> None:
+        self._silent_looks = 0
+
+    def look(self) -> bool:
+        """Count a look, due every ``interval_seconds``; return whether the deadline has passed."""
+        self._silent_looks += 1
+        return self._silent_looks > TICKS
+
 
 logger = logging.getLogger(__name__)
 

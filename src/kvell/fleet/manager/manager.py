@@ -15,45 +15,228 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Self
 
 from kvell.clock import AttendedClock, Clock, MonotonicClock
 from kvell.cluster.fronts import FrontTable
+from kvell.cluster.instances import checked_counts
 from kvell.cluster.steering.epochs import Leadership
 from kvell.cluster.steering.roles import RoleChanger
 from kvell.cluster.steering.steering import Steering
-from kvell.engine.protocol.leading import Led
-from kvell.engine.protocol.messages import FRONT_LEASE_SECONDS, Event
+from kvell.engine.protocol.messages import FRONT_LEASE_SECONDS, Event, Lead, Led
 from kvell.engine.protocol.statistics import InstanceFacts
-from kvell.errors import ChangeSomething, KvellError
+from kvell.errors import ChangeSomething, InstanceDied, KvellError
 from kvell.fleet.instance.death import InstanceDeath
 from kvell.fleet.instance.instance_process import InstanceStartError
 from kvell.fleet.instance.site import Site
-from kvell.fleet.manager.front_line import FrontLine
-from kvell.fleet.manager.front_lines import FrontLines
-from kvell.fleet.manager.fronts_door import ManagerFrontListener
-from kvell.fleet.manager.lead import InstanceLead
+from kvell.fleet.manager.front_lines import FrontLine, FrontLines
 from kvell.fleet.manager.messages import (
     MANAGER,
     ROSTER_SECONDS,
+    Answer,
+    DrainInstance,
     Ended,
     FrontBeat,
     KeyUsesByName,
     Leave,
     Roster,
     RosterEntry,
+    ScaleInstances,
     ToManager,
 )
-from kvell.fleet.manager.orders import carried_out, refuse
-from kvell.fleet.manager.rosters import entries
 from kvell.fleet.manager.steered import SETTLING_LOOKS, FleetSteering
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.fleet.started.member import MemberCallbacks
-from kvell.fleet.started.members import Members
+from kvell.fleet.started.members import Members, OwnMember
 from kvell.fleet.started.pool_settings import PoolSettings
+from kvell.wire.doorway import Doorway
+from kvell.wire.endpoints import listen_at, tcp_endpoint
 from kvell.wire.frames import ProtocolError
 from kvell.wire.greeting import Greeting, new_incarnation
+from kvell.wire.session import check_secret
+
+LOOK_SECONDS = 5.0
+"""Time for the site to return what runs, before a cluster is ended."""
+
+
+class InstanceLead:
+    """The instances that obey a manager, and its withdrawal when a newer one leads.
+
+    :param on_changed: called when the epoch rises, or a newer manager leads.
+    """
+
+    def __init__(
+        self, members: Members, leadership: Leadership, on_changed: Callable[[], None]
+    ) -> None:
+        self._members = members
+        self._leadership = leadership
+        self._on_changed = on_changed
+        self._obeying: set[str] = set()
+        self._abandoning: asyncio.Task[None] | None = None
+
+    def on_ready(self, instance_id: str) -> None:
+        self._obeying.discard(instance_id)
+        self._lead(instance_id)
+
+    def on_led(self, instance_id: str, event: Led) -> None:
+        self.on_epoch(event.epoch)
+        if event.epoch == self._leadership.epoch:
+            self._obeying.add(instance_id)
+
+    def settle(self) -> None:
+        serving = {member.instance_id for member in self._members if member.is_serving}
+        if serving <= self._obeying:
+            self._leadership.settle()
+
+    def on_epoch(self, epoch: int) -> None:
+        """Handle an epoch that another process has seen: lead on, rise above it, or stand down."""
+        standing = self._leadership.on_epoch(epoch)
+        if standing == "rose":
+            self._obeying.clear()
+            for member in self._members:
+                self._lead(member.instance_id)
+            self._on_changed()
+        elif standing == "outranked" and self._abandoning is None:
+            logger.warning("a newer manager leads (epoch %d); this one stops", epoch)
+            self._abandoning = asyncio.create_task(self._members.abandon())
+            self._on_changed()
+
+    async def look_for_newer(self, site: Site) -> None:
+        with contextlib.suppress(TimeoutError, KvellError):
+            async with asyncio.timeout(LOOK_SECONDS):
+                incarnations = await site.find()
+                if self._leadership.on_incarnations(incarnations.values()) == "outranked":
+                    self.on_epoch(self._leadership.outranked_by)
+
+    async def wait_abandoned(self) -> bool:
+        if self._abandoning is None:
+            return False
+        await self._abandoning
+        return True
+
+    def _lead(self, instance_id: str) -> None:
+        with contextlib.suppress(InstanceDied):
+            self._members[instance_id].supervisor.send(Lead(self._leadership.epoch))
+
+
+class ManagerFrontListener:
+    """A listener for the fronts of this cluster, from :meth:`open` to :meth:`close`.
+
+    :param greeting: of the manager.  A front with other settings has another ``fingerprint``: it
+        receives this greeting, and is disconnected.
+    :param secret: of the cluster.
+    :param enters: receives each front's greeting and its non-blocking connection.
+    :raises ChangeSomething: when the address cannot be bound, or the secret is too short.
+    :ivar address: where it listens once it is made, like ``tcp://10.0.0.1:5000``.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        greeting: Greeting,
+        secret: bytes,
+        enters: Callable[[Greeting, socket.socket], Awaitable[None]],
+    ) -> None:
+        check_secret(secret)
+        self._told, self._enters = greeting, enters
+        listener = listen_at(tcp_endpoint(host, port))
+        self._doorway = Doorway(listener, greeting, secret, {"cluster": self._came})
+        self.address = str(self._doorway.address)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._entering: set[asyncio.Future[None]] = set()
+
+    @property
+    def strangers(self) -> int:
+        return self._doorway.strangers
+
+    def open(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._doorway.open()
+
+    async def close(self) -> None:
+        self._loop = None
+        await asyncio.to_thread(self._doorway.close)
+        if self._entering:
+            await asyncio.wait(self._entering)
+
+    def _came(self, front: Greeting, sock: socket.socket) -> None:
+        """Pass a front on to the event loop; runs on the doorway's thread."""
+        loop = self._loop
+        if loop is None:
+            sock.close()
+        else:
+            loop.call_soon_threadsafe(self._take, front, sock)
+
+    def _take(self, front: Greeting, sock: socket.socket) -> None:
+        if self._loop is None:
+            sock.close()
+            return
+        if front.fingerprint != self._told.fingerprint:
+            logger.warning("front %s has other settings; it was disconnected", front.instance)
+            sock.close()
+            return
+        entering = asyncio.ensure_future(self._enters(front, sock))
+        self._entering.add(entering)
+        entering.add_done_callback(self._entering.discard)
+
+
+def entries(
+    members: Iterable[OwnMember],
+    leaving: Collection[str],
+    roles: Mapping[str, str],
+    endings: Mapping[str, Ended],
+) -> tuple[RosterEntry, ...]:
+    """Return the roster entries of all instances, in the order of ``members``.
+
+    :param leaving: instances that are being taken out of service; their state may not show it yet.
+    :param roles: of instances that no longer have their first role.
+    :param endings: the end of each instance's last incarnation, if one has ended.
+    """
+    return tuple(
+        _entry(member, member.instance_id in leaving, roles, endings.get(member.instance_id))
+        for member in members
+    )
+
+
+def _entry(
+    member: OwnMember, is_leaving: bool, roles: Mapping[str, str], ended: Ended | None
+) -> RosterEntry:
+    supervisor = member.supervisor
+    return RosterEntry(
+        member.instance_id,
+        roles.get(member.instance_id, member.role),
+        "draining" if is_leaving and supervisor.state == "serving" else supervisor.state,
+        member.incarnation,
+        supervisor.address,
+        supervisor.host,
+        supervisor.pid or 0,
+        supervisor.restarts,
+        ended,
+    )
+
+
+Order = ScaleInstances | DrainInstance
+
+
+def carried_out(members: Members, order: Order) -> Answer:
+    """Carry an order out, and return the answer, which may name what must be changed."""
+    try:
+        if isinstance(order, ScaleInstances):
+            members.scale_now(checked_counts(order.instances))
+        else:
+            members.drain_now(order.instance_id)
+    except ChangeSomething as error:
+        return Answer(order.call, error.field, str(error.value), error.problem, error.remedy)
+    except KvellError as error:
+        return refuse(order, str(error))
+    return Answer(order.call)
+
+
+def refuse(order: Order, problem: str) -> Answer:
+    return Answer(order.call, "instances", "", problem, "retry in a moment")
+
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from kvell.fleet.instance.restart import RestartPolicy
+from kvell.fleet.instance.supervisor import RestartPolicy
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from kvell.cluster.steering.epochs import Leadership
-from kvell.engine.protocol.leading import Introduce
+from kvell.engine.protocol.messages import Introduce
 from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.errors import ChangeSomething
 from kvell.fleet.instance.death import InstanceDeath

@@ -19,16 +19,16 @@ recall of shared pages recalls all loans that share them.
 Source: Infinite-LLM §5.2.2 and §6.2.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from kvell.memory import Ints
-from kvell.mempool.exchanges import FIRST_TICKS, Exchanges, send
+from kvell.mempool.exchanges import FIRST_TICKS, Exchange, Exchanges, send
 from kvell.mempool.holds import Holds
-from kvell.mempool.loans.counts import Counts, decode_counts, decode_pages, encode_ints
-from kvell.mempool.loans.lent_audit import lent_problems
-from kvell.mempool.loans.lent_pages import LentPages, pages_of, rows_of, together
+from kvell.mempool.loans.actions import Counts, decode_counts, decode_pages, encode_ints
 from kvell.mempool.loans.messages import (
     Borrow,
     Fill,
@@ -45,6 +45,105 @@ from kvell.mempool.transfers.actions import Action, Grant, Pull, Revoke, Send, S
 from kvell.mempool.transfers.messages import MOST_TICKS, Transfer
 from kvell.mempool.transfers.numbers import SLOTS, RightNumbers
 from kvell.mempool.transfers.receiving import FOREVER
+
+
+@dataclass
+class LentPages(Exchange):
+    """One loan of this creditor.
+
+    :ivar owner: the owner of the hold on its pages, common to loans that share them.
+    :ivar rows: int32 [m, 2]: group, local page, in the order of groups.
+    :ivar shares: whether it shares pages that are filled already.
+    :ivar deadline: when it must be filled or returned.
+    :ivar filling: the transfer that fills it.
+    :ivar step_ticks: the duration of the debtor's steps, as reported.
+    :ivar patience_ticks: the time that its recall left it.
+    """
+
+    owner: Owner
+    counts: Counts
+    rows: Ints
+    right: Transfer
+    shares: bool = False
+    state: Literal["granted", "filling", "lent", "ending", "revoked"] = "granted"
+    filling: Transfer | None = None
+    step_ticks: Tick = 0
+    patience_ticks: Tick = 0
+
+    @property
+    def has_pages(self) -> bool:
+        return self.state != "revoked"
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the pages come back without a further recall."""
+        return self.state == "ending" or (self.state == "lent" and self.deadline is not None)
+
+
+def lent_problems(
+    lent: Mapping[Loan, LentPages],
+    pulls: Mapping[Transfer, Loan],
+    holds: Holds,
+    numbers: RightNumbers,
+) -> list[str]:
+    """Return all contradictions between loans, holds and rights, a sentence for each.
+
+    :param pulls: the pulls that fill loans.
+    :param numbers: the numbers of rights in use.
+    """
+    problems = []
+    owners = {record.owner for record in lent.values()}
+    holding = {record.owner for record in lent.values() if record.has_pages}
+    for loan, record in lent.items():
+        if (record.owner in holding) != (record.owner in holds):
+            problems.append(f"{loan} is {record.state}, and whether it is held does not fit that")
+        elif record.has_pages:
+            held = sorted((g, page) for g, _, page in holds.pages(record.owner).tolist())
+            if held != sorted(map(tuple, record.rows.tolist())):
+                problems.append(f"{loan} lends {record.rows.tolist()} and holds {held}")
+        if record.has_pages != (record.right.number in numbers):
+            problems.append(
+                f"{loan} is {record.state}, and whether it has a number does not fit that"
+            )
+        if (record.filling is not None) != (record.state in ("filling", "ending")):
+            problems.append(f"{loan} is {record.state}, and is filled by {record.filling}")
+        if record.filling is not None and pulls.get(record.filling) != loan:
+            problems.append(f"{loan} is filled by {record.filling}, which fills another")
+        if record.shares and record.state in ("filling", "ending"):
+            problems.append(f"{loan} shares its pages, and is {record.state}")
+    problems += [
+        f"{hold.owner} holds pages for no loan"
+        for hold in holds
+        if hold.owner.kind == "loan" and hold.owner not in owners
+    ]
+    return problems
+
+
+def pages_of(loans: Iterable[LentPages], num_groups: int) -> Counts:
+    """Return the pages of each group of these loans; shared pages count once."""
+    counts = {record.owner: record.counts for record in loans if record.has_pages}
+    zero = np.zeros(num_groups, np.int64)
+    return tuple(sum((np.asarray(pages) for pages in counts.values()), zero).tolist())
+
+
+def rows_of(loans: Iterable[LentPages]) -> Ints:
+    """Return int32 [m, 2]: group and page of all pages of these loans, each once."""
+    rows = {record.owner: record.rows for record in loans if record.has_pages}
+    return np.concatenate([np.empty((0, 2), np.int32), *rows.values()])
+
+
+def together(lent: Mapping[Loan, LentPages]) -> list[list[Loan]]:
+    """Return the loans with pages in the order of recall, grouped by shared pages.
+
+    Loans that are not readable yet are first, then the youngest.
+    """
+    by_owner: dict[Owner, list[Loan]] = {}
+    for loan, record in lent.items():
+        if record.has_pages:
+            by_owner.setdefault(record.owner, []).append(loan)
+    youngest = list(reversed(by_owner.values()))
+    return sorted(youngest, key=lambda loans: any(lent[loan].state == "lent" for loan in loans))
+
 
 UNKNOWN = "there is no such loan"
 RECALLED = "it was recalled"

@@ -23,14 +23,17 @@ import numpy as np
 
 from kvell.mempool.exchanges import Exchange, Exchanges, send
 from kvell.mempool.loans.actions import (
+    Counts,
     LoanFilled,
     LoanGranted,
     LoanLost,
     LoanRecalled,
     LoanRefused,
     ReadableLoan,
+    by_group,
+    decode_pages,
+    encode_ints,
 )
-from kvell.mempool.loans.counts import Counts, by_group, decode_pages, encode_ints
 from kvell.mempool.loans.messages import (
     Borrow,
     Fill,

@@ -1,34 +1,240 @@
-"""A decoder's compiled pass: built once from a recipe, then one call for each step."""
+"""A decoder's compiled pass: built once from a recipe, then one call for each step.
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+A rule for the threads of a compiled pass that share their processors with other programs.
 
+Alone on its processors a team is fastest if every thread keeps its own part and all meet after each
+phase. With another program on one of them all wait for the thread that the system suspends in the
+middle of a share: one busy program halved the speed of both. So a team with such a neighbour takes
+shares dynamically, and the threads that lose time rest between two shares, which leaves the
+neighbour time in which no thread waits for it. No answer depends on either.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 import torch
 
-from kvell.attention.interface import AttentionKernels, LayerPages
+from kvell.attention.checks import int32_pointer
+from kvell.attention.host_batch import HostGroupBatch, HostRows, HostStateBatch
+from kvell.attention.interface import AttentionKernels, GroupBatch, LayerPages
+from kvell.attention.states import StateBatch
 from kvell.device.weight_memory import PrivateWeights, WeightMemory
 from kvell.elastic.arena import StepBuffers
 from kvell.models.config.description import ModelDescription
-from kvell.models.forward.forward_batch import ForwardBatch
+from kvell.models.forward.forward_batch import ForwardBatch, HostForwardBatch
 from kvell.models.forward.segments import LayerCallbacks
-from kvell.models.fused.forms import WeightForms
 from kvell.models.fused.grouped import GroupedWeight
-from kvell.models.fused.need import StepParts, align
-from kvell.models.fused.parts import NormRecipe
+from kvell.models.fused.need import FLOAT_BYTES, NormRecipe, StepParts, align
 from kvell.models.fused.recipe import DecoderRecipe, LayerRecipe, recipe_of, weights_of
-from kvell.models.fused.room import Room
 from kvell.models.fused.skeleton import DecoderSkeleton
-from kvell.models.fused.states import state_args
-from kvell.models.fused.step_args import group_args, host_rows, states_args
-from kvell.models.fused.team import PassRecord, TeamRule
-from kvell.models.fused.weights import LayerMatrices, PackedWeights, in_memory
+from kvell.models.fused.weights import LayerMatrices, PackedWeights, WeightForms, in_memory
 from kvell.models.partials.remote_sections import RemoteSections
 from kvell.models.partials.served_layers import ServedLayer, ServedLayers
 from kvell.models.states.state_memory import StateMemory
+from kvell.models.states.state_pages import StatePages
 
 if TYPE_CHECKING:
     from kvell.attention.native import NativeKernels
     from kvell.models.fused import _forward
+
+SHARED_ABOVE, ALONE_BELOW = 0.35, 0.22
+"""Parts of a pass that its threads lose together. Above the first, a team shares its processors;
+below the second, it runs as if alone again: rests cost decodes a fifth of their speed, and as if
+alone a team loses about as much as its threads do. A program that is busy a fifth of the time stays
+below."""
+
+WEIGHT = 1 / 16
+"""Weight of the newest step in the average loss of threads."""
+
+MOST_RESTING_TOKENS = 64
+"""Longer steps lose more by rests than they gain: their phases are as long as the time for which
+the system suspends a thread."""
+
+RESTS_ABOVE = 0.05
+"""A thread with a larger average loss rests."""
+
+WORK_NS, REST_NS = 100_000, 50_000
+
+
+class Way(NamedTuple):
+    """The schedule of a pass, in the form of the compiled pass (``csrc/forward/neighbours.h``).
+
+    :param threads: of the team.
+    :param is_shared: others run on its processors, so no thread waits for one without a share.
+    :param resting: by bit: threads that rest between shares.
+    :param work_ns: time that a thread works between two rests.
+    :param rest_ns: duration of a rest.
+    """
+
+    threads: int
+    is_shared: bool = False
+    resting: int = 0
+    work_ns: int = WORK_NS
+    rest_ns: int = REST_NS
+
+
+class PassRecord(NamedTuple):
+    """The record of a pass: its duration, and the losses of its threads.
+
+    :param took_ns: from its begin to its end.
+    :param lost_ns: of each thread: when it could have run and another program did.
+    """
+
+    way: Way
+    took_ns: int
+    lost_ns: Sequence[int]
+
+
+class TeamRule:
+    """Choice of the schedule of every pass; a neighbour seen by one kind of step counts for all.
+
+    :param threads: of the team.
+    :param is_fixed: the team always runs as if it were alone.
+    """
+
+    def __init__(self, threads: int, *, is_fixed: bool = False) -> None:
+        self._alone = self._short = self._long = Way(threads)
+        self._is_fixed = is_fixed or threads == 1
+        self._lost = [0.0] * threads  # average part of a pass that each loses
+
+    def way(self, tokens: int) -> Way:
+        """Return the schedule of the next pass, over ``tokens`` tokens."""
+        return self._short if tokens <= MOST_RESTING_TOKENS else self._long
+
+    def note(self, passed: PassRecord) -> None:
+        """Record the time that the threads of a pass lost to others on their processors."""
+        if self._is_fixed:
+            return
+        took_ns = max(1, passed.took_ns)
+        self._lost = [
+            mean + WEIGHT * (lost_ns / took_ns - mean)
+            for mean, lost_ns in zip(self._lost, passed.lost_ns, strict=True)
+        ]
+        if sum(self._lost) > (ALONE_BELOW if self._long.is_shared else SHARED_ABOVE):
+            self._long = self._alone._replace(is_shared=True)
+            self._short = self._long._replace(resting=_resting(self._lost))
+        else:
+            self._short = self._long = self._alone
+
+
+def _resting(lost: Sequence[float]) -> int:
+    """Return the threads that lose time, by bit, without the caller's own.
+
+    If only the caller's thread loses, the last rests for it: the system moves the neighbour to a
+    processor that is idle now and then.
+    """
+    losing = [index for index, part in enumerate(lost) if part > RESTS_ABOVE and index > 0]
+    return sum(1 << index for index in losing or [len(lost) - 1] if index < 64)
+
+
+Rows = tuple[int, int, int]
+_ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
+
+
+def state_args(pages: StatePages, group: int) -> tuple[Rows, Rows, int, int, int]:
+    """Return a layer's memory of states, and the index of its metadata.
+
+    :param group: index of the layer's metadata among a step's metadata of states.
+    :raises ValueError: if the compiled pass does not support the dtype of the states.
+    """
+    assert pages.recurrent is not None, "a mixer has a recurrent state"
+    count = pages.window.shape[0]
+    return _rows(pages.window), _rows(pages.recurrent), count, pages.part, group
+
+
+def batch_args(batch: StateBatch) -> tuple[tuple[int, int, int], list[int]]:
+    """Return a step's metadata of a group of states, in the compiled pass's form.
+
+    :raises ValueError: if its parts disagree in length, or are not int32 in host memory.
+    """
+    if isinstance(batch, HostStateBatch):
+        return batch.args
+    requests, slices = batch.page_ids.shape
+    cuts = batch.cut_requests.shape[0]
+    ends = batch.end_page_ids
+    if batch.query_starts.shape[0] != requests + 1 or batch.starts.shape[0] != requests:
+        raise ValueError(f"states: starts are not those of {requests} requests")
+    if batch.cut_tokens.shape[0] != cuts or batch.cut_page_ids.shape != (cuts, slices):
+        raise ValueError(f"states: {cuts} cuts need as many tokens, and {slices} pages each")
+    if ends is not None and ends.shape != (requests, slices):
+        raise ValueError(f"states: {requests} requests end in {slices} pages each")
+    tables = {
+        "query_starts": batch.query_starts,
+        "starts": batch.starts,
+        "page_ids": batch.page_ids,
+        "cut_requests": batch.cut_requests,
+        "cut_tokens": batch.cut_tokens,
+        "cut_page_ids": batch.cut_page_ids,
+    }
+    pointers = [int32_pointer(name, table) for name, table in tables.items()]
+    pointers.append(0 if ends is None else int32_pointer("end_page_ids", ends))
+    return (requests, cuts, slices), pointers
+
+
+def _rows(rows: torch.Tensor) -> Rows:
+    if rows.dtype not in _ELEMENTS:
+        raise ValueError(f"states of {rows.dtype} are not served by the compiled pass")
+    return rows.data_ptr(), rows.stride(0) * rows.itemsize, _ELEMENTS[rows.dtype]
+
+
+def group_args(
+    group: object, tokens: int
+) -> tuple[tuple[int, int, int, int, int, int, int, int], int, int]:
+    """Return metadata of a group of keys and values, and the places of the new tokens.
+
+    :raises RuntimeError: if the step has none, or of another kind.
+    """
+    if isinstance(group, HostGroupBatch):
+        return ((*group.args, tokens), *group.writes)
+    if not isinstance(group, GroupBatch):
+        raise RuntimeError("the step has no metadata for a group of keys and values")
+    from kvell.attention.native import batch_args
+
+    writes = (group.write_page_ids.data_ptr(), group.write_offsets.data_ptr())
+    return (batch_args(group, tokens), *writes)
+
+
+def states_args(group: object) -> tuple[tuple[int, int, int], list[int]]:
+    """Return metadata of a group of states.
+
+    :raises RuntimeError: if the step has none, or of another kind.
+    """
+    if not isinstance(group, StateBatch):
+        raise RuntimeError("the step has no metadata for a group of states")
+    return batch_args(group)
+
+
+def host_rows(batch: ForwardBatch) -> HostRows:
+    """Return a step's tokens, positions and logits rows, in one array."""
+    if isinstance(batch, HostForwardBatch):
+        return batch.rows
+    parts = (batch.token_ids, batch.positions, batch.logits_rows)
+    return HostRows.of([part.numpy() for part in parts], np.int64)
+
+
+@dataclass(frozen=True)
+class Room:
+    """Memory of a step with a given number of tokens and of logits rows."""
+
+    tokens: int
+    rows: int
+    parts: StepParts
+    memory: torch.Tensor
+    address: int
+    logits: torch.Tensor
+
+    def hidden(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return the head's input: the final norm's output of each logits row, [rows, size].
+
+        It is stored after the stream, where every norm writes (``csrc/forward/workspace.cpp``), and
+        lasts only until the next step.
+        """
+        start = self.parts.attention_bytes + align(FLOAT_BYTES * size * self.tokens)
+        numbers = self.memory[start : start + self.rows * size * dtype.itemsize]
+        return numbers.view(dtype).view(self.rows, size)
+
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}

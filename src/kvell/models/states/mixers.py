@@ -2,19 +2,160 @@
 
 A transformers layer calls a mixer instead of attention: projections, a short convolution, a
 recurrence. Only the parts that connect tokens are ours.
+
+Mixers of the delta rule: one for each kind of decay, over any family's projections.
+
+A token contributes a query, a key and a value through one short convolution, the strength of its
+correction (beta) and that of forgetting (log decay); the output passes a gated norm.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch.nn import functional
+from transformers.activations import ACT2FN
 
 from kvell.models.config.state_sizes import MixerKind
-from kvell.models.states.delta_mixers import ChannelDeltaMixer, GatedDeltaMixer
+from kvell.models.states.delta_scans import ChannelDeltaScan, GatedDeltaScan
 from kvell.models.states.scans import ScalarDecayScan, SelectiveScan
 from kvell.models.states.state_pages import StateShapes
 from kvell.models.states.state_run import StateRun
+
+NORM_FLOOR = 1e-6
+"""Added to a key's squared length."""
+
+
+@dataclass(frozen=True)
+class DeltaInputs:
+    """A module's projections of T tokens.
+
+    :param mixed: [T, channels], queries, keys and values side by side.
+    :param gate: [T, heads × V].
+    :param log_decay: float32 [T, heads], or [T, heads, K].
+    :param beta: [T, heads].
+    """
+
+    mixed: torch.Tensor
+    gate: torch.Tensor
+    log_decay: torch.Tensor
+    beta: torch.Tensor
+
+
+class GatedDeltaMixer:
+    """A mixer with one decay per value head; several value heads may share a key head."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self._project = _projection(module)
+        self._act: Callable[[torch.Tensor], torch.Tensor] = ACT2FN[module.activation]
+        self._sizes = [module.key_dim, module.key_dim, module.value_dim]
+        recurrent = (module.num_v_heads, module.head_k_dim, module.head_v_dim)
+        self.shapes = StateShapes(sum(self._sizes), module.conv_kernel_size - 1, recurrent)
+
+    def __call__(self, hidden: torch.Tensor, run: StateRun) -> torch.Tensor:
+        """Map hidden states of a ragged batch [T, hidden] → [T, hidden]."""
+        module = self._module
+        inputs = self._project(self._module, hidden)
+        mixed = self._act(run.convolve(inputs.mixed, module.conv1d)).float()
+        query, key, value = torch.split(mixed, self._sizes, -1)
+        output = run.scan(
+            GatedDeltaScan(),
+            self._keys(query) * module.head_k_dim**-0.5,
+            self._keys(key),
+            value.view(len(hidden), module.num_v_heads, module.head_v_dim),
+            inputs.log_decay,
+            inputs.beta.float(),
+        )
+        return _gated_output(module, output.to(hidden.dtype), inputs.gate)
+
+    def _keys(self, keys: torch.Tensor) -> torch.Tensor:
+        """Map [T, key heads × K] → unit length, repeated for each value head: [T, heads, K]."""
+        module = self._module
+        keys = _unit_length(keys.view(len(keys), module.num_k_heads, module.head_k_dim))
+        return keys.repeat_interleave(module.num_v_heads // module.num_k_heads, 1)
+
+
+class ChannelDeltaMixer:
+    """A mixer with one decay for every number of a key."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self._act: Callable[[torch.Tensor], torch.Tensor] = ACT2FN[module.activation]
+        self._heads = (module.num_heads, module.head_dim)
+        recurrent = (*self._heads, module.head_dim)
+        self.shapes = StateShapes(3 * module.qkv_dim, module.conv_kernel_size - 1, recurrent)
+
+    def __call__(self, hidden: torch.Tensor, run: StateRun) -> torch.Tensor:
+        """Map hidden states of a ragged batch [T, hidden] → [T, hidden]."""
+        module = self._module
+        mixed = self._act(run.convolve(_side_by_side(module, hidden), module.conv1d)).float()
+        query, key, value = (part.view(len(hidden), *self._heads) for part in mixed.chunk(3, -1))
+        output = run.scan(
+            ChannelDeltaScan(),
+            _unit_length(query) * module.head_dim**-0.5,
+            _unit_length(key),
+            value,
+            module.forget_gate(hidden[None])[0].float(),
+            module.b_proj(hidden).sigmoid().float(),
+        )
+        gate = module.g_b_proj(module.g_a_proj(hidden))
+        return _gated_output(module, output.to(hidden.dtype), gate)
+
+
+def _projection(module: Any) -> Callable[[Any, torch.Tensor], DeltaInputs]:
+    if hasattr(module, "in_proj_qkvz"):
+        return _by_key_head
+    return _together if hasattr(module, "in_proj_qkv") else _apart
+
+
+def _by_key_head(module: Any, hidden: torch.Tensor) -> DeltaInputs:
+    qkvz = module.in_proj_qkvz(hidden)
+    ba = module.in_proj_ba(hidden)
+    parts = module.fix_query_key_value_ordering(qkvz[None], ba[None])
+    query, key, value, gate, beta, decay = (part[0] for part in parts)
+    mixed = torch.cat([part.flatten(1) for part in (query, key, value)], -1)
+    return DeltaInputs(mixed, gate, _log_decay(module, decay), beta.sigmoid())
+
+
+def _together(module: Any, hidden: torch.Tensor) -> DeltaInputs:
+    decay = module.in_proj_a(hidden)
+    beta = module.in_proj_b(hidden).sigmoid()
+    mixed = module.in_proj_qkv(hidden)
+    gate = module.in_proj_z(hidden)
+    return DeltaInputs(mixed, gate, _log_decay(module, decay), beta)
+
+
+def _apart(module: Any, hidden: torch.Tensor) -> DeltaInputs:
+    """Project by one linear each; ``allow_neg_eigval`` lets beta reach 2: a state changes sign."""
+    beta = module.b_proj(hidden).sigmoid() * (2.0 if module.allow_neg_eigval else 1.0)
+    log_decay = _log_decay(module, module.a_proj(hidden))
+    return DeltaInputs(_side_by_side(module, hidden), module.g_proj(hidden), log_decay, beta)
+
+
+def _side_by_side(module: Any, hidden: torch.Tensor) -> torch.Tensor:
+    return torch.cat([module.q_proj(hidden), module.k_proj(hidden), module.v_proj(hidden)], -1)
+
+
+def _log_decay(module: Any, steps: torch.Tensor) -> torch.Tensor:
+    """Return log decays, float32 [T, heads], from step sizes before softplus."""
+    rate: torch.Tensor = module.A_log.float().exp()
+    return -rate * functional.softplus(steps.float() + module.dt_bias.float())
+
+
+def _unit_length(keys: torch.Tensor) -> torch.Tensor:
+    return keys * torch.rsqrt((keys * keys).sum(-1, keepdim=True) + NORM_FLOOR)
+
+
+def _gated_output(module: Any, output: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """Apply the gated norm to each head [T, heads, V], then the output linear."""
+    rows = output.flatten(0, 1)
+    size = output.shape[-1]
+    norm = module.norm if hasattr(module, "norm") else module.o_norm
+    linear = module.out_proj if hasattr(module, "out_proj") else module.o_proj
+    left: torch.Tensor = linear(norm(rows, gate.reshape(-1, size)).view(len(output), -1))
+    return left
 
 
 class Mixer(Protocol):

@@ -7,12 +7,88 @@ from typing import Protocol
 
 from kvell.clock import Clock
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.engine.requests.equal_parts import EqualParts
-from kvell.front.request_log import RequestTrace
+from kvell.engine.requests.turns import EqualParts
+from kvell.front.request_log import EndedRequest, RequestTrace
 from kvell.server.access.accounts import Account
-from kvell.server.access.sequence_use import SequenceUse
-from kvell.server.access.tenants import engine_salt
 from kvell.server.text.text_stream import TextDelta
+
+
+class SequenceUse:
+    """The use of one sequence; its requests in the front report to it.
+
+    A prompt counts as computed if an instance began to compute it.  The output of a sequence that
+    ended early counts as far as instances made it, also if the client has received less.
+
+    :param prompt: the prompt's index in its HTTP request; several sequences may share it.
+    :param on_idle: called whenever no request of the sequence is left in the front.
+    :param trace: also notified of the first request.
+    :param on_accepted: called when an instance has accepted a request of the sequence.
+    """
+
+    def __init__(
+        self,
+        prompt: int = 0,
+        prompt_tokens: int = 0,
+        on_idle: Callable[[], None] = lambda: None,
+        trace: RequestTrace | None = None,
+        on_accepted: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.prompt, self.prompt_tokens = prompt, prompt_tokens
+        self._on_idle, self._trace = on_idle, trace
+        self.on_accepted = on_accepted
+        self._requests = self._running = 0
+        self._made_tokens = self._read_tokens = 0
+        self._is_read = False
+        self.has_begun = False
+
+    @property
+    def is_running(self) -> bool:
+        return self._running > 0
+
+    @property
+    def output_tokens(self) -> int:
+        if self._is_read and self._read_tokens:  # without tokens behind a stop string
+            return self._read_tokens
+        return max(self._read_tokens, self._made_tokens)
+
+    def read(self, tokens: int, *, is_last: bool) -> None:
+        """Count tokens that became a part of the answer."""
+        self._read_tokens += tokens
+        if is_last:
+            self._is_read = True
+
+    def on_admitted(self) -> None:
+        self._requests += 1
+        self._running += 1
+        if self._trace is not None and self._requests == 1:
+            self._trace.on_admitted()
+
+    def on_ended(self, request: EndedRequest) -> None:
+        """Count what a request has computed."""
+        finished = request.finished
+        self._running -= 1
+        self._made_tokens += request.output_tokens
+        self.has_begun = (
+            self.has_begun
+            or finished.reason in ("stop", "length")
+            or request.output_tokens > 0
+            or finished.prefill_seconds > 0
+        )
+        trace, self._trace = self._trace, None
+        if trace is not None:
+            trace.on_ended(request)
+        if not self._running:
+            self._on_idle()
+
+
+def engine_salt(tenant: str, client_salt: str) -> str:
+    """Return the engine's cache salt, which is unique for each tenant and client salt.
+
+    The length of the tenant's name precedes the name, so a client's salt cannot imitate another
+    tenant.  On a server without keys there is no tenant and the client's salt is returned.
+    """
+    return f"{len(tenant)}:{tenant}{client_salt}" if tenant else client_salt
+
 
 CLIENT_GONE_STATUS = 499
 
@@ -264,3 +340,15 @@ class RequestContext:
         if self._account is not None and self._in_flight:
             self._in_flight -= sequences
             self._account.leave(sequences)
+
+
+WATCHED = frozenset({"/livez", "/readyz", "/health", "/ping", "/metrics"})
+"""Probes and scrapes; a busy server answers them, too."""
+READ_OFTEN = WATCHED | {"/", "/cluster", "/load", "/version"}
+BELOW = "/debug/"
+READS = ("GET", "HEAD")
+
+
+def is_monitoring(method: str, path: str) -> bool:
+    reads = method in READS and (path in READ_OFTEN or path.startswith(BELOW))
+    return reads or path in WATCHED  # SageMaker's probe is a POST

@@ -4,7 +4,7 @@ Paths below ``/v1/messages`` use Anthropic's: ``{"type": "error", "error": {"typ
 Paths below ``/api`` use Ollama's: ``{"error": message}``.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import MappingProxyType
@@ -15,8 +15,11 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
+from starlette._utils import get_route_path  # the router's function: guards must see the same path
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
+from kvell.equivalents.nearest import nearest
 from kvell.errors import (
     Bound,
     ChangeSomething,
@@ -27,11 +30,144 @@ from kvell.errors import (
 )
 from kvell.server.access.accounts import RateExceeded
 from kvell.server.access.bodies import WHOLE
-from kvell.server.api.door.browsers import served_path
-from kvell.server.api.invalid_bodies import complaint
-from kvell.server.api.unknown_paths import unknown_path, wrong_method
 from kvell.server.text.text_bounds import ContextTooLong
 from kvell.server.text.text_stream import DeadlineExceeded, RequestRefused
+
+
+def served_path(scope: Scope) -> str:
+    return get_route_path(scope) or "/"
+
+
+Error = Mapping[str, Any]
+"""A validation error of pydantic."""
+NOT_JSON = "the body is not valid JSON"
+LONGEST_TAG = 64
+
+
+def complaint(errors: Sequence[Error], body: object) -> tuple[str, str | None]:
+    """Return a message about a body that its schema refuses, and the name of the field.
+
+    A value of a union has errors of each member.  Only the errors at the deepest place count: they
+    are those of the closest member.  The message repeats only names and types of the body.
+
+    :param errors: at least one; their places begin with ``body``.
+    :param body: the parsed JSON.
+    """
+    if errors[0]["type"] == "json_invalid":
+        return NOT_JSON, None
+    places = [_place(error, body) for error in errors]
+    field = places[0][:1]
+    near = [
+        (place, error) for place, error in zip(places, errors, strict=True) if place[:1] == field
+    ]
+    deepest = max((place for place, _ in near), key=len)
+    words = dict.fromkeys(_words(error) for place, error in near if place == deepest)
+    name = _written(deepest)
+    return f"{name or 'body'}: {', or '.join(words)}", name or None
+
+
+def _place(error: Error, body: object) -> list[str | int]:
+    """Return the keys and indices that lead to a value, without names of union members."""
+    place: list[str | int] = []
+    parts = list(error["loc"])[1:] if error["loc"][:1] == ("body",) else list(error["loc"])
+    value: Any = body
+    for number, part in enumerate(parts):
+        if _has(value, part):
+            value = value[part]
+        elif error["type"] != "missing" or number + 1 < len(parts):
+            continue
+        place.append(part)
+    return place
+
+
+def _has(value: object, part: str | int) -> bool:
+    if isinstance(part, int):
+        return isinstance(value, list) and 0 <= part < len(value)
+    return isinstance(value, Mapping) and part in value
+
+
+def _words(error: Error) -> str:
+    if error["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        expected = error["ctx"].get("expected_tags")
+        tag = str(error["ctx"].get("tag", ""))[:LONGEST_TAG]
+        remedy = f"use one of {expected}" if expected else "say its type"
+        return f"type={tag}: is not served; {remedy}" if tag else f"has no type; {remedy}"
+    return str(error["msg"])
+
+
+def _written(place: Sequence[str | int]) -> str:
+    """Return a place as a name, such as ``messages[0].content``."""
+    text = ""
+    for part in place:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return text.removeprefix(".")
+
+
+LONGEST_PATH = 200
+AT_THE_START = "models are given when the server starts: kvell serve MODEL [MODEL …]"
+"""The remedy for requests that would change which models are served."""
+MANAGED = frozenset(f"/api/{name}" for name in ("copy", "create", "delete", "push"))
+"""Paths of Ollama that manage models."""
+BLOBS = "/api/blobs/"
+"""The prefix of Ollama's paths for files of models."""
+LEAST_PARTS = 2
+"""The parts that a path and a served path must share at their ends to be near."""
+
+
+def unknown_path(path: str, served: Iterable[str], shown_at: Collection[str]) -> str:
+    """Return a message about a path that is not served.
+
+    :param served: paths that are served, without those that have parameters.
+    :param shown_at: paths that list what is served.
+    """
+    if path.rstrip("/") in MANAGED or path.startswith(BLOBS):
+        return f"path={path[:LONGEST_PATH]}: is not served; {AT_THE_START}"
+    near = nearest_path(path[:LONGEST_PATH], served)
+    remedy = f"see {' or '.join(shown_at)} for what is" if near is None else f"use {near}"
+    return f"path={path[:LONGEST_PATH]}: is not served; {remedy}"
+
+
+def nearest_path(path: str, served: Iterable[str]) -> str | None:
+    """Return the served path that a client probably means; None if no path is near.
+
+    A path is near if one of both ends with the other, as ``/chat/completions`` and
+    ``/v1/v1/chat/completions`` do, or if they differ in few characters: parts with which both begin
+    do not count, so that ``/api/push`` is not near to ``/api/ps``.
+    """
+    parts = _parts(path)
+    paths = sorted(served)
+    ends = [each for each in paths if _shares_end(parts, _parts(each))]
+    if ends:
+        return max(ends, key=lambda each: len(_parts(each)))
+    near = [each for each in paths if _differ_little(parts, _parts(each))]
+    return next(iter(nearest(path.lower(), near, 0.0)), None)
+
+
+def wrong_method(method: str, path: str, allowed: str) -> str:
+    """Return a message about a method that a path does not take.
+
+    :param allowed: the methods that it takes.
+    """
+    return f"method={method}: is not taken by {path[:LONGEST_PATH]}; use {allowed}"
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.lower().split("/") if part]
+
+
+def _shares_end(parts: list[str], served: list[str]) -> bool:
+    shared = min(len(parts), len(served))
+    is_end = parts[len(parts) - shared :] == served[len(served) - shared :]
+    return is_end and shared >= max(1, min(LEAST_PARTS, len(served)))
+
+
+def _differ_little(parts: list[str], served: list[str]) -> bool:
+    same = 0
+    while same < min(len(parts), len(served)) and parts[same] == served[same]:
+        same += 1
+    rest = "/".join(served[same:])
+    return bool(rest and nearest("/".join(parts[same:]), [rest]))
+
 
 LONGEST_VALUE = 500
 Described = Mapping[int | str, dict[str, Any]]

@@ -18,12 +18,10 @@ from kvell.server.access.bodies import BodyBounds
 from kvell.server.answers.named import NONE, default_parsers, parser_named
 from kvell.server.api import http_errors
 from kvell.server.api.door.access_guard import Access, AccessGuard
-from kvell.server.api.door.browser_rules import BrowserRules
-from kvell.server.api.door.browsers import HeadAsGet, install_browsers, served_path
+from kvell.server.api.door.browser_rules import BrowserRules, HeadAsGet, install_browsers
 from kvell.server.api.door.face_options import FaceOptions, checked_root_path
-from kvell.server.api.door.guards import BodyLimit, ServedLimit
-from kvell.server.api.door.http_bounds import DEFAULT, HttpBounds
-from kvell.server.api.door.long_bodies import LongBodyRoute
+from kvell.server.api.door.guards import DEFAULT, BodyLimit, HttpBounds, LongBodyRoute, ServedLimit
+from kvell.server.api.http_errors import served_path
 from kvell.server.api.prompts import PromptEncoder
 from kvell.server.api.routes.chat import ChatApi
 from kvell.server.api.routes.cluster import ClusterApi
@@ -31,15 +29,12 @@ from kvell.server.api.routes.completions import CompletionsApi
 from kvell.server.api.routes.docs import PATH as DOCS_PATH
 from kvell.server.api.routes.docs import DocsApi
 from kvell.server.api.routes.embeddings import PATH as EMBEDDINGS_PATH
-from kvell.server.api.routes.embeddings import EmbeddingsApi
+from kvell.server.api.routes.embeddings import RERANK_PATHS, SCORE_PATHS, EmbeddingsApi, ScoresApi
 from kvell.server.api.routes.messages import MessagesApi
 from kvell.server.api.routes.models import ModelsApi
-from kvell.server.api.routes.ollama import OllamaAnswersApi
-from kvell.server.api.routes.ollama_embeddings import OllamaEmbeddingsApi
-from kvell.server.api.routes.ollama_models import OllamaModelsApi
+from kvell.server.api.routes.ollama import OllamaAnswersApi, OllamaEmbeddingsApi, OllamaModelsApi
 from kvell.server.api.routes.operator import OperatorApi
 from kvell.server.api.routes.responses import ResponsesApi
-from kvell.server.api.routes.scores import RERANK_PATHS, SCORE_PATHS, ScoresApi
 from kvell.server.api.schemas.embeddings import MAX_INPUT_TOKENS, MAX_INPUTS
 from kvell.server.api.serve_options import MAX_BODY_BYTES
 from kvell.server.api.serving import AppState, ServerModel
@@ -48,9 +43,8 @@ from kvell.server.map.map_api import MapApi, ServerFacts
 from kvell.server.map.recorder import HistoryRecorder
 from kvell.server.metrics.front_metrics import ServerMetrics
 from kvell.server.text.context_length import ContextLength
-from kvell.server.text.lanes import TextWork
+from kvell.server.text.lanes import TextWork, most_work_bytes
 from kvell.server.text.text_model import TextModel
-from kvell.server.text.work_memory import most_work_bytes
 
 _SCORED = ("text_1", "text_2", "queries", "documents")
 _BOUNDS_BY_PATH = {

@@ -1,8 +1,11 @@
 """Encoding of texts and conversations into token ids that fit the model."""
 
+import base64
+import binascii
 import copy
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,15 +15,67 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething
 from kvell.models.text.content_format import NO_FIELDS
 from kvell.server.answers.template_messages import template_messages, with_objects
-from kvell.server.api.image_urls import ImageUrl
 from kvell.server.api.prompt_form import CHAT_FORM, TEXT_FORM, PromptForm
+from kvell.server.api.schemas.chat import ChatMessage
 from kvell.server.logs.lines import tell
-from kvell.server.text.answer_memory import AnswerMemory
 from kvell.server.text.context_length import AnswerRoom, ContextLength
 from kvell.server.text.lanes import TextWork
-from kvell.server.text.text_bounds import chars_within, context_too_long
+from kvell.server.text.text_bounds import AnswerMemory, chars_within, context_too_long
 from kvell.server.text.text_encoder import TextEncoder, TokenIds
 from kvell.server.text.text_model import TextModel
+
+MOST_IMAGES = 32
+MEDIA = tuple(f"data:image/{kind};" for kind in ("png", "jpeg", "jpg", "webp", "gif"))
+
+
+@dataclass(frozen=True)
+class ImageUrl:
+    """The data URL of an image.
+
+    :param place: field of the request that has the image, for errors.
+    """
+
+    place: str
+    url: str
+
+    def file(self) -> bytes:
+        """Return the encoded file; decoding is too slow for the thread of the event loop.
+
+        :raises ChangeSomething: if the URL is not a data URL of a supported kind of image.
+        """
+        head, comma, data = self.url.partition(",")
+        if not comma or not f"{head.lower()};".startswith(MEDIA) or not head.endswith("base64"):
+            remedy = "send data:image/png;base64,… (or jpeg, webp, gif)"
+            raise ChangeSomething(
+                self.place, self.url[:24], "is not a data URL of an image", remedy
+            )
+        try:
+            return base64.b64decode(data, validate=True)
+        except (binascii.Error, ValueError):
+            problem, remedy = "is not base64", "encode the whole file"
+            raise ChangeSomething(self.place, f"{head[:40]},…", problem, remedy) from None
+
+
+def image_urls(messages: Sequence[ChatMessage], *, taken: bool) -> list[ImageUrl]:
+    """Return the URLs of all images, in order.
+
+    :param taken: whether the model accepts images.
+    :raises ChangeSomething: if the model accepts no images, or there are too many.
+    """
+    urls = [
+        ImageUrl(f"messages[{number}].content", url)
+        for number, message in enumerate(messages)
+        for url in message.images()
+    ]
+    if urls and not taken:
+        raise ChangeSomething(
+            urls[0].place, "image_url", "is not accepted by this model", "send text"
+        )
+    if len(urls) > MOST_IMAGES:
+        value, remedy = f"{len(urls)} images", f"send at most {MOST_IMAGES}"
+        raise ChangeSomething("messages", value, "are too many", remedy, bound="image_pixels")
+    return urls
+
 
 BYTES_PER_DECODED_TOKEN = 8
 NO_PLACE_FOR_TOOLS = "give --chat-template with one that shows tools, or send none"

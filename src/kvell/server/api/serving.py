@@ -1,13 +1,15 @@
 """Generation of answers to a validated body, shared by chat and text completions."""
 
+import re
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from fastapi import Request, Response
 
+from kvell.engine.protocol.logprobs import count_numbers
 from kvell.engine.protocol.request_spec import RequestSpec, SentTensor, to_token_bytes, to_token_ids
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.beam_search import BeamSearch
@@ -17,11 +19,9 @@ from kvell.front.request_log import RequestTrace
 from kvell.server.access.visit import CLIENT_GONE_STATUS, RequestContext, Sequences
 from kvell.server.answers.named import AnswerFormat
 from kvell.server.api.bodies.completions import Heading
-from kvell.server.api.kept_answer import KeptAnswer
-from kvell.server.api.model_names import served_name
+from kvell.server.api.http_errors import MODELS, UnknownModel
 from kvell.server.api.prompts import PromptEncoder
-from kvell.server.api.schemas.beams import beam_searches
-from kvell.server.api.schemas.generation import GenerationRequest
+from kvell.server.api.schemas.generation import GenerationRequest, beam_searches
 from kvell.server.api.schemas.request_body import RequestBody
 from kvell.server.api.streaming import (
     COMMENT,
@@ -32,16 +32,165 @@ from kvell.server.api.streaming import (
     until_gone,
     with_error_event,
 )
-from kvell.server.logs.ignored import OncePerName
+from kvell.server.logs.lines import OncePerName
 from kvell.server.metrics.front_metrics import ServerMetrics
 from kvell.server.text.context_length import ContextLength
 from kvell.server.text.session_key import prompt_key
 from kvell.server.text.several.beam_search import beam_deltas
+from kvell.server.text.text_bounds import TOLD_BYTES, AnswerMemory, text_bytes
 from kvell.server.text.text_encoder import TokenIds
 from kvell.server.text.text_model import TextModel
-from kvell.server.text.text_stream import TextDelta, text_deltas
-from kvell.server.text.usage_so_far import UsageSoFar
+from kvell.server.text.text_stream import TextDelta, UsageSoFar, text_deltas
 from kvell.vocabulary import RequestId
+
+LATEST = ":latest"
+"""The tag that Ollama's clients add to a model's name."""
+LONGEST_NAME = 200
+_SIZE = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)([kmbt])", re.IGNORECASE)
+_UNITS = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+NOMINAL_PERCENT = 20
+"""How far a model's numbers may be from the size in its name: Qwen2.5-7B has 7.6 billion."""
+
+
+def served_name(name: str, names: Collection[str], parameters: Callable[[str], int]) -> str:
+    """Return the name under which a model is served.
+
+    :param name: one of ``names``, alone or with the tag ``latest`` or that of its size.
+    :param parameters: returns the numbers in the weights of the model of a name; 0 if unknown.
+    :raises UnknownModel: if no model has the name, or its model has another size.
+    """
+    if name in names:
+        return name
+    bare, mark, tag = name.rpartition(":")
+    shown = name[:LONGEST_NAME]
+    if mark and bare in names:
+        count = parameters(bare)
+        if mark + tag == LATEST or is_size(tag, count):
+            return bare
+        is_another = count and _SIZE.fullmatch(tag)
+        why = f"has {human_number(count)} parameters" if is_another else "has no such tag"
+        raise UnknownModel(f"model={shown}: is not served: {bare} {why}; use {bare}")
+    raise UnknownModel(f"model={shown}: is not served; use {', '.join(names)} (see {MODELS})")
+
+
+def is_size(tag: str, parameters: int) -> bool:
+    """Return whether a tag such as ``135m`` is the nominal size of a model.
+
+    :param parameters: numbers in its weights; 0 if unknown.
+    """
+    match = _SIZE.fullmatch(tag)
+    if match is None:
+        return False
+    nominal = float(match[1]) * _UNITS[match[2].lower()]
+    return 100 * abs(parameters - nominal) <= NOMINAL_PERCENT * nominal
+
+
+def human_number(number: int) -> str:
+    """Return a number of parameters as Ollama writes it: ``134.52M``."""
+    for unit, size, form in (("B", 10**9, ".1f"), ("M", 10**6, ".2f")):
+        if number >= size:
+            return f"{number / size:{'.0f' if number % size == 0 else form}}{unit}"
+    return f"{number / 1000:.0f}K" if number >= 1000 else str(number)
+
+
+EXPECTED_TOKENS = 512
+"""Tokens of an answer to reserve memory for: at first, and in each later step."""
+BYTES_PER_NUMBER = 16
+"""Bytes of a token and its probability in :class:`.KeptLogprobs`, with room to grow."""
+MOST_NUMBERS = TOLD_BYTES // BYTES_PER_NUMBER
+"""Log probabilities that one request may ask for."""
+TOKEN_BYTES = 64
+"""Bytes of a token of an answer, without its text's characters."""
+STEP_BYTES = 1 << 14
+"""Bytes to reserve at a time for tokens and texts."""
+
+
+class KeptAnswer:
+    """The memory that the answers to one request reserve, until its visit ends.
+
+    It is the :class:`.OutputRoom` of the request: output is counted before it is kept.
+
+    :param field: request field that asks for log probabilities, for errors.
+    :param frees: whether output is forgotten once it is sent, as in a stream.
+    """
+
+    def __init__(
+        self, visit: RequestContext, memory: AnswerMemory, field: str, *, frees: bool
+    ) -> None:
+        self._visit, self._memory, self._field, self._frees = visit, memory, field, frees
+        self._held_numbers = self._reserved_numbers = 0
+        self._held_bytes = self._reserved_bytes = 0
+        self._step_numbers = EXPECTED_TOKENS
+
+    def reserve(
+        self, prompt_tokens: Sequence[int], samplings: Sequence[SamplingParams], sequences: int
+    ) -> None:
+        """Reserve memory for the log probabilities that a request asks for.
+
+        :param prompt_tokens: number of tokens of each prompt, in the order of ``samplings``.
+        :param sequences: number of answers to each prompt.
+        :raises ChangeSomething: if the request asks for more than :data:`MOST_NUMBERS`.
+        :raises TryLater: if the pool has no room now.
+        """
+        of_prompts = of_answers = 0
+        for tokens, sampling in zip(prompt_tokens, samplings, strict=True):
+            if sampling.prompt_logprobs is not None:
+                of_prompts += tokens * (1 + sampling.prompt_logprobs)
+            if sampling.logprobs is not None:
+                expected = min(sampling.max_tokens or EXPECTED_TOKENS, EXPECTED_TOKENS)
+                of_answers += sequences * expected * (1 + sampling.logprobs)
+                self._step_numbers = EXPECTED_TOKENS * (1 + sampling.logprobs)
+        numbers = of_prompts + of_answers
+        if numbers > MOST_NUMBERS:
+            remedy = f"ask for at most {MOST_NUMBERS}: fewer answers, tokens or alternatives"
+            raise ChangeSomething(
+                self._field,
+                f"{numbers} log probabilities",
+                "are too many",
+                remedy,
+                bound="logprob_bytes",
+            )
+        if numbers:
+            self._visit.keep(self._memory.logprobs, numbers * BYTES_PER_NUMBER)
+            self._reserved_numbers = of_answers
+
+    def grow(self, tokens: int, numbers: int) -> None:
+        """Count output.
+
+        :raises TryLater: if there is no room for it.
+        """
+        self._held_bytes += tokens * TOKEN_BYTES
+        if self._held_bytes > self._reserved_bytes:
+            self._reserve_bytes()
+        if not numbers:
+            return
+        while self._held_numbers + numbers > self._reserved_numbers:
+            self._visit.keep(self._memory.logprobs, self._step_numbers * BYTES_PER_NUMBER)
+            self._reserved_numbers += self._step_numbers
+        self._held_numbers += numbers
+
+    def add_text(self, text: str) -> None:
+        """Count a text.
+
+        :raises TryLater: if there is no room for it.
+        """
+        self._held_bytes += text_bytes(text)
+        if self._held_bytes > self._reserved_bytes:
+            self._reserve_bytes()
+
+    def on_sent(self, delta: TextDelta) -> None:
+        """Note that a piece was sent."""
+        if self._frees:
+            self._held_bytes -= len(delta.token_ids) * TOKEN_BYTES + text_bytes(delta.text)
+            if delta.logprobs:
+                self._held_numbers -= count_numbers(delta.logprobs)
+
+    def _reserve_bytes(self) -> None:
+        """Reserve what is held, in steps; a request that is refused keeps nothing."""
+        steps = -(-(self._held_bytes - self._reserved_bytes) // STEP_BYTES)
+        self._visit.keep(self._memory.texts, steps * STEP_BYTES)
+        self._reserved_bytes += steps * STEP_BYTES
+
 
 Deltas = AsyncGenerator[tuple[int, TextDelta], None]
 MOST_TOKENS_ASKED = 1 << 24

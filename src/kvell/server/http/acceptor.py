@@ -8,8 +8,7 @@ import socket
 from collections.abc import Callable
 from functools import partial
 
-from kvell.server.http.connection import BoundedConnection, Face
-from kvell.server.http.raw_answers import FULL, raw_answer
+from kvell.server.http.connection import FULL, BoundedConnection, Face, raw_answer
 from kvell.server.logs.lines import tell
 from kvell.server.logs.seldom import SeldomLine
 

@@ -1,8 +1,15 @@
 """One HTTP connection: uvicorn's, with bounds of time and memory."""
 
+import array
 import asyncio
+import contextlib
+import fcntl
+import termios
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from http import HTTPStatus
+from types import MappingProxyType
+from typing import Any, Generic, Literal, Protocol, TypeVar, get_args
 
 import h11
 import uvicorn
@@ -10,11 +17,137 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from kvell.errors import Bound
-from kvell.server.api.door.http_bounds import HttpBounds
+from kvell.server.api.door.guards import HttpBounds
 from kvell.server.api.http_errors import ApiError
-from kvell.server.http.open_connections import OpenConnections, Phase
-from kvell.server.http.raw_answers import BAD_REQUEST, TOO_SLOW, raw_answer
-from kvell.server.http.unread import UnreadWatch
+
+
+class UnreadWatch:
+    """A watch that calls back if a client reads too few bytes in an interval.
+
+    :param seconds: interval between two checks.
+    :param fewest_bytes: bytes that the client must read in an interval.
+    :param stalled: called once, when the client has read less.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        transport: asyncio.Transport,
+        seconds: float,
+        fewest_bytes: float,
+        stalled: Callable[[], None],
+    ) -> None:
+        self._loop, self._transport = loop, transport
+        self._seconds, self._fewest_bytes, self._stalled = seconds, fewest_bytes, stalled
+        self._unread_bytes = 0
+        self._due: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        if self._due is None:
+            self._unread_bytes = self._count_unread()
+            self._due = self._loop.call_later(self._seconds, self._look)
+
+    def end(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+
+    def _look(self) -> None:
+        self._due = None
+        if self._unread_bytes - self._count_unread() < self._fewest_bytes:
+            self._stalled()
+        else:
+            self.begin()
+
+    def _count_unread(self) -> int:
+        """Return the bytes that the client has not acknowledged, here and in the system's buffer.
+
+        The system's buffer accepts more only when a third of it is free, which can be megabytes.
+        So the bytes here alone do not distinguish a slow reader from one that does not read.
+        """
+        queued = array.array("i", [0])
+        with contextlib.suppress(OSError):  # without support, its buffer counts as read
+            fcntl.ioctl(self._transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
+        return self._transport.get_write_buffer_size() + queued[0]
+
+
+Phase = Literal["arriving", "idle", "body", "answer"]
+"""The next event of a connection: its transport, a request's head, a request's body, its answer."""
+WAITING: tuple[Phase, ...] = ("idle", "body")
+"""Phases in which a connection may be dropped, in the order of dropping."""
+
+Connection = TypeVar("Connection")
+
+
+class OpenConnections(Generic[Connection]):
+    """Open connections by phase, in the order in which they entered the phase.
+
+    When there is no room, the connection that has waited longest is dropped.  So a client that
+    opens connections, and sends nothing or an endless request, displaces its own connections.
+
+    ::
+
+        arriving ──► idle ──head──► body ──complete──► answer
+                      ▲ │             │                  │
+                      │ └── dropped ──┘                  │
+                      └──────────── answered ────────────┘
+
+    :param most: the largest number of open connections.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._phases: dict[Connection, Phase] = {}
+        self._by_phase: Mapping[Phase, dict[Connection, None]] = MappingProxyType(
+            {phase: {} for phase in get_args(Phase)}
+        )
+
+    def __len__(self) -> int:
+        return len(self._phases)
+
+    def count(self, phase: Phase) -> int:
+        return len(self._by_phase[phase])
+
+    def enter(self, connection: Connection, phase: Phase) -> None:
+        """Add a connection, or move it to a phase.
+
+        A connection that is in this phase already keeps its place in the order.
+        """
+        before = self._phases.get(connection)
+        if before == phase:
+            return
+        if before is not None:
+            del self._by_phase[before][connection]
+        self._phases[connection] = phase
+        self._by_phase[phase][connection] = None
+
+    def on_closed(self, connection: Connection) -> None:
+        phase = self._phases.pop(connection, None)
+        if phase is not None:
+            del self._by_phase[phase][connection]
+
+    def longest_waiting(self) -> Connection | None:
+        """Return the connection to drop when there is no room; None if none may be dropped."""
+        for phase in WAITING:
+            for connection in self._by_phase[phase]:
+                return connection
+        return None
+
+
+BAD_REQUEST = ApiError(400, "this is not a valid HTTP request", "invalid_request_error")
+TOO_SLOW = ApiError(408, "the head of the request did not arrive in time", "timeout_error")
+FULL = ApiError(503, "too many connections; retry in a moment", "service_unavailable_error")
+
+
+def raw_answer(error: ApiError) -> bytes:
+    """Return the bytes of an answer after which the connection is closed."""
+    response = error.response()
+    response.headers["connection"] = "close"
+    fields = b"".join(b"%b: %b\r\n" % field for field in response.raw_headers)
+    phrase = HTTPStatus(error.status).phrase.encode()
+    status = b"HTTP/1.1 %d %b\r\n" % (error.status, phrase)
+    return status + fields + b"\r\n" + bytes(response.body)
+
 
 READ_AT_ONCE_BYTES = 16 << 10
 """The size of a read: the most bytes parsed in one iteration of the event loop, and the most bytes

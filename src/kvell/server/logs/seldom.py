@@ -1,7 +1,7 @@
 """Rate-limited log lines: one a minute is written, the others are counted."""
 
 from kvell.clock import Clock, MonotonicClock
-from kvell.server.access.rates import Bucket
+from kvell.server.access.accounts import Bucket
 
 TOLD_PER_MINUTE = 1
 

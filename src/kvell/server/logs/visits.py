@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing_extensions import override
 
 from kvell.clock import Clock, MonotonicClock
-from kvell.server.access.monitored import is_monitoring
-from kvell.server.access.rates import Bucket
-from kvell.server.access.visit import EndedVisit, VisitObserver
+from kvell.server.access.accounts import Bucket
+from kvell.server.access.visit import EndedVisit, VisitObserver, is_monitoring
 from kvell.server.logs.lines import tell
 
 logger = logging.getLogger(__name__)

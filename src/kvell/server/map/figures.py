@@ -10,8 +10,8 @@ from kvell.engine.protocol.pages import LargePage, Miss, PageGroup, Pages
 from kvell.engine.protocol.statistics import GroupStats, Stats
 from kvell.fleet.started.member import MemberStatus
 from kvell.front.request_log import LogEntry
-from kvell.front.waiting_line import Entries
-from kvell.server.map.lending_view import InstanceLoans, TransferRow
+from kvell.front.request_queue import Entries
+from kvell.server.map.history import InstanceLoans, TransferRow
 
 NO_LOANS = InstanceLoans()
 MOST_REQUESTS = 200

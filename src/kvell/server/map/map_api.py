@@ -11,11 +11,12 @@ from fastapi import FastAPI, HTTPException, Path, Query, Response
 from kvell.engine.protocol.statistics import Stats
 from kvell.errors import TryLater
 from kvell.front.front import Front
-from kvell.front.waiting_line import Entries
+from kvell.front.request_queue import Entries
 from kvell.server.map.figures import InstanceSnapshot, ServerLine, large_page_body, map_body
-from kvell.server.map.history import HistoryRow, InstanceSample
-from kvell.server.map.lending_view import (
+from kvell.server.map.history import (
+    HistoryRow,
     InstanceLoans,
+    InstanceSample,
     ended_loans,
     sections_lent,
     transfer_rows,

@@ -14,10 +14,12 @@ from kvell.server.map.history import (
     SAMPLE_SECONDS,
     HistoryRow,
     HistorySample,
+    InstanceLoans,
     InstanceSample,
     MapHistory,
+    loans_of,
+    sections_lent,
 )
-from kvell.server.map.lending_view import InstanceLoans, loans_of, sections_lent
 
 STALE_SECONDS = 2.0
 """Older statistics of instances are not recorded."""

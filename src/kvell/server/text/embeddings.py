@@ -9,7 +9,7 @@ from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.errors import RequestFailed
 from kvell.front.front import Front
 from kvell.front.request_log import RequestTrace
-from kvell.server.text.several.side_by_side import all_served
+from kvell.server.text.several.beam_search import all_served
 from kvell.server.text.text_stream import raise_unless_done
 
 

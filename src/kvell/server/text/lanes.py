@@ -1,21 +1,60 @@
 """Threads for texts, pictures and bodies: long texts delay only other long texts."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any, Generic, TypeVar
+from weakref import WeakValueDictionary
 
 from kvell.device.process_size import give_back_freed
-from kvell.engine.requests.equal_parts import EqualParts
-from kvell.engine.requests.turns import Turn, TurnQueue
-from kvell.errors import Bound
-from kvell.server.text.answer_memory import AnswerMemory
-from kvell.server.text.held_tensors import HeldTensors
-from kvell.server.text.text_bounds import SHORT_BYTES
+from kvell.engine.protocol.request_spec import SentTensor
+from kvell.engine.protocol.statistics import InstanceFacts
+from kvell.engine.requests.turns import EqualParts, Turn, TurnQueue, leaves_parts
+from kvell.errors import Bound, TryLater
+from kvell.models.images.picture_files import MEMORY_PER_PIXEL, MOST_PIXELS
+from kvell.models.images.processor import MOST_TENSOR_BYTES
+from kvell.server.text.text_bounds import MOST_KEPT_BYTES, SHORT_BYTES, AnswerMemory, TextBounds
+from kvell.server.text.text_model import TextModel
 from kvell.vocabulary import MIB, RequestId
+
+MOST_HELD_BYTES = 512 * MIB
+"""At this sum of a tenant, no further picture of it is read; the last picture may exceed it.
+
+All tenants together hold less than twice as much (:func:`.leaves_parts`), and their last pictures.
+"""
+
+
+class HeldTensors:
+    """A count of tensors by weak references: a tensor counts while a request holds it."""
+
+    def __init__(self) -> None:
+        self._tensors: WeakValueDictionary[tuple[str, int], SentTensor] = WeakValueDictionary()
+        self._numbers = count()
+
+    def held_bytes(self) -> dict[str, int]:
+        held: dict[str, int] = {}
+        for (tenant, _), tensor in list(self._tensors.items()):
+            held[tenant] = held.get(tenant, 0) + len(tensor.data)
+        return held
+
+    def check(self, tenant: str) -> None:
+        """Check that there is room for the tensors of another request.
+
+        :raises TryLater: until some request with pictures has ended.
+        """
+        held = self.held_bytes()
+        if not leaves_parts(held, tenant, 1, MOST_HELD_BYTES):
+            held_bytes = held.get(tenant) or sum(held.values())
+            problem = f"requests in flight have {held_bytes} bytes of pictures; retry later"
+            raise TryLater(problem, bound="image_pixels")
+
+    def hold(self, tenant: str, tensors: Iterable[SentTensor]) -> None:
+        for tensor in tensors:
+            self._tensors[tenant, next(self._numbers)] = tensor
+
 
 Made = TypeVar("Made")
 WAITING_BYTES = 32 * MIB
@@ -176,3 +215,26 @@ class TextWork:
         lanes = self._lanes
         for lane in (lanes.short, lanes.long, lanes.pictures, lanes.bodies):
             lane.close()
+
+
+PICTURE_BYTES = MEMORY_PER_PIXEL * MOST_PIXELS + 2 * MOST_HELD_BYTES + MOST_TENSOR_BYTES
+"""The most memory for decoding one request's pictures and for the tensors of all requests."""
+
+
+def most_work_bytes(facts: InstanceFacts, first: TextModel, beside: Sequence[TextModel]) -> int:
+    """Return the largest working set for texts, pictures and kept answers.
+
+    :param facts: of an instance, on its first model and the other models.
+    """
+    models = [
+        (first, facts.lengths().longest_tokens),
+        *((model, facts.lengths(model.name).longest_tokens) for model in beside),
+    ]
+    texts_bytes = max(
+        TextBounds(max_model_len, model.most_token_bytes).memory_bytes
+        for model, max_model_len in models
+    )
+    if any(model.takes_images for model, _ in models):
+        # The thread of pictures encodes their text.
+        texts_bytes = 2 * texts_bytes + PICTURE_BYTES
+    return texts_bytes + MOST_KEPT_BYTES

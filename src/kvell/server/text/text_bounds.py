@@ -9,6 +9,7 @@ first slice beyond the context.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from kvell.engine.requests.turns import EqualParts
 from kvell.errors import Bound, ChangeSomething
 from kvell.vocabulary import KIB, MIB
 
@@ -159,3 +160,29 @@ class TextBounds:
 def _too_large(field: str, value: str, most_bytes: int) -> ChangeSomething:
     remedy = f"send at most {most_bytes} bytes at a time"
     return ChangeSomething(field, value, "is too long", remedy, bound="text_bytes")
+
+
+TOLD_BYTES = 64 * MIB
+"""The most bytes of log probabilities of one tenant's unfinished answers."""
+ANSWER_BYTES = 256 * MIB
+"""The most bytes of texts and vectors of one tenant's unfinished answers."""
+MOST_KEPT_BYTES = (TOLD_BYTES + ANSWER_BYTES) * 5 // 2
+"""The most bytes of all unfinished answers (:class:`.EqualParts`)."""
+
+
+class AnswerMemory:
+    """Bytes of answers by tenant, counted until their requests end.
+
+    :ivar logprobs: bytes of log probabilities.
+    :ivar texts: bytes of tokens, texts and vectors.
+    """
+
+    def __init__(self) -> None:
+        self.logprobs = EqualParts(
+            TOLD_BYTES, "logprob_bytes", "bytes of log probabilities are kept"
+        )
+        self.texts = EqualParts(ANSWER_BYTES, "answer_bytes", "bytes of answers wait to be read")
+
+
+def text_bytes(text: str) -> int:
+    return len(text) if text.isascii() else 4 * len(text)

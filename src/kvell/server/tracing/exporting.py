@@ -20,11 +20,44 @@ from opentelemetry.sdk.resources import (
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 
+from kvell.clock import Clock
 from kvell.errors import ChangeSomething
 from kvell.server.logs.lines import tell
-from kvell.server.tracing.complaints import complaints_told
+from kvell.server.logs.seldom import SeldomLine
 from kvell.server.tracing.spans import SpanWriter
 from kvell.server.tracing.traced_visit import Tracer
+
+LONGEST_PROBLEM = 300
+
+
+class Complaints(logging.Handler):
+    """A handler that logs one warning a minute, with the number of suppressed warnings.
+
+    The packages log several warnings for each batch that a dead collector does not accept.
+    """
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        super().__init__(logging.WARNING)
+        self._line = SeldomLine(clock)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        untold = self._line.untold_if_due()
+        if untold is not None:
+            problem = record.getMessage()[:LONGEST_PROBLEM]
+            tell(logger, logging.WARNING, "tracing_problem", problem=problem, untold=untold)
+
+
+@contextmanager
+def complaints_told() -> Iterator[None]:
+    """Redirect the packages' warnings from stderr to the server's log while the block runs."""
+    theirs = logging.getLogger("opentelemetry")
+    handler = Complaints()
+    theirs.addHandler(handler)
+    try:
+        yield
+    finally:
+        theirs.removeHandler(handler)
+
 
 logger = logging.getLogger(__name__)
 

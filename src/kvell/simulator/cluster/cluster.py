@@ -28,15 +28,14 @@ from kvell.engine.core.index_watch import indexed_groups
 from kvell.engine.core.lateness import LatenessWatch
 from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import Swapping
-from kvell.engine.lending.sections import section_bytes
+from kvell.engine.lending.distributed_request import section_bytes
 from kvell.engine.planning.step_memory import StepMemory
 from kvell.engine.protocol.messages import CREDITS, HEARTBEAT_SECONDS, Event
 from kvell.engine.protocol.notices import IndexNotice
 from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.engine.requests.limits import Limits
 from kvell.fleet.instance.death import Cause, InstanceDeath
-from kvell.front.dispatch import Command
-from kvell.front.request_queue import RequestQueue
+from kvell.front.request_queue import Command, RequestQueue
 from kvell.memory import Eviction, GroupKind, HoldingCore, Layout, MemoryCore, create_core
 from kvell.mempool.agent import Agent
 from kvell.mempool.rendezvous import DEFAULT_PD_CACHING, PdCaching

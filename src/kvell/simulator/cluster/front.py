@@ -11,9 +11,8 @@ from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.engine.requests.plan import StepPlan
 from kvell.errors import ChangeSomething, TryLater
 from kvell.fleet.instance.death import InstanceDeath
-from kvell.front.dispatch import Command, Dispatch
 from kvell.front.request_log import EndedRequest, LogEntry
-from kvell.front.request_queue import RequestQueue
+from kvell.front.request_queue import Command, Dispatch, RequestQueue
 from kvell.simulator.cluster.loop import Loop
 from kvell.simulator.replay.request_figures import RequestFigures
 from kvell.simulator.replay.schedule import Schedule

@@ -1,7 +1,9 @@
 """The meter of one incarnation: its admissions, its use of memory, and whether it is late."""
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar
 
 from kvell.engine.core.core import EngineCore
 from kvell.engine.core.lateness import Lateness, LatenessWatch
@@ -9,12 +11,58 @@ from kvell.engine.planning.admission import MAX_HELD_BACK
 from kvell.engine.protocol.messages import Event
 from kvell.engine.requests.plan import StepPlan
 from kvell.engine.requests.request import Request
-from kvell.memory import Facts, LayerSpec, MemoryCore, facts_of
+from kvell.memory import Facts, Ints, LayerSpec, MemoryCore, facts_of
 from kvell.simulator.cluster.front import VirtualFront
-from kvell.simulator.replay.metered import MeteredCore
 from kvell.simulator.report.metrics import MemoryMeter, RunningRequest, Sample, StepMeans
 from kvell.simulator.report.timeline import GroupMoment, Moment, Timeline
 from kvell.vocabulary import RequestId
+
+Arguments = ParamSpec("Arguments")
+Answer = TypeVar("Answer")
+
+LOOKS = ("layout", "snapshot", "totals")
+"""The members that only look."""
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+class MeteredCore:
+    """Wrapper that passes all calls on to ``core`` and decides nothing.
+
+    :ivar nanoseconds: time inside the calls that manage memory, not in those that only look.
+    :ivar on_advanced: called when a step's tokens are computed and pages before windows are
+        released, but those of finished requests are not yet: the moment of sampling.
+    """
+
+    def __init__(self, core: MemoryCore) -> None:
+        self.nanoseconds = 0
+        self.on_advanced: Callable[[], None] = _nothing
+        self._core = core
+        self._advance = self._timed(core.advance)
+
+    def advance(self, handles: Ints, computed: Ints) -> None:
+        """Pass on and time; then call ``on_advanced``."""
+        self._advance(handles, computed)
+        self.on_advanced()
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a member of the core; its calls are timed unless they only look."""
+        member = getattr(self._core, name)
+        if name not in LOOKS:
+            member = self.__dict__[name] = self._timed(member)
+        return member
+
+    def _timed(self, call: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
+        def measure(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
+            start = time.perf_counter_ns()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self.nanoseconds += time.perf_counter_ns() - start
+
+        return measure
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,16 @@ from typing import Any
 from kvell.errors import ChangeSomething
 from kvell.simulator.traces.formats.bailian import BAILIAN, bailian_rows
 from kvell.simulator.traces.formats.fields import Fields, parsed_object, wrong
-from kvell.simulator.traces.formats.json_array import begins_with_array
-from kvell.simulator.traces.formats.line_formats import LineFormat, format_of
-from kvell.simulator.traces.formats.mooncake import MOONCAKE, mooncake_row
-from kvell.simulator.traces.formats.sharegpt import (
+from kvell.simulator.traces.formats.json_array import (
     CONVERSATIONS,
     CountTokens,
     approximate_tokens,
     array_rows,
+    begins_with_array,
     conversation_rows,
 )
+from kvell.simulator.traces.formats.line_formats import LineFormat, format_of
+from kvell.simulator.traces.formats.mooncake import MOONCAKE, mooncake_row
 from kvell.simulator.traces.formats.tables import Line, table_rows
 from kvell.simulator.traces.lines_file import filled_lines, open_lines
 from kvell.simulator.traces.rows import (

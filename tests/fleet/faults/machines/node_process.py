@@ -11,7 +11,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from kvell.fleet.placing.launcher import Launcher
-from kvell.serving.door import read_secret
+from kvell.serving.fronts import read_secret
 from kvell.wire.frames import FrameReader
 from tests.fleet.faults.machines.orders import READ_BYTES, Order, Reply, encoded, order_of
 

@@ -7,20 +7,71 @@
 
 A recorded step reads the tokens of the one before from their seats.  A step that is computed needs
 them on the host, and so waits.
+
+Seats on the device: the last token of each request, for the step that follows at once.
+
+::
+
+    step n     row of a request ─ draws ─► its seat
+    step n+1   planned before the token is known ─ reads ─► its seat
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
+from heapq import heappop, heappush
 
+import numpy as np
+import torch
 from typing_extensions import override
 
 from kvell.engine.failing.failures import StepFailed
-from kvell.engine.requests.plan import StepPlan, StepResult, TokenWork
+from kvell.engine.requests.limits import Limits
+from kvell.engine.requests.plan import PENDING, StepPlan, StepResult, TokenWork
 from kvell.engine.running.batching import Ints
-from kvell.engine.running.recorded.seats import DeviceSeats
 from kvell.engine.running.runner import ModelRunner
-from kvell.models.captured.slots import DecodeRows
+from kvell.memory import GroupSpec, Layout
+from kvell.models.captured.graphs import Graphs
+from kvell.models.captured.slots import NO_SEAT, DecodeRows, SlotLimits
+from kvell.models.paged_model import PagedModel
+
+
+class DeviceSeats:
+    """The seats of one model's requests, the smallest free one first.
+
+    :param count: seats on the device; a request without one has its tokens from the host.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._free = list(range(count))
+        self._taken: dict[int, int] = {}
+
+    def release(self, handles: Iterable[int]) -> None:
+        for handle in handles:
+            seat = self._taken.pop(handle, None)
+            if seat is not None:
+                heappush(self._free, seat)
+
+    def targets(self, work: Sequence[TokenWork]) -> Ints:
+        """Return the seat of each row's token, int32; NO_SEAT where none is free."""
+        for item in work:
+            if item.handle not in self._taken and self._free:
+                self._taken[item.handle] = heappop(self._free)
+        return self._of(item.handle for item in work)
+
+    def sources(self, work: Sequence[TokenWork]) -> Ints | None:
+        """Return the seat of each row whose token the previous step draws, NO_SEAT for the others.
+
+        None if such a row has no seat.
+        """
+        is_pending = np.array([item.token_ids.item(-1) == PENDING for item in work])
+        seats = self._of(item.handle for item in work)
+        if (is_pending & (seats == NO_SEAT)).any():
+            return None
+        return np.where(is_pending, seats, np.int32(NO_SEAT))
+
+    def _of(self, handles: Iterable[int]) -> Ints:
+        return np.array([self._taken.get(handle, NO_SEAT) for handle in handles], np.int32)
 
 
 class Flight:
@@ -116,3 +167,40 @@ class StartingModelRunner(ModelRunner):
 
 def _fail(failure: StepFailed) -> StepResult:
     raise failure
+
+
+def record(
+    graphs: Graphs,
+    models: Mapping[str, PagedModel],
+    layout: Layout,
+    pool: torch.Tensor,
+    limits: Limits,
+) -> None:
+    """Let models record their decode steps.
+
+    :param models: by name, without a draft model.
+    :param pool: with a large page behind the layout's.
+    """
+    for name, model in models.items():
+        own = layout.seen_by(name)
+        pages = sum(_most_entries(group, layout, limits) for group in own.groups)
+        tokens = max(group.page_tokens * _num_pages(group, layout) for group in own.groups)
+        within = SlotLimits(limits.max_num_seqs, pages, limits.max_model_len, tokens)
+        model.capture(graphs, own, pool, within, _num_seats(limits))
+
+
+def _num_seats(limits: Limits) -> int:
+    return 2 * limits.max_num_seqs
+
+
+def _most_entries(group: GroupSpec, layout: Layout, limits: Limits) -> int:
+    """Return the entries of a group's page tables in a recorded step.
+
+    Requests may share every page: twice the pool's pages is enough for most steps.
+    """
+    of_request = -(-limits.max_model_len // max(1, group.page_tokens))
+    return min(limits.max_num_seqs * of_request, 2 * _num_pages(group, layout))
+
+
+def _num_pages(group: GroupSpec, layout: Layout) -> int:
+    return group.pages_per_large * layout.num_large_pages

@@ -17,8 +17,7 @@ import msgspec
 
 from kvell.engine.protocol.schemas.strict import StrictViolation
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
-from kvell.engine.requests.equal_parts import EqualParts
-from kvell.engine.requests.turns import Turn, TurnQueue
+from kvell.engine.requests.turns import EqualParts, Turn, TurnQueue
 from kvell.engine.sampling.grammar_process.messages import Check, Checked, LineEnded, LineLate
 from kvell.engine.sampling.grammar_process.processes import (
     GrammarProcesses,

@@ -1,26 +1,118 @@
-"""The pages of a peer, received over a separate TCP connection."""
+"""The pages of a peer, received over a separate TCP connection.
+
+Messages on a connection for pages, and the division of pages into pieces.
+
+::
+
+    puller                                        owner
+      │ ── ReadPages(transfer, extents) ─────────► │
+      │ ◄── PieceHead(size, checksum), bytes ───── │  once for each piece
+      │ ◄── ReadEnded("") ──────────────────────── │  the right was valid after the last byte
+
+Both sides divide the extents in the same way, so a piece needs no address.  A stopped pull closes
+the connection, so that its bytes cannot be mistaken for those of a later pull.
+"""
 
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from zlib import crc32
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
 
 from kvell.errors import KvellError
 from kvell.mempool.transports.page_copies import Bytes, Piece
-from kvell.mempool.transports.source import STOPPED
-from kvell.mempool.transports.tcp.reading import (
-    MOST_EXTENTS,
-    REPLY_BYTES,
-    PieceHead,
-    ReadEnded,
-    ReadPages,
-    Reply,
-    checksum,
-    in_pieces,
-    pack,
-)
+from kvell.mempool.transports.rights import Extent, Rights
+from kvell.mempool.transports.source import RIGHT_GONE, STOPPED
+from kvell.mempool.transports.tcp.served_peers import ServedPeers
 from kvell.wire.blocking import BlockingSocket, Look, WaitStopped, unless, within
-from kvell.wire.frames import ProtocolError
+from kvell.wire.frames import ProtocolError, frame
+
+PIECE_BYTES = 1 << 20
+"""The largest size of a piece, the unit of sending and checking."""
+PIECE_PARTS = 256
+"""The most disjoint parts of a piece."""
+MOST_EXTENTS = 8192
+"""The most extents of one request; a longer pull makes several."""
+REQUEST_BYTES = 16 * MOST_EXTENTS + 256
+REPLY_BYTES = 4096
+"""The largest size of a message between pieces."""
+
+
+class ReadPages(Struct, frozen=True, tag=True):
+    """A request for bytes of the owner's pool.
+
+    :param number: the number of the owner's transfer that offered them.
+    :param extents: offset and size in bytes of each, little-endian int64 pairs.
+    """
+
+    number: int
+    extents: bytes
+
+
+class PieceHead(Struct, frozen=True, tag=True):
+    """The head of a piece: the number of bytes that follow, and their crc32."""
+
+    size_bytes: int
+    checksum: int
+
+
+class ReadEnded(Struct, frozen=True, tag=True):
+    """The end of an answer; ``problem`` is "" if all bytes were sent and are valid."""
+
+    problem: str
+
+
+Reply = PieceHead | ReadEnded
+
+
+def pack(extents: Iterable[Extent]) -> bytes:
+    return np.asarray(list(extents), "<i8").tobytes()
+
+
+def unpack(data: bytes, pool_bytes: int) -> list[Extent]:
+    """Return the decoded extents.
+
+    :raises ValueError: if there are none or too many, or one is outside the pool.
+    """
+    if not data or len(data) % 16 or len(data) > 16 * MOST_EXTENTS:
+        raise ValueError("there are no such extents")
+    extents: npt.NDArray[np.int64] = np.frombuffer(data, "<i8").astype(np.int64).reshape(-1, 2)
+    offsets, sizes = extents.T
+    inside = (offsets >= 0) & (sizes > 0) & (sizes <= pool_bytes) & (offsets <= pool_bytes - sizes)
+    if not inside.all() or sizes.sum() > pool_bytes:
+        raise ValueError("pages beyond the sender's memory were offered")
+    return [(offset, size) for offset, size in extents.tolist()]
+
+
+def in_pieces(extents: Iterable[Extent]) -> Iterator[list[Extent]]:
+    """Yield the pieces of extents, each as its parts; the cuts depend only on sizes."""
+    piece: list[Extent] = []
+    left_bytes = PIECE_BYTES
+    for begin, size_bytes in extents:
+        done_bytes = 0
+        while done_bytes < size_bytes:
+            part_bytes = min(size_bytes - done_bytes, left_bytes)
+            piece.append((begin + done_bytes, part_bytes))
+            done_bytes += part_bytes
+            left_bytes -= part_bytes
+            if not left_bytes or len(piece) == PIECE_PARTS:
+                yield piece
+                piece = []
+                left_bytes = PIECE_BYTES
+    if piece:
+        yield piece
+
+
+def checksum(views: Sequence[memoryview]) -> int:
+    """Return the crc32 of concatenated parts."""
+    crc = 0
+    for view in views:
+        crc = crc32(view, crc)
+    return crc
+
 
 REQUEST_SECONDS = 10.0
 """The time in which the owner must receive a request."""
@@ -121,3 +213,61 @@ def _why_damaged(following: Reply) -> str:
     if isinstance(following, ReadEnded) and following.problem:
         return following.problem
     raise ProtocolError("a piece was damaged in transit: its checksum differs")
+
+
+PIECE_SECONDS = 10.0
+"""The time in which a peer must receive a piece, or send a request, before its connection ends."""
+
+_REQUESTS = msgspec.msgpack.Decoder(ReadPages)
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+class PageServer:
+    """A server that sends local pages to peers with the right to read them.
+
+    :param memory: the local pool, uint8 [pool_bytes]; it is read until :meth:`close` has returned.
+    :param piece_seconds: the timeout of each piece.
+    """
+
+    def __init__(self, memory: Bytes, rights: Rights, piece_seconds: float = PIECE_SECONDS) -> None:
+        self._memory, self._rights = memory, rights
+        self._piece_seconds = piece_seconds
+        self._peers = ServedPeers(self._answer, "kvell-pages")
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def serve(self, instance: str, channel: BlockingSocket) -> None:
+        self._peers.answer_peer(instance, channel)
+
+    def close(self) -> None:
+        """Close all connections, and wait until no page is read any more."""
+        self._peers.close()
+
+    def _answer(self, instance: str, channel: BlockingSocket) -> None:
+        request = channel.hear(_REQUESTS, REQUEST_BYTES, within(self._piece_seconds))
+        problem = self._sent(instance, channel, request)
+        channel.say(ReadEnded(problem), within(self._piece_seconds))
+
+    def _sent(self, instance: str, channel: BlockingSocket, request: ReadPages) -> str:
+        """Send all pages and return why they are invalid, or "".
+
+        A system call copies its bytes before it returns, and revoked rights never become valid
+        again.  So a right that is valid after the last call was valid for every byte.
+        """
+        try:
+            extents = unpack(request.extents, len(self._memory))
+        except ValueError as error:
+            return str(error)
+        if not self._rights.stands(request.number):
+            return RIGHT_GONE
+        if not self._rights.covers(request.number, instance, extents):
+            return "these pages were not offered to it"
+        memory = self._memory.data
+        for parts in in_pieces(extents):
+            if not self._rights.stands(request.number):
+                return RIGHT_GONE
+            views = [memory[offset : offset + size_bytes] for offset, size_bytes in parts]
+            head = PieceHead(sum(view.nbytes for view in views), checksum(views))
+            channel.send([frame(_ENCODER.encode(head)), *views], within(self._piece_seconds))
+        return "" if self._rights.stands(request.number) else RIGHT_GONE

@@ -14,8 +14,7 @@ import warnings
 from typing import Any
 
 from kvell.server.answers.deltas import AnswerDelta, Content, ToolCallArguments, ToolCallBegin
-from kvell.server.answers.reading.brackets import PYTHON, BracketSpan
-from kvell.server.answers.reading.json_calls import is_name
+from kvell.server.answers.reading.json_calls import PYTHON, BracketSpan, is_name
 from kvell.server.answers.reading.markers import Expect
 from kvell.server.answers.reading.modes import SPACE, Chain, Mode, PlainText, Say, Step
 from kvell.wire.json_text import DEEPEST, write_json

@@ -1,13 +1,12 @@
 """The body of ``/v1/embeddings``."""
 
 from base64 import b64encode
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvell.server.api.bodies.completions import Body, usage_body
-from kvell.server.api.bodies.pieces import Lazy
+from kvell.server.api.bodies.completions import Body, Lazy, usage_body
 from kvell.server.api.schemas.embeddings import Encoding
 from kvell.server.text.text_stream import Usage
 
@@ -45,3 +44,37 @@ def _written(vector: NDArray[np.float32], encoding: Encoding) -> str | NDArray[n
     if encoding == "base64":
         return b64encode(vector.astype("<f4").tobytes()).decode()
     return vector
+
+
+def scores_body(
+    answer_id: str, created: int, model: str, scores: Sequence[float], usage: Usage
+) -> Body:
+    data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)]
+    head = {"id": answer_id, "object": "list", "created": created, "model": model}
+    return {**head, "data": data, "usage": embeddings_usage(usage)}
+
+
+def rerank_body(
+    answer_id: str,
+    model: str,
+    scores: Sequence[float],
+    documents: Sequence[str],
+    usage: Usage,
+    *,
+    limit: int,
+    tells_documents: bool,
+) -> Body:
+    """Return the documents, the most relevant first; equal ones keep their order.
+
+    :param limit: number of documents to return.
+    """
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])[:limit]
+    results = [
+        {
+            "index": index,
+            **({"document": {"text": documents[index]}} if tells_documents else {}),
+            "relevance_score": scores[index],
+        }
+        for index in order
+    ]
+    return {"id": answer_id, "model": model, "usage": embeddings_usage(usage), "results": results}

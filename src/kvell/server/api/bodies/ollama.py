@@ -13,7 +13,7 @@ from kvell.server.answers.deltas import (
     ToolCallBegin,
 )
 from kvell.server.api.bodies.completions import Body
-from kvell.server.api.bodies.likely_tokens import LikelyTokens
+from kvell.server.api.bodies.logprobs import LikelyTokens
 from kvell.server.api.bodies.message_blocks import tool_input
 from kvell.server.text.text_stream import Usage
 

@@ -7,8 +7,7 @@ from kvell.engine.sampling.model_defaults import find_recommended
 from kvell.server.answers.named import NONE
 from kvell.server.api.bodies.completions import Body
 from kvell.server.api.bodies.ollama import NANOSECONDS, timestamp
-from kvell.server.api.model_names import LATEST, human_number
-from kvell.server.api.serving import ServerModel
+from kvell.server.api.serving import LATEST, ServerModel, human_number
 
 VERSION = "0.12.11"
 """The version of Ollama whose interface is served; clients refuse older ones."""

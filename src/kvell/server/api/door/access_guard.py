@@ -12,10 +12,8 @@ from kvell.errors import Bound
 from kvell.server.access.accounts import RateExceeded
 from kvell.server.access.keys import Holder, KeyRing
 from kvell.server.access.visit import CLIENT_GONE_STATUS, RequestContext, VisitObserver, VisitTracer
-from kvell.server.api.door.body_headers import header_of
-from kvell.server.api.door.browser_rules import BrowserRules
-from kvell.server.api.door.browsers import served_path
-from kvell.server.api.http_errors import ApiError, api_error
+from kvell.server.api.door.browser_rules import BrowserRules, header_of
+from kvell.server.api.http_errors import ApiError, api_error, served_path
 
 OPEN = frozenset({"/", "/docs", "/livez", "/readyz", "/health", "/ping", "/version"})
 """Paths that need no key; every other path needs a key, even if it is not served."""

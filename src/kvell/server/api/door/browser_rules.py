@@ -6,14 +6,87 @@ and, for a name that its owner points to this machine, that name as the host.
 
 import ipaddress
 import re
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from starlette.types import Scope
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvell.server.api.door.body_headers import Headers
-from kvell.server.api.door.face_options import ANY, FaceOptions
-from kvell.server.api.http_errors import ApiError
+from kvell.server.api.door.face_options import ANY, FaceOptions, checked_root_path
+from kvell.server.api.http_errors import ApiError, invalid_request
+
+Headers = Iterable[tuple[bytes, bytes]]
+_WINDOWS = {b"gzip": 31, b"x-gzip": 31, b"deflate": 47}
+"""zlib's ``wbits`` by content encoding."""
+_LONGEST_VALUE = 64
+
+
+def refused_type(headers: Headers, *, has_body: bool) -> ApiError | None:
+    """Return the error of a content type that is not JSON; None if it is JSON.
+
+    Browsers ask a server for permission before they send JSON to it, but send forms, texts and
+    bodies without a type unasked.
+
+    :param has_body: whether a body must have a type.
+    """
+    kind = header_of(headers, b"content-type").partition(b";")[0].strip().lower()
+    if kind == b"application/json" or kind.endswith(b"+json") or not (kind or has_body):
+        return None
+    problem = "is not JSON" if kind else "is missing"
+    return _unsupported("content-type", kind, f"{problem}; use application/json")
+
+
+def encoding_of(headers: Headers) -> bytes:
+    """Return the content encoding; empty if the body is not compressed."""
+    value = header_of(headers, b"content-encoding").strip().lower()
+    return b"" if value == b"identity" else value
+
+
+def refused_encoding(encoding: bytes) -> ApiError | None:
+    """Return the error of a content encoding that is not supported, or None."""
+    if not encoding or encoding in _WINDOWS:
+        return None
+    return _unsupported("content-encoding", encoding, "is not served; use gzip, deflate or none")
+
+
+def decompress(body: bytes, encoding: bytes, most_bytes: int) -> bytes | ApiError | None:
+    """Decompress a body; return None if it is too long, an error if it is malformed.
+
+    At most one byte more than ``most_bytes`` is ever decompressed.
+    """
+    reader = zlib.decompressobj(_WINDOWS[encoding])
+    try:
+        plain = reader.decompress(body, most_bytes + 1)
+    except zlib.error:
+        plain = b""
+    if len(plain) > most_bytes:
+        return None
+    if not reader.eof or reader.unused_data:
+        return invalid_request(
+            f"content-encoding={encoding.decode()}: the body is incomplete or malformed; "
+            "compress the whole body, or send it as it is",
+            "content-encoding",
+        )
+    return plain
+
+
+def json_headers(headers: Headers) -> list[tuple[bytes, bytes]]:
+    replaced = (b"content-type", b"content-encoding", b"content-length")
+    rest = [(name, value) for name, value in headers if name not in replaced]
+    return [*rest, (b"content-type", b"application/json")]
+
+
+def _unsupported(name: str, value: bytes, problem: str) -> ApiError:
+    shown = value[:_LONGEST_VALUE].decode("ascii", "replace")
+    return invalid_request(f"{name}={shown}: {problem}", name, status=415)
+
+
+def header_of(headers: Headers, name: bytes) -> bytes:
+    """Return the value of a header by its lower-case name; empty if the header is absent."""
+    return next((value for key, value in headers if key == name), b"")
+
 
 SINGLE_LABEL = re.compile(r"[a-z][a-z0-9_-]{0,62}", re.IGNORECASE)
 """A host name without a dot, such as ``localhost`` or a container's: no page can own it."""
@@ -148,3 +221,70 @@ def _foreign_origin(header: str, value: bytes) -> ApiError:
 
 def _shown(value: bytes) -> str:
     return value[:LONGEST_SHOWN].decode("ascii", "replace")
+
+
+EXPOSED = (
+    "Retry-After",
+    *(
+        f"x-ratelimit-{what}-{unit}"
+        for what in ("limit", "remaining", "reset")
+        for unit in ("requests", "tokens")
+    ),
+)
+"""Response headers that scripts of other origins may read."""
+
+
+def install_browsers(app: FastAPI, options: FaceOptions) -> None:
+    """Add CORS and the root path outside of all guards: a preflight request has no key.
+
+    :raises ChangeSomething: if the root path is not a path.
+    """
+    cors = options.cross_origin
+    if cors.origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=cors.origins,
+            allow_methods=cors.methods,
+            allow_headers=cors.headers,
+            allow_credentials=cors.credentials,
+            allow_private_network=True,  # a public page may use a server in a private network
+            expose_headers=EXPOSED,
+        )
+    if root_path := checked_root_path(options.root_path):
+        app.add_middleware(UnderRoot, root_path=root_path)
+
+
+class UnderRoot:
+    """The middleware that serves under a proxy's root path, whether or not the proxy strips it.
+
+    :param root_path: begins with a slash and does not end with one.
+    """
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self._app, self._root_path = app, root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            root = self._root_path
+            path = scope["path"]
+            whole = path if path == root or path.startswith(f"{root}/") else root + path
+            scope = {**scope, "root_path": root, "path": whole}
+        await self._app(scope, receive, send)
+
+
+class HeadAsGet:
+    """The middleware that answers HEAD like GET, without the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_head(message: Message) -> None:
+            is_body = message["type"] == "http.response.body"
+            await send({**message, "body": b""} if is_body else message)
+
+        await self._app({**scope, "method": "GET"}, receive, send_head)

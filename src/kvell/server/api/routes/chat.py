@@ -2,18 +2,18 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import FastAPI, Request, Response
 
 from kvell.engine.protocol.request_spec import SentTensor
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.schemas.references import Schema
-from kvell.engine.protocol.structured_outputs import Calls
+from kvell.engine.protocol.structured_outputs import Calls, ReasoningBudget
 from kvell.engine.protocol.structured_outputs import Reasoning as Reasoned
 from kvell.errors import ChangeSomething
 from kvell.server.access.visit import RequestContext
@@ -22,7 +22,9 @@ from kvell.server.answers.deltas import (
     AnswerDelta,
     AnswerParser,
     Content,
+    ParsedAnswer,
     Reasoning,
+    ToolCallArguments,
     ToolCallBegin,
     merge,
     parse,
@@ -38,23 +40,21 @@ from kvell.server.answers.forced import (
     strict_parts,
     tool_choice,
 )
-from kvell.server.answers.reasoning_count import ReasoningCount
+from kvell.server.answers.named import AnswerFormat
 from kvell.server.api import streaming
-from kvell.server.api.bodies.chat import (
-    CHUNK,
-    chat_body,
-    chat_chunk,
-    message_body,
-    opening_chunk,
-    part_body,
+from kvell.server.api.bodies.completions import (
+    PIECE_BYTES,
+    Body,
+    Heading,
+    event_pieces,
+    json_response,
+    so_far,
+    usage_body,
+    usage_chunk,
 )
-from kvell.server.api.bodies.completions import Body, usage_chunk
 from kvell.server.api.bodies.logprobs import chat_logprobs, prompt_logprobs_body
-from kvell.server.api.bodies.pieces import PIECE_BYTES, event_pieces, json_response
 from kvell.server.api.door.access_guard import visit_of
-from kvell.server.api.image_urls import image_urls
-from kvell.server.api.prompts import PromptEncoder
-from kvell.server.api.reasoning_budget import TagTokens, reasoning_budget, tag_tokens
+from kvell.server.api.prompts import PromptEncoder, image_urls
 from kvell.server.api.schemas.chat import ChatRequest
 from kvell.server.api.schemas.formats import json_constraint
 from kvell.server.api.sent_names import named_as_sent
@@ -70,7 +70,160 @@ from kvell.server.api.serving import (
 from kvell.server.api.streaming import sse
 from kvell.server.text.session_key import conversation_key
 from kvell.server.text.text_encoder import TokenIds
+from kvell.server.text.text_model import TextModel
 from kvell.server.text.text_stream import TextDelta, Usage, whole_answers
+
+CHUNK = "chat.completion.chunk"
+
+
+def chat_body(
+    heading: Heading, choices: Sequence[Body], total: Usage, reasoning_tokens: int
+) -> Body:
+    """Return a whole chat completion; the log probabilities of its prompt are also where vLLM's
+    answers have them."""
+    scores = choices[0].get("prompt_logprobs") if choices else None
+    more = {} if scores is None else {"prompt_logprobs": scores}
+    usage = usage_body(total, reasoning_tokens)
+    return heading.body("chat.completion", choices, usage=usage, **more)
+
+
+def message_body(answer: ParsedAnswer, call_ids: Sequence[str]) -> Body:
+    """Return the message of a choice; its content is null if the answer only calls functions."""
+    content = None if answer.calls and not answer.content else answer.content
+    message: Body = {"role": "assistant", "content": content, "refusal": None}
+    if answer.reasoning:
+        message |= {"reasoning_content": answer.reasoning, "reasoning": answer.reasoning}
+    if answer.calls:
+        message["tool_calls"] = [
+            {
+                "id": call_id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call_id, call in zip(call_ids, answer.calls, strict=True)
+        ]
+    return message
+
+
+def opening_chunk(heading: Heading, index: int) -> Body:
+    opening = heading.choice(index, TextDelta(""), delta={"role": "assistant", "content": ""})
+    return heading.body(CHUNK, [opening])
+
+
+def part_body(part: AnswerDelta, call_ids: Sequence[str]) -> Body:
+    """Return the ``delta`` of a piece with one part of the answer."""
+    match part:
+        case Content(text):
+            return {"content": text}
+        case Reasoning(text):
+            return {"reasoning_content": text, "reasoning": text}
+        case ToolCallBegin(index, name):
+            function: dict[str, Any] = {"name": name, "arguments": ""}
+            call = {"id": call_ids[index], "type": "function", "function": function}
+            return {"tool_calls": [{"index": index, **call}]}
+        case ToolCallArguments(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+
+
+def chat_chunk(heading: Heading, choice: Body, used: Usage | None = None) -> Body:
+    return heading.body(CHUNK, [choice], **so_far(used))
+
+
+class ReasoningCount:
+    """The number of tokens between two tags, without the tags.
+
+    :param end: the token that ends the reasoning.
+    :param start: the token that begins it; None if the answer begins inside the reasoning.
+    :param calls: tokens that begin a call, which ends reasoning that is not ended behind it.
+    """
+
+    def __init__(self, end: int, start: int | None, calls: Collection[int] = ()) -> None:
+        self._end, self._start, self._calls = end, start, calls
+        self._before_call: int | None = None
+        self._has_ended = False
+        self._tokens = 0
+
+    @property
+    def tokens(self) -> int:
+        if self._has_ended or self._before_call is None:
+            return self._tokens
+        return self._before_call
+
+    def push(self, token_ids: Iterable[int]) -> None:
+        """Count the reasoning tokens among the answer's next tokens."""
+        if self._has_ended:
+            return
+        for token in token_ids:
+            if token == self._start:
+                self._start = None
+            elif self._start is None and token == self._end:
+                self._has_ended = True
+                return
+            elif self._start is None:
+                if self._before_call is None and token in self._calls:
+                    self._before_call = self._tokens
+                self._tokens += 1
+
+
+FIELD = "thinking_token_budget"
+UNBOUND = -1
+
+
+class TagTokens(NamedTuple):
+    """The tokens of the tags of reasoning.
+
+    :param end: ends it.
+    :param start: begins it; None if the answer begins inside it.
+    :param calls: begin a call, which ends it too.
+    """
+
+    end: int
+    start: int | None
+    calls: tuple[int, ...] = ()
+
+
+def tag_tokens(
+    model: TextModel, answers: AnswerFormat, reasoning: Reasoned | None, *, may_call: bool
+) -> TagTokens | None:
+    """Return the tokens of the reasoning tags; None if there are no tags, or one is several tokens.
+
+    :param reasoning: None if no reasoning can precede the content.
+    :param may_call: whether a call may end the reasoning.
+    """
+    if reasoning is None or not answers.has_thinking_tags:
+        return None
+    tags = (reasoning.ends[0], reasoning.start)
+    ids = [model.encode(tag, add_special_tokens=False).tolist() for tag in tags if tag]
+    if any(len(tag_ids) != 1 for tag_ids in ids):
+        return None
+    starts = answers.call_starts() if may_call else ()
+    calls = [model.encode(start, add_special_tokens=False).tolist() for start in starts]
+    single = tuple(each[0] for each in calls if len(each) == 1)
+    return TagTokens(ids[0][0], ids[1][0] if len(ids) > 1 else None, single)
+
+
+def reasoning_budget(
+    tokens: int | None, answers: AnswerFormat, reasoning: Reasoned | None, tags: TagTokens | None
+) -> ReasoningBudget | None:
+    """Return the limit of an answer's reasoning; None if there is no limit.
+
+    :param tokens: the requested limit; None and -1 mean no limit.
+    :param reasoning: None if no reasoning can precede the content.
+    :param tags: from :func:`tag_tokens`.
+    :raises ChangeSomething: if the model has no reasoning tags, or a tag is several tokens.
+    """
+    if tokens is None or tokens == UNBOUND:
+        return None
+    if not answers.has_thinking_tags:
+        problem = "needs a model that marks its reasoning with tags, which this one does not"
+        raise ChangeSomething(FIELD, tokens, problem, "leave it out")
+    if reasoning is None:  # the template has already ended it
+        return None
+    if tags is None:
+        problem = "needs a tokenizer in which each tag of reasoning is one token"
+        raise ChangeSomething(FIELD, tokens, problem, "leave it out")
+    return ReasoningBudget(tokens, *tags)
+
 
 MESSAGES_A_TURN = 512
 """The messages that are converted in one turn of the event loop."""

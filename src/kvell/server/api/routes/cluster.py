@@ -13,7 +13,7 @@ from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.fleet.started.member import MemberStatus
 from kvell.front.front import Front
 from kvell.front.instance_load import InstanceLoad
-from kvell.server.metrics.memory_page import contract_of_all
+from kvell.server.metrics.instance_metrics import contract_of_all
 
 
 class ScaleRequest(BaseModel):

@@ -12,9 +12,13 @@ from kvell.models.text.token_offsets import TokenOffsets
 from kvell.server.access.visit import RequestContext
 from kvell.server.api import streaming
 from kvell.server.api.bodies.completions import (
+    PIECE_BYTES,
     Body,
+    Lazy,
     completion_body,
     completion_chunk,
+    event_pieces,
+    json_response,
     usage_chunk,
 )
 from kvell.server.api.bodies.logprobs import (
@@ -22,7 +26,6 @@ from kvell.server.api.bodies.logprobs import (
     completion_logprobs,
     prompt_logprobs_body,
 )
-from kvell.server.api.bodies.pieces import PIECE_BYTES, Lazy, event_pieces, json_response
 from kvell.server.api.door.access_guard import visit_of
 from kvell.server.api.schemas.generation import CompletionRequest
 from kvell.server.api.sent_names import named_as_sent
@@ -36,7 +39,7 @@ from kvell.server.api.serving import (
     stream_response,
 )
 from kvell.server.api.streaming import sse
-from kvell.server.text.answer_memory import text_bytes
+from kvell.server.text.text_bounds import text_bytes
 from kvell.server.text.text_stream import TextDelta, Usage, whole_answers
 
 

@@ -8,13 +8,12 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from kvell.errors import ChangeSomething
 from kvell.release import RELEASE
 from kvell.server.answers.chat_tools import chat_tools
-from kvell.server.api.bodies.completions import Body, model_card, model_list
-from kvell.server.api.bodies.pieces import Lazy, json_response
+from kvell.server.api.bodies.completions import Body, Lazy, json_response, model_card, model_list
 from kvell.server.api.door.access_guard import visit_of
 from kvell.server.api.http_errors import MODELS
-from kvell.server.api.schemas.tokens import DetokenizeRequest, TokenizeRequest
+from kvell.server.api.schemas.chat import DetokenizeRequest, TokenizeRequest
 from kvell.server.api.serving import AppState
-from kvell.server.text.answer_memory import text_bytes
+from kvell.server.text.text_bounds import text_bytes
 
 
 @dataclass(frozen=True)

@@ -6,19 +6,32 @@ from dataclasses import dataclass, field
 
 from fastapi import FastAPI, Request, Response
 
+from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.server.access.visit import RequestContext
 from kvell.server.answers.deltas import AnswerDelta, Content, merge
-from kvell.server.api.bodies.completions import Body
-from kvell.server.api.bodies.likely_tokens import LikelyTokens
-from kvell.server.api.bodies.ollama import AnswerWriter, Times
-from kvell.server.api.bodies.pieces import event_pieces, is_long, json_response
+from kvell.server.api.bodies.completions import Body, Lazy, event_pieces, is_long, json_response
+from kvell.server.api.bodies.embeddings import cut_to
+from kvell.server.api.bodies.logprobs import LikelyTokens
+from kvell.server.api.bodies.ollama import AnswerWriter, Times, nanoseconds
+from kvell.server.api.bodies.ollama_models import VERSION, description, loaded_entry, tag_entry
 from kvell.server.api.door.access_guard import visit_of
-from kvell.server.api.http_errors import OLLAMA, OLLAMA_DESCRIBED, api_error
+from kvell.server.api.http_errors import (
+    AT_THE_START,
+    OLLAMA,
+    OLLAMA_DESCRIBED,
+    UnknownModel,
+    api_error,
+)
 from kvell.server.api.routes.chat import ChatApi
 from kvell.server.api.routes.completions import CompletionsApi
+from kvell.server.api.routes.embeddings import EmbeddingsApi
 from kvell.server.api.schemas.ollama.requests import (
     OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
     OllamaGenerateRequest,
+    OllamaPullRequest,
+    OllamaShowRequest,
 )
 from kvell.server.api.sent_names import named_as_sent
 from kvell.server.api.serving import AppState, Deltas, ServerModel, cancel_on_disconnect
@@ -177,3 +190,131 @@ async def _written(line: Body) -> AsyncGenerator[bytes, None]:
 
 def _text_part(delta: TextDelta) -> Sequence[AnswerDelta]:
     return [Content(delta.text)] if delta.text else []
+
+
+@dataclass(frozen=True)
+class OllamaModelsApi:
+    """The handlers of Ollama's lists and descriptions of models."""
+
+    serving: AppState
+    started_unix_seconds: int
+
+    def install(self, app: FastAPI) -> None:
+        """Add the routes."""
+        errors = dict(OLLAMA_DESCRIBED)
+        lines = {**DESCRIBED}
+        app.add_api_route(f"{OLLAMA}pull", self.on_pull, methods=["POST"], responses=lines)
+        app.add_api_route(f"{OLLAMA}show", self.on_show, methods=["POST"], responses=errors)
+        gets = (("tags", self.on_tags), ("ps", self.on_ps), ("version", self.on_version))
+        for name, getter in gets:
+            app.add_api_route(OLLAMA + name, getter, methods=["GET"], responses=errors)
+
+    async def on_tags(self) -> Response:
+        """List the models that requests may name.
+
+        ``size`` is that of a model's weight files, ``digest`` is made of its config and of the
+        names, sizes and headers of these files, and ``modified_at`` is the time of their last
+        change.
+        """
+        facts, started = self.serving.front.facts, self.started_unix_seconds
+        models = self.serving.models_by_name.items()
+        return json_response({"models": [tag_entry(*named, facts, started) for named in models]})
+
+    async def on_ps(self) -> Response:
+        """List the models that are loaded: all that requests may name.
+
+        ``size`` is the memory of a model's weights and of the KV cache and activations, which
+        several models share, in all instances; ``size_vram`` is the part on GPUs.
+        """
+        instances = self._instances()
+        models = self.serving.models_by_name.items()
+        started = self.started_unix_seconds
+        entries = [loaded_entry(*named, instances, started) for named in models]
+        return json_response({"models": entries})
+
+    async def on_show(self, body: OllamaShowRequest) -> Response:
+        """Describe a model: its kind, sizes, chat template, context and capabilities."""
+        self.serving.note(body)
+        named = self.serving.find_model(body.model)
+        facts = self.serving.front.facts
+        return json_response(description(*named, facts, self.started_unix_seconds))
+
+    async def on_pull(self, body: OllamaPullRequest) -> Response:
+        """Answer that a served model is present; the status is 404 for any other model."""
+        self.serving.note(body)
+        try:
+            self.serving.find_model(body.model)
+        except UnknownModel as error:
+            raise UnknownModel(f"{error}; {AT_THE_START}") from error
+        if body.stream:
+            return EventStream(_pulled(), LINES_TYPE)
+        return json_response({"status": "success"})
+
+    async def on_version(self) -> Response:
+        """Return the version of Ollama whose interface is served; ``/version`` has Kvell's."""
+        return json_response({"version": VERSION})
+
+    def _instances(self) -> list[InstanceFacts]:
+        statuses = (status for status, _ in self.serving.front.instances())
+        return [status.report.facts for status in statuses if status.report is not None]
+
+
+async def _pulled() -> AsyncGenerator[bytes, None]:
+    for status in ("pulling manifest", "success"):
+        yield json_line({"status": status})
+
+
+@dataclass(frozen=True)
+class OllamaEmbeddingsApi:
+    """The handlers of Ollama's embeddings."""
+
+    embeddings: EmbeddingsApi
+
+    def install(self, app: FastAPI) -> None:
+        """Add the routes."""
+        errors = dict(OLLAMA_DESCRIBED)
+        for name, handler in (("embed", self.on_embed), ("embeddings", self.on_embeddings)):
+            app.add_api_route(OLLAMA + name, handler, methods=["POST"], responses=errors)
+
+    async def on_embed(self, request: Request, body: OllamaEmbedRequest) -> Response:
+        """Embed a text, or each of several.
+
+        ``embeddings`` has a vector of length one for every text, in order; durations are in
+        nanoseconds.  A text that is longer than the context is cut at its end, unless
+        ``truncate`` is false.
+        """
+        return await cancel_on_disconnect(request, self._embedded(visit_of(request), body))
+
+    async def on_embeddings(self, request: Request, body: OllamaEmbeddingsRequest) -> Response:
+        """Embed a text; the older form of ``/api/embed``."""
+        return await cancel_on_disconnect(request, self._embedding(visit_of(request), body))
+
+    async def _embedded(self, visit: RequestContext, body: OllamaEmbedRequest) -> Response:
+        serving = self.embeddings.serving
+        serving.note(body)
+        _, served = serving.find_model(body.model)
+        serving.long_contexts.note(body.options.excess_context(served.length.reach_tokens))
+        sent = body.openai_body()
+        size = served.text.embeddings.checked_size(sent.dimensions)
+        begin_seconds = serving.front.now_seconds()
+        if not sent.input:  # as Ollama, which then only loads the model
+            return json_response({"model": body.model, "embeddings": []})
+        made = await self.embeddings.vectors(visit, sent, cuts_long=body.truncate)
+        return json_response(
+            {
+                "model": body.model,
+                "embeddings": Lazy(cut_to(vector, size) for vector in made.vectors()),
+                "total_duration": nanoseconds(begin_seconds, serving.front.now_seconds()),
+                "load_duration": 0,
+                "prompt_eval_count": made.usage.prompt_tokens,
+            }
+        )
+
+    async def _embedding(self, visit: RequestContext, body: OllamaEmbeddingsRequest) -> Response:
+        self.embeddings.serving.note(body)
+        self.embeddings.serving.find_model(body.model)
+        if not body.prompt:
+            return json_response({"embedding": []})
+        with named_as_sent(body.ollama_name):
+            made = await self.embeddings.vectors(visit, body.openai_body(), cuts_long=True)
+        return json_response({"embedding": made.vectors()[0]})

@@ -8,10 +8,10 @@ from fastapi import FastAPI, Request, Response
 
 from kvell.server.access.visit import RequestContext
 from kvell.server.api import streaming
-from kvell.server.api.bodies.completions import Body
-from kvell.server.api.bodies.pieces import event_pieces, is_long, json_response
-from kvell.server.api.bodies.response_items import Event, OutputWriter
-from kvell.server.api.bodies.responses import (
+from kvell.server.api.bodies.completions import Body, event_pieces, is_long, json_response
+from kvell.server.api.bodies.response_items import (
+    Event,
+    OutputWriter,
     ended_body,
     failed_event,
     response_body,
@@ -24,7 +24,7 @@ from kvell.server.api.schemas.responses import ResponsesRequest
 from kvell.server.api.sent_names import named_as_sent
 from kvell.server.api.serving import AppState, cancel_on_disconnect
 from kvell.server.api.streaming import COMMENT, EventStream, named_begin, named_event, prime
-from kvell.server.logs.ignored import OncePerName
+from kvell.server.logs.lines import OncePerName
 from kvell.server.text.text_stream import TextDelta, Usage
 
 

@@ -6,9 +6,12 @@ from pydantic import Field
 
 from kvell.errors import ChangeSomething
 from kvell.server.api.schemas.generation import GenerationRequest
-from kvell.server.api.schemas.other_fields import CHAT_MESSAGE_OTHERS, CHAT_OTHERS
-from kvell.server.api.schemas.request_body import RequestPart
-from kvell.server.api.schemas.sampling_fields import Count
+from kvell.server.api.schemas.other_fields import (
+    CHAT_MESSAGE_OTHERS,
+    CHAT_OTHERS,
+)
+from kvell.server.api.schemas.request_body import RequestBody, RequestPart
+from kvell.server.api.schemas.sampling_fields import Count, TokenIds
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
@@ -225,3 +228,38 @@ def checked_ending(add_generation_prompt: bool | None, continue_final_message: b
         )
         raise ChangeSomething("continue_final_message", True, problem, remedy)
     return bool(continue_final_message)
+
+
+class TokenizeRequest(RequestBody):
+    """The body of ``/tokenize``: a text or a conversation."""
+
+    prompt: str | None = None
+    """A text; null if ``messages`` are given."""
+    messages: (
+        Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+        | None
+    ) = None
+    """A conversation; null if ``prompt`` is given."""
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = (
+        None
+    )
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = True
+    """Whether a text gets the special tokens of a prompt."""
+    return_token_strs: bool | None = False
+    """Return the text of each token too."""
+
+    def continues_last(self) -> bool:
+        return checked_ending(self.add_generation_prompt, self.continue_final_message)
+
+    def template_fields(self) -> dict[str, Any]:
+        return dict(self.chat_template_kwargs or {})
+
+
+class DetokenizeRequest(RequestBody):
+    """The body of ``/detokenize``."""
+
+    tokens: TokenIds
+    """Token ids, each below the size of the vocabulary."""

@@ -1,10 +1,12 @@
 """A beam search over a front: a step submits a request for one token for each beam."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 from msgspec import structs
 
@@ -13,11 +15,10 @@ from kvell.engine.protocol.messages import Finished
 from kvell.engine.protocol.request_spec import RequestSpec, to_token_bytes
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.beam_search import Beam, BeamSearch
-from kvell.errors import RequestFailed
+from kvell.errors import InstanceDied, RequestFailed, TryLater
 from kvell.front.front import Front
 from kvell.front.mailbox import OutputRoom
 from kvell.front.request_log import RequestTrace
-from kvell.server.text.several.side_by_side import all_served
 from kvell.server.text.text_model import TextModel
 from kvell.server.text.text_stream import (
     DeadlineExceeded,
@@ -27,6 +28,48 @@ from kvell.server.text.text_stream import (
     raise_unless_done,
 )
 from kvell.vocabulary import RequestId
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+MOST_AT_ONCE = 128
+"""The most concurrent requests of one client, which leaves room in the queue for other clients."""
+
+
+async def all_served(
+    front: Front, items: Sequence[Item], serve: Callable[[Item], Awaitable[Result]]
+) -> list[Result]:
+    """Serve each item by its own request; return the results in the order of the items.
+
+    The first failure cancels the others.  At most as many requests run concurrently as the front
+    has room for at the start.  A request that finds no room reduces their number and is retried,
+    so a list fails for lack of room only if there is none at all.
+    """
+    results: dict[int, Result] = {}
+    left = deque(enumerate(items))
+    working = max(1, min(MOST_AT_ONCE, len(items), front.room))
+
+    async def work() -> None:
+        nonlocal working
+        try:
+            while left:
+                index, item = left.popleft()
+                results[index] = await serve(item)
+        except TryLater as error:
+            if working == 1 or isinstance(error, InstanceDied):
+                raise
+            left.appendleft((index, item))  # for another worker
+        finally:
+            working -= 1
+
+    workers = [asyncio.create_task(work()) for _ in range(working)]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+    return [results[index] for index in range(len(items))]
+
 
 TOKENS_PER_BEAM = 4
 """Tokens of an answer that take as much memory as a beam's token and its place in the search."""

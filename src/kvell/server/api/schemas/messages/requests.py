@@ -9,11 +9,12 @@ from kvell.engine.protocol.schemas.references import Schema
 from kvell.errors import ChangeSomething
 from kvell.server.api.schemas.chat import MAX_MESSAGES, MAX_TOOLS, ChatRequest
 from kvell.server.api.schemas.formats import JsonSchemaFormat, ResponseFormat
-from kvell.server.api.schemas.messages.blocks import CacheControl, cache_controls
 from kvell.server.api.schemas.messages.turns import (
     PLACE,
+    CacheControl,
     MessageTurn,
     SystemBlocks,
+    cache_controls,
     conversation,
 )
 from kvell.server.api.schemas.other_fields import MESSAGES_OTHERS

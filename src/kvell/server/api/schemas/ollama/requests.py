@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from kvell.engine.protocol.logprobs import MAX_LOGPROBS
 from kvell.engine.protocol.schemas.references import Schema
@@ -21,13 +21,120 @@ from kvell.server.api.schemas.chat import (
     TextPart,
     ToolCallMessage,
 )
+from kvell.server.api.schemas.embeddings import EmbeddingsRequest
 from kvell.server.api.schemas.formats import JsonSchemaFormat, ResponseFormat
-from kvell.server.api.schemas.generation import CompletionRequest
-from kvell.server.api.schemas.ollama.models import OllamaModelBody
-from kvell.server.api.schemas.ollama.options import SAME, OllamaOptions
-from kvell.server.api.schemas.other_fields import GENERATE_OTHERS, OLLAMA_CHAT_OTHERS
-from kvell.server.api.schemas.request_body import RequestPart, rename
+from kvell.server.api.schemas.generation import CompletionRequest, Texts
+from kvell.server.api.schemas.other_fields import (
+    GENERATE_OTHERS,
+    OLLAMA_CHAT_OTHERS,
+    OLLAMA_EMBEDDING_OTHERS,
+    OPTION_OTHERS,
+    PULL_OTHERS,
+    SHOW_OTHERS,
+)
+from kvell.server.api.schemas.request_body import RequestBody, RequestPart, rename
+from kvell.server.api.schemas.sampling_fields import (
+    MAX_INT32,
+    RepetitionPenalty,
+    StopText,
+    StopTexts,
+)
 from kvell.wire.json_text import write_json
+
+Tokens = Annotated[int, Field(ge=-2, le=MAX_INT32)]
+SAME = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty")
+"""Options with the same name in chat and text completions."""
+LAST_TOKENS = 64
+"""Ollama's default of ``repeat_last_n``."""
+
+
+class OllamaOptions(RequestPart):
+    """The field ``options``; null means the model's own recommendation, or no limit."""
+
+    others = OPTION_OTHERS
+    place = "options."
+
+    num_predict: Tokens | None = None
+    """Maximum output tokens; as many as fit if null, 0, -1 or -2."""
+    temperature: float | None = None
+    """0 chooses the likeliest token."""
+    top_k: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
+    """Keep the k likeliest tokens; 0 or -1 keeps all."""
+    top_p: float | None = None
+    """Keep the smallest set of tokens whose probability reaches it."""
+    min_p: float | None = None
+    """Drop tokens below this fraction of the likeliest token's probability."""
+    seed: int | None = None
+    """With a seed, the same request has the same answer; -1 or null draws a seed, at random or from
+    the server's ``--seed``."""
+    stop: StopText | StopTexts | None = None
+    """The answer ends before the first of these texts."""
+    repeat_penalty: RepetitionPenalty | None = None
+    """Divides the positive logits of tokens in prompt and output; 1 for no penalty."""
+    repeat_last_n: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
+    """Penalties look at this number of last tokens; -1 for all, 0 for no penalties; 64 if null and
+    the options have a penalty."""
+    presence_penalty: float | None = None
+    """Is subtracted from the logits of all tokens in the output."""
+    frequency_penalty: float | None = None
+    """Is subtracted from a token's logit once for each time that the output has it."""
+    num_ctx: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
+    """Needed tokens of prompt and answer: the context is the served one, whatever it is; the log
+    has one line for each number above it."""
+
+    def excess_context(self, context_tokens: int) -> set[str]:
+        needed = self.num_ctx or 0
+        return {f"{needed} (served: {context_tokens})"} if needed > context_tokens else set()
+
+    def sampling_fields(self) -> dict[str, object]:
+        """Return the fields of a request to chat or text completions."""
+        limit = self.num_predict
+        return {
+            **{name: getattr(self, name) for name in (*SAME, "seed", "stop")},
+            "repetition_penalty": self.repeat_penalty,
+            "repeat_last_n": self._window(),
+            "max_tokens": None if limit is not None and limit <= 0 else limit,
+        }
+
+    def _window(self) -> int | None:
+        """Return the number of last tokens at which penalties look; None for the model's own."""
+        penalties = self.repeat_penalty, self.presence_penalty, self.frequency_penalty
+        if self.repeat_last_n is None and any(penalty is not None for penalty in penalties):
+            return LAST_TOKENS
+        return self.repeat_last_n
+
+
+class OllamaModelBody(RequestBody):
+    """A body that names a model; ``name`` is the older spelling of ``model``."""
+
+    model: str
+    """Name of a served model, alone or with the tag ``latest`` or that of its size, as in
+    ``smollm2:135m``; ``name`` is the same."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, data: object) -> object:
+        if isinstance(data, dict) and "name" in data:
+            data = dict(data)
+            name = data.pop("name")
+            data["model"] = data.get("model") or name
+        return data
+
+
+class OllamaShowRequest(OllamaModelBody):
+    """Body of ``/api/show``."""
+
+    others = SHOW_OTHERS
+
+
+class OllamaPullRequest(OllamaModelBody):
+    """Body of ``/api/pull``."""
+
+    others = PULL_OTHERS
+
+    stream: bool = True
+    """Send a line of JSON for each step."""
+
 
 Images = Annotated[list[str], Field(max_length=MAX_PARTS, fail_fast=True)]
 Think = bool | Literal["low", "medium", "high"]
@@ -236,3 +343,42 @@ def with_images(text: str, images: list[str] | None) -> str | list[Part]:
         url = ImageUrl(url=f"data:image/{kind};base64,{data}")
         parts.append(ImagePart(type="image_url", image_url=url))
     return parts
+
+
+class OllamaEmbedRequest(OllamaModelBody):
+    """Body of ``/api/embed``."""
+
+    others = OLLAMA_EMBEDDING_OTHERS
+
+    input: str | Texts = ""
+    """A text, or a list of at most 2048; if it is empty, the answer has no vectors."""
+    truncate: bool = True
+    """Cut a text at its end that is longer than the context; if false, it is refused."""
+    dimensions: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
+    """Length to which vectors are cut, for models that were trained for it; 0 for all numbers."""
+    options: OllamaOptions = Field(default_factory=OllamaOptions)
+    """Checked as in ``/api/generate``; no vector depends on them."""
+
+    def openai_body(self) -> EmbeddingsRequest:
+        """Return the equivalent request to ``/v1/embeddings``."""
+        return EmbeddingsRequest(
+            model=self.model, input=self.input, dimensions=self.dimensions or None
+        )
+
+
+class OllamaEmbeddingsRequest(OllamaModelBody):
+    """Body of ``/api/embeddings``."""
+
+    others = OLLAMA_EMBEDDING_OTHERS
+
+    prompt: str = ""
+    """The text; if it is empty, so is the vector."""
+    options: OllamaOptions = Field(default_factory=OllamaOptions)
+    """Checked as in ``/api/generate``; the vector does not depend on them."""
+
+    def openai_body(self) -> EmbeddingsRequest:
+        """Return the equivalent request to ``/v1/embeddings``."""
+        return EmbeddingsRequest(model=self.model, input=self.prompt)
+
+    def ollama_name(self, field: str) -> str:
+        return "prompt" if field == "input" else field
