@@ -183,4 +183,4 @@ def _with_seed(spec: RequestSpec) -> SamplingParams:
     if spec.sampling.seed is not None or spec.sampling.temperature == 0:
         return spec.sampling
     digest = hashlib.blake2b(spec.request_id.encode(), digest_size=SEED_BYTES).digest()
-    return replace(spec.sampling, seed=int.from_bytes(digest, "little"))
+    return spec.sampling.reseeded(int.from_bytes(digest, "little"))

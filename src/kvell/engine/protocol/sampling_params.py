@@ -168,11 +168,19 @@ class SamplingParams:
         """Return a copy, which later assignments do not change."""
         return copy.copy(self)
 
+    def reseeded(self, seed: int) -> Self:
+        """Return a copy with another seed, which is in its range."""
+        copied = copy.copy(self)
+        copied.__dict__["seed"] = seed
+        return copied
+
     def __post_init__(self) -> None:
-        for name, read in READERS.items():
+        for name, default in DEFAULTS.items():
             value = getattr(self, name)
-            checked = DEFAULTS[name] if value is None else read(name, value)
-            object.__setattr__(self, name, checked)
+            if value is None:
+                self.__dict__[name] = default
+            elif value is not default:
+                self.__dict__[name] = READERS[name](name, value)
         if self.seed == NO_SEED:
             object.__setattr__(self, "seed", None)
 
@@ -213,8 +221,10 @@ class SamplingParams:
             refuse("stop", "holds an empty string", "leave it out")
         if len(self.stop) > MAX_STOPS:
             refuse("stop", f"holds more than {MAX_STOPS} strings", f"use at most {MAX_STOPS}")
-        self._check_biases()
-        self._check_bounds()
+        if self.logit_bias:
+            self._check_biases()
+        if self.allowed_token_ids is not None or self.bad_words or self.bad_words_token_ids:
+            self._check_bounds()
 
     def _check_biases(self) -> None:
         count = len(self.logit_bias)
@@ -299,10 +309,10 @@ class SeedSource:
         if sampling.seed is not None or sampling.temperature == 0:
             return sampling
         if self._seed is None:
-            return replace(sampling, seed=secrets.randbelow(MAX_SEED))
+            return sampling.reseeded(secrets.randbelow(MAX_SEED))
         text = f"{self._seed} {next(self._numbers)}"
         digest = hashlib.blake2b(text.encode(), digest_size=SEED_BYTES).digest()
-        return replace(sampling, seed=int.from_bytes(digest, "little"))
+        return sampling.reseeded(int.from_bytes(digest, "little"))
 
 
 NUMBERS = (

@@ -87,10 +87,6 @@ class _Party:
     def place(self) -> tuple[float, int, int]:
         return (self.service, self.last_turn, self.came)
 
-    @property
-    def is_here(self) -> bool:
-        return bool(self.num_waiting or self.num_served)
-
 
 @dataclass(eq=False)
 class _Group(_Party):
@@ -132,12 +128,12 @@ class _Round(Generic[Party]):
                 self._forget()
             party = self.parties[name] = self._make()
         if not party.num_waiting:
-            first = self.next()
-            if first is None:
+            first = self.next() if self._places else None
+            if first is None and self.charged:
                 self._advance()
             floor = self.clock if first is None else max(self.clock, first.service)
             party.service = max(party.service, floor)
-        self.num_here += not party.is_here
+        self.num_here += not (party.num_waiting or party.num_served)
         return party
 
     def waits(self, party: Party) -> None:
@@ -153,7 +149,8 @@ class _Round(Generic[Party]):
     def takes(self, party: Party) -> None:
         """Count a request of the party whose turn it is: it no longer waits, and is served."""
         self._turns += 1
-        self._advance()
+        if self.charged:
+            self._advance()
         self.clock = max(self.clock, party.service)
         party.last_turn = self._turns
         party.num_waiting -= 1
@@ -161,9 +158,10 @@ class _Round(Generic[Party]):
 
     def leaves(self, party: Party) -> None:
         """Count a request that has left; the party's numbers are without it already."""
-        if party.is_here:
+        if party.num_waiting or party.num_served:
             return
-        self._advance()
+        if self.charged:
+            self._advance()
         self.num_here -= 1
         if not self.num_here:  # no request waits or is served
             self.parties.clear()
@@ -197,13 +195,13 @@ class _Round(Generic[Party]):
 
     def _advance(self) -> None:
         """Advance the clock by the charged tokens, divided by the number of parties here."""
-        if self.charged:
-            self.clock += self.charged / self.num_here
-            self.charged = 0
+        self.clock += self.charged / self.num_here
+        self.charged = 0
 
     def _forget(self) -> None:
         for name, party in list(self.parties.items()):
-            if not party.is_here and party.service <= self.clock:
+            is_here = party.num_waiting or party.num_served
+            if not is_here and party.service <= self.clock:
                 del self.parties[name]
         self._places = [(kept.place, kept) for kept in self.parties.values() if kept.num_waiting]
         for kept in self.parties.values():
@@ -282,7 +280,8 @@ class TurnQueue(Generic[Item]):
 
         :param but: tenants to pass over.
         """
-        self._settle()
+        if self._uncharged:
+            self._settle()
         for priority in sorted(self._levels):
             level = self._levels[priority]
             tenant = level.next_but(but) if but else level.next()
@@ -297,7 +296,8 @@ class TurnQueue(Generic[Item]):
 
     def take(self, item: Item) -> None:
         """Serve a waiting request from now on; the caller charges it, or puts it back."""
-        self._settle()
+        if self._uncharged:
+            self._settle()
         del self._waiting[item.request_id]
         member = self._here[item.request_id]
         member.tenants.takes(member.tenant)
@@ -319,7 +319,8 @@ class TurnQueue(Generic[Item]):
 
         :param behind_returned: whether requests that were put back earlier stay before them.
         """
-        self._settle()
+        if self._uncharged:
+            self._settle()
         for item in items if behind_returned else reversed(items):
             if not self.knows(item):
                 self.count_served(item)
@@ -334,7 +335,8 @@ class TurnQueue(Generic[Item]):
         """Forget a request that waits or is served; return whether it waited."""
         if not self.knows(item):
             return False  # another may have its id now
-        self._settle()
+        if self._uncharged:
+            self._settle()
         member = self._here.pop(item.request_id)
         waited = self._waiting.pop(item.request_id, None) is not None
         if item.request_id in member.tenant.returned:
@@ -363,7 +365,8 @@ class TurnQueue(Generic[Item]):
         turn = item.turn
         if item.request_id in self._here:  # an earlier attempt at the same, which has not ended yet
             self.discard(self._here[item.request_id].item)
-        self._settle()
+        if self._uncharged:
+            self._settle()
         if turn.priority not in self._levels:
             self._levels[turn.priority] = _Round(_Tenant)
         tenants = self._levels[turn.priority]

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool
 from typing_extensions import override
 
-from kvell.engine.protocol.sampling_params import ALL_TOKENS, SamplingParams
+from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.schemas.references import Schema
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
 from kvell.engine.requests.beam_search import MAX_BEAM_WIDTH, BeamSearch, BeamSearchParams
@@ -109,35 +109,18 @@ class GenerationRequest(SamplingFields):
         :param defaults: recommendations of the model's files.
         :raises ChangeSomething: naming a field that is out of range.
         """
-        temperature, top_p = self.temperature, self.top_p
-        penalty, allowed = self.repetition_penalty, self.allowed_token_ids
-        window = self.repeat_last_n
-        return SamplingParams(
-            temperature=defaults.temperature if temperature is None else temperature,
-            top_k=defaults.top_k if self.top_k is None else self.top_k,
-            top_p=defaults.top_p if top_p is None else top_p,
-            seed=None if self.seed == -1 else self.seed,
-            max_tokens=self._max_tokens(room, defaults),
-            stop=self._stop_strings(),
-            stop_token_ids=tuple(self.stop_token_ids or ()),
-            ignore_eos=self.ignore_eos,
-            n=self.choices(),
-            will_return=self.returns(),
-            min_p=defaults.min_p if self.min_p is None else self.min_p,
-            presence_penalty=self.presence_penalty or 0.0,
-            frequency_penalty=self.frequency_penalty or 0.0,
-            repetition_penalty=defaults.repetition_penalty if penalty is None else penalty,
-            repeat_last_n=ALL_TOKENS if window is None else window,
-            logit_bias=self._biases(),
-            min_tokens=self.min_tokens or 0,
-            logprobs=self.output_logprobs(),
-            prompt_logprobs=self.scored_prompt(),
-            structured_outputs=self.constraint(),
-            bad_words=tuple(self.bad_words or ()),
-            allowed_token_ids=None if allowed is None else tuple(allowed),
-            include_stop_str_in_output=bool(self.include_stop_str_in_output),
-            skip_special_tokens=self.skip_special_tokens is not False,
-        )
+        given = {name: value for name in SAME_FIELDS if (value := getattr(self, name)) is not None}
+        recommended = {name: getattr(defaults, name) for name in RECOMMENDED}
+        made: dict[str, Any] = {
+            "max_tokens": self._max_tokens(room, defaults),
+            "stop": self._stop_strings() if self.stop else None,
+            "will_return": self.returns(),
+            "logit_bias": self._biases() if self.logit_bias else None,
+            "logprobs": self.output_logprobs(),
+            "prompt_logprobs": self.scored_prompt(),
+            "structured_outputs": self.constraint(),
+        }
+        return SamplingParams(**(recommended | given | made))
 
     def constraint(self) -> StructuredOutputs | None:
         """Return the constraint of the answer's text; None for any text.
@@ -217,6 +200,18 @@ class GenerationRequest(SamplingFields):
         if limit is None:
             return min(room.usual_tokens, defaults.max_tokens or room.usual_tokens)
         return min(limit, room.most_tokens)  # agents send a constant
+
+
+RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""Sampling parameters that a model's files may recommend, besides ``max_tokens``."""
+SAME_FIELDS = tuple(
+    one.name
+    for one in fields(SamplingParams)
+    if one.name in GenerationRequest.model_fields
+    and one.name not in ("max_tokens", "stop", "will_return", "logit_bias")
+    and one.name not in ("logprobs", "prompt_logprobs", "structured_outputs")
+)
+"""Sampling parameters that are passed on as they were sent, if they were."""
 
 
 class CompletionRequest(GenerationRequest):
