@@ -267,7 +267,7 @@ class AsyncEngine:
         output = StreamedOutput(known_id, ids.tolist(), [], "")
         kind = params.output_kind
         async with aclosing(text_deltas(self._front, served, spec)) as deltas:
-            async for delta in deltas:
+            async for _, delta in deltas:
                 earlier, output = output, _longer(output, delta, params, served)
                 if kind is RequestOutputKind.DELTA:
                     yield _part(output, earlier)

@@ -304,7 +304,7 @@ class Front:
         name = self._names.known(spec.request_id)
         if sampling is not spec.sampling or name != spec.request_id:
             spec = structs.replace(spec, sampling=sampling, request_id=name)
-        now = self.now_seconds()
+        now = self._clock.now_seconds()
         loop = asyncio.get_running_loop()
         entry = LogEntry(
             spec,
@@ -395,13 +395,16 @@ class Front:
     def _instance_said(self, instance_id: str, event: Event) -> None:
         if isinstance(event, IndexNotice) and self._index_observer is not None:
             self._index_observer.on_notice(instance_id, event)
-        now = self.now_seconds()
+        now = self._clock.now_seconds()
         if isinstance(event, Heartbeat):  # the shortest way to where routers read it
             self._request_queue.line(instance_id).on_heartbeat(event)
-            self._tell(self._dispatch.on_report(instance_id, now))
+            commands = self._dispatch.on_report(instance_id, now)
         else:
-            self._tell(self._dispatch.on_events(instance_id, (event,), now))
-        self._note_idle()
+            commands = self._dispatch.on_events(instance_id, (event,), now)
+        if commands:
+            self._tell(commands)
+        if self._closing:
+            self._note_idle()
 
     def _instance_lost(self, instance_id: str, death: InstanceDeath) -> None:
         if self._place is not None:

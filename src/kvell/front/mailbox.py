@@ -64,8 +64,14 @@ class Mailbox:
 
     def put(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...] = ()) -> None:
         """Append tokens; drop them if there is no room."""
-        if self._room is not None and not self._has_room(self._room, len(token_ids), logprobs):
+        if self._refusal is not None:
             return
+        if self._room is not None:
+            try:
+                self._room.grow(len(token_ids), count_numbers(logprobs) if logprobs else 0)
+            except TryLater as refusal:
+                self._refuse(refusal)
+                return
         self._token_ids += token_ids
         if logprobs:
             self._logprobs = self._logprobs or KeptLogprobs()
@@ -104,18 +110,12 @@ class Mailbox:
         self._prompt_logprobs = None
         return Output(token_ids, self._finished, logprobs, prompt_logprobs)
 
-    def _has_room(self, room: OutputRoom, tokens: int, logprobs: tuple[TokenLogprobs, ...]) -> bool:
-        if self._refusal is not None:
-            return False
-        try:
-            room.grow(tokens, count_numbers(logprobs) if logprobs else 0)
-        except TryLater as refusal:
-            self._refusal = refusal
-            self._token_ids = []
-            self._logprobs = self._prompt_logprobs = None
-            self._ring()
-            self._on_full()
-        return self._refusal is None
+    def _refuse(self, refusal: TryLater) -> None:
+        self._refusal = refusal
+        self._token_ids = []
+        self._logprobs = self._prompt_logprobs = None
+        self._ring()
+        self._on_full()
 
     def _ring(self) -> None:
         reader, self._reader = self._reader, None

@@ -53,6 +53,8 @@ class Placements:
         :param model: its name; "" is the first model.
         """
         lines = [line for line in self._lines.values() if line.will_serve]
+        if len(lines) == 1:
+            return _alone(lines[0], model)
         homes = (line for line in lines if line.role != PREFILL)
         reach = (
             _reach(line.facts, line.facts.lengths(model), self._lenders(line)) for line in homes
@@ -60,7 +62,7 @@ class Placements:
         return max(reach, default=max((_alone(line, model) for line in lines), default=0))
 
     def is_long(self, entry: LogEntry) -> bool:
-        if not self._may_leave(entry):
+        if len(self._lines) < 2 or not self._may_leave(entry):
             return False
         lengths = self._facts().lengths(entry.spec.model)
         return _tokens(entry, lengths) > lengths.max_model_len
@@ -83,8 +85,9 @@ class Placements:
 
         :raises ChangeSomething: if it is longer than what all instances hold together.
         """
-        for _, problem in self.too_long([entry]):
-            raise problem
+        if len(self._lines) > 1:
+            for _, problem in self.too_long([entry]):
+                raise problem
 
     def too_long(self, entries: Iterable[LogEntry]) -> Iterator[tuple[LogEntry, ChangeSomething]]:
         """Yield the requests that the instances can never hold, each with what must change."""
@@ -163,7 +166,7 @@ class Placements:
 
         None if it has room at one of the lines, or waiting for room is better.
         """
-        if not (self._lends_early and self._may_leave(entry)):
+        if not self._lends_early or len(self._lines) < 2 or not self._may_leave(entry):
             return None
         if not lines or any(line.role != MIXED for line in self._lines.values()):
             return None

@@ -214,18 +214,14 @@ class LogEntry:
     attempts: Attempts = field(default_factory=Attempts)
     mailbox: Mailbox = field(default_factory=Mailbox)
 
-    @property
-    def request_id(self) -> RequestId:
-        return self.spec.request_id
+    def __post_init__(self) -> None:
+        self.request_id: RequestId = self.spec.request_id
+        self.prompt_tokens = self.spec.prompt_tokens
 
     @property
     def shown_id(self) -> str:
         """Id of the request as the caller named it."""
         return self.request_id.removeprefix(self.prefix)
-
-    @property
-    def prompt_tokens(self) -> int:
-        return self.spec.prompt_tokens
 
     @property
     def turn(self) -> Turn:
@@ -281,11 +277,6 @@ class LogEntry:
             None if predicted is None else in_line + predicted.seconds,
         )
 
-    def note_tokens(self, now: float) -> None:
-        if self.first_token_seconds is None:
-            self.first_token_seconds = now
-        self.last_token_seconds = now
-
     def submission(self) -> Submit:
         """Return the command that starts the current attempt."""
         return Submit(
@@ -307,20 +298,19 @@ class LogEntry:
         if event.first_index > len(self.output):
             self.early.append(event)
             return ()
-        fresh = self._emitted(event)
-        while self.early and self.early[0].first_index <= self.emitted_tokens:
-            fresh += self._emitted(self.early.pop(0))
-        return fresh
-
-    def _emitted(self, event: Tokens) -> tuple[int, ...]:
-        """Put the new tokens of an event in the mailbox, and return them."""
-        seen = len(self.output) - event.first_index
-        fresh = event.token_ids[seen:]
-        if fresh:
-            self.output.extend(fresh)
-            self.attempts.on_probation = False
-            self.mailbox.put(fresh, event.logprobs[seen:])
-        return fresh
+        emitted: tuple[int, ...] = ()
+        reached: Tokens | None = event
+        while reached is not None:
+            seen = len(self.output) - reached.first_index
+            fresh = reached.token_ids[seen:]
+            if fresh:
+                self.output.extend(fresh)
+                self.attempts.on_probation = False
+                self.mailbox.put(fresh, reached.logprobs[seen:])
+                emitted += fresh
+            follows = self.early and self.early[0].first_index <= len(self.output)
+            reached = self.early.pop(0) if follows else None
+        return emitted
 
     def take_scores(self, event: PromptLogprobs) -> None:
         if event.attempt != self.attempt:

@@ -102,7 +102,7 @@ class WaitingLine:
         self._may_lend = False
 
     def __len__(self) -> int:
-        return len(self._turns) + len(self._long)
+        return len(self._turns.waiting) + len(self._long.waiting)
 
     def __iter__(self) -> Iterator[LogEntry]:
         yield from self._turns
@@ -114,7 +114,7 @@ class WaitingLine:
 
     @property
     def awaits_memory(self) -> bool:
-        return bool(self._long)
+        return bool(self._long.waiting)
 
     def note_memory(self) -> None:
         self._may_lend = True
@@ -178,7 +178,7 @@ class WaitingLine:
         aside: list[LogEntry] = []
         for entry, lines in _in_turn(self._turns, open_lines):
             if self._routes.placements.is_long(entry):  # its tenant is charged among its kind
-                self._may_lend |= not self._long
+                self._may_lend |= not self._long.waiting
                 self._turns.discard(entry)
                 self._long.add(entry)
                 yield from self._due_long(open_lines, now)
@@ -480,8 +480,7 @@ class RequestQueue:
     def tokens(self, event: Tokens, now: float) -> None:
         """Pass new tokens to their reader; drop those of unknown requests and old attempts."""
         entry = self._in_flight.get(event.request_id)
-        fresh = entry.take_tokens(event) if entry else ()
-        if entry is None or not fresh:
+        if entry is None or not (fresh := entry.take_tokens(event)):
             return
         count = len(fresh)
         self.lines[entry.line].on_tokens(entry, count, now)
@@ -491,7 +490,9 @@ class RequestQueue:
         elif self._observer is not None:
             seconds = now - entry.arrived_seconds
             self._observer.first_tokens(seconds, count, entry.prompt_tokens)
-        entry.note_tokens(now)
+        if entry.first_token_seconds is None:
+            entry.first_token_seconds = now
+        entry.last_token_seconds = now
         if entry.early_end is not None and not entry.has_gap:
             self.on_finished(entry.early_end, now)
 
@@ -711,8 +712,10 @@ class Dispatch:
         for event in events:
             commands += self.queue.on_event(instance_id, event, now)
             kinds.add(type(event))
+        if not self.queue.waiting:
+            return commands
         # A credit is free again, or a first token lets a new instance have more requests.
-        frees = Finished in kinds or (Tokens in kinds and self.queue.waiting)
+        frees = Finished in kinds or Tokens in kinds
         if frees or (Heartbeat in kinds and self.queue.awaits_memory):
             commands += self.submittable(now)
         return commands

@@ -36,14 +36,14 @@ def frame(body: bytes) -> bytes:
 
     :raises ProtocolError: when the body exceeds ``MAX_FRAME_BYTES``.
     """
-    _check_length(len(body), MAX_FRAME_BYTES)
+    if len(body) > MAX_FRAME_BYTES:
+        raise _too_long(len(body), MAX_FRAME_BYTES)
     length = len(body).to_bytes(_LENGTH_BYTES, "little")
     return length + _CHECKSUMS.pack(crc32(length), crc32(body)) + body
 
 
-def _check_length(length_bytes: int, most_bytes: int) -> None:
-    if length_bytes > most_bytes:
-        raise ProtocolError(f"a frame of {length_bytes} bytes exceeds {most_bytes}")
+def _too_long(length_bytes: int, most_bytes: int) -> ProtocolError:
+    return ProtocolError(f"a frame of {length_bytes} bytes exceeds {most_bytes}")
 
 
 class FrameReader:
@@ -74,30 +74,26 @@ class FrameReader:
             a complete body is damaged.  Every later call raises it again, because the rest of the
             stream cannot be trusted.
         """
-        self._buffer += data
+        buffer = self._buffer
+        buffer += data
         bodies: list[bytes] = []
         start = 0
-        while (body := self._body_at(start)) is not None:
+        while len(buffer) >= (begin := start + HEADER_BYTES):
+            length_bytes, length_crc, body_crc = _HEADER.unpack_from(buffer, start)
+            if crc32(buffer[start : start + _LENGTH_BYTES]) != length_crc:
+                raise ProtocolError("the header of a frame is damaged: its checksum differs")
+            if length_bytes > self._most_bytes:
+                raise _too_long(length_bytes, self._most_bytes)
+            end = begin + length_bytes
+            if len(buffer) < end:
+                break
+            body = bytes(buffer[begin:end])
+            if crc32(body) != body_crc:
+                raise ProtocolError("the body of a frame is damaged: its checksum differs")
             bodies.append(body)
-            start += HEADER_BYTES + len(body)
-        del self._buffer[:start]
+            start = end
+        del buffer[:start]
         return bodies
-
-    def _body_at(self, start: int) -> bytes | None:
-        begin = start + HEADER_BYTES
-        if len(self._buffer) < begin:
-            return None
-        length_bytes, length_crc, body_crc = _HEADER.unpack_from(self._buffer, start)
-        if crc32(self._buffer[start : start + _LENGTH_BYTES]) != length_crc:
-            raise ProtocolError("the header of a frame is damaged: its checksum differs")
-        _check_length(length_bytes, self._most_bytes)
-        end = begin + length_bytes
-        if len(self._buffer) < end:
-            return None
-        body = bytes(self._buffer[begin:end])
-        if crc32(body) != body_crc:
-            raise ProtocolError("the body of a frame is damaged: its checksum differs")
-        return body
 
 
 Heard = TypeVar("Heard")

@@ -12,27 +12,30 @@ from kvell.errors import TryLater
 from kvell.server.api import streaming
 from kvell.server.api.streaming import (
     ClientGone,
+    error_event,
     merge,
     prime,
     sse,
     until_gone,
-    with_error_event,
 )
 
 T = TypeVar("T")
 
 
 class Source:
-    """Counts up to ``end``, then fails if told to; knows whether it was closed."""
+    """Counts from ``first`` up to ``end``, then fails if it has an error to raise.
 
-    def __init__(self, end: int, error: Exception | None = None) -> None:
-        self._end = end
+    :ivar closed: whether its items were closed.
+    """
+
+    def __init__(self, end: int, error: Exception | None = None, first: int = 0) -> None:
+        self._items = range(first, end)
         self._error = error
         self.closed = False
 
     async def items(self) -> AsyncGenerator[int, None]:
         try:
-            for item in range(self._end):
+            for item in self._items:
                 await asyncio.sleep(0)
                 yield item
             if self._error:
@@ -64,15 +67,14 @@ def request_whose_client(leaves: bool) -> Request:
 
 
 def test_merging_keeps_each_streams_order() -> None:
-    sources = [Source(3), Source(0), Source(40)]
+    sources = [Source(3), Source(0), Source(140, first=100)]
 
-    async def scenario() -> list[list[int]]:
-        items: list[list[int]] = [[], [], []]
-        async for index, item in merge([source.items() for source in sources]):
-            items[index].append(item)
-        return items
+    async def scenario() -> list[int]:
+        return [item async for item in merge([source.items() for source in sources])]
 
-    assert run(scenario()) == [[0, 1, 2], [], list(range(40))]
+    items = run(scenario())
+    assert [item for item in items if item < 100] == [0, 1, 2]
+    assert [item for item in items if item >= 100] == list(range(100, 140))
 
 
 def test_a_failing_stream_ends_the_others() -> None:
@@ -90,13 +92,13 @@ def test_a_failing_stream_ends_the_others() -> None:
 def test_a_single_stream_is_merged_with_none() -> None:
     source, failing = Source(3), Source(2, TryLater("full"))
 
-    async def scenario() -> list[tuple[int, int]]:
+    async def scenario() -> list[int]:
         items = [item async for item in merge([source.items()])]
         with pytest.raises(TryLater, match="full"):
             await drained(merge([failing.items()]))
         return items
 
-    assert run(scenario()) == [(0, 0), (0, 1), (0, 2)]
+    assert run(scenario()) == [0, 1, 2]
     assert source.closed
     assert failing.closed
 
@@ -222,16 +224,14 @@ async def events(count: int, error: Exception | None = None) -> AsyncGenerator[b
 @pytest.mark.parametrize(
     ("error", "last"),
     [
-        (None, b"data: [DONE]\n\n"),
         (TryLater("full"), b'"rate_limit_error"'),
         (RuntimeError("inside"), b'"internal error"'),
     ],
 )
-def test_a_stream_ends_with_done_or_with_an_error_event(
-    error: Exception | None, last: bytes
-) -> None:
+def test_a_stream_that_fails_later_ends_with_an_error_event(error: Exception, last: bytes) -> None:
     async def scenario() -> list[bytes]:
-        return [event async for event in with_error_event(events(2, error))]
+        stream = await prime(events(2, error), never, failure=error_event)
+        return [event async for event in stream]
 
     found = run(scenario())
     assert found[:2] == [b'data: {"item":0}\n\n', b'data: {"item":1}\n\n']

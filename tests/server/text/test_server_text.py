@@ -62,7 +62,7 @@ def deltas(script: Script, sampling: SamplingParams | None = None) -> list[TextD
     async def gather() -> list[TextDelta]:
         front = cast(Front, script)
         stream = text_deltas(front, ByteText(), spec(sampling))
-        return [delta async for delta in stream]
+        return [delta async for _, delta in stream]
 
     return asyncio.run(gather())
 

@@ -227,16 +227,18 @@ class TurnQueue(Generic[Item]):
     An admitted request is taken and charged for its prompt; all are charged for their output.
     Adding and taking cost the logarithm of the number of waiting parties.  Charges are collected
     until something depends on them, since output is charged token by token.
+
+    :ivar waiting: the requests that wait, by id; not to be changed.
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[RequestId, Item] = {}
+        self.waiting: dict[RequestId, Item] = {}
         self._here: dict[RequestId, _Membership[Item]] = {}
         self._levels: dict[int, _Round[_Tenant]] = {}
         self._uncharged: defaultdict[RequestId, int] = defaultdict(int)
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self.waiting)
 
     def __contains__(self, item: Item) -> bool:
         return self.get(item.request_id) is item
@@ -244,18 +246,18 @@ class TurnQueue(Generic[Item]):
     def __iter__(self) -> Iterator[Item]:
         tenants = [party for level in self._levels.values() for party in level.parties.values()]
         back = {name: None for tenant in tenants for name in tenant.returned}
-        yield from [self._waiting[name] for name in (back | dict.fromkeys(self._waiting))]
+        yield from [self.waiting[name] for name in (back | dict.fromkeys(self.waiting))]
 
     def get(self, request_id: RequestId) -> Item | None:
         """Return the request with an id; None if it does not wait."""
-        return self._waiting.get(request_id)
+        return self.waiting.get(request_id)
 
     def add(self, item: Item) -> None:
         membership = self._comes(item)
         membership.tenants.waits(membership.tenant)
         membership.tenant.groups.waits(membership.group)
         membership.group.ids[item.request_id] = None
-        self._waiting[item.request_id] = item
+        self.waiting[item.request_id] = item
 
     def count_new(self) -> dict[str, int]:
         """Return the number of waiting requests by tenant, without those that were put back."""
@@ -288,17 +290,17 @@ class TurnQueue(Generic[Item]):
             if tenant is None:
                 continue
             if tenant.returned:
-                return self._waiting[next(iter(tenant.returned))]
+                return self.waiting[next(iter(tenant.returned))]
             group = tenant.groups.next()
             assert group is not None, "its tenant waits"
-            return self._waiting[next(iter(group.ids))]
+            return self.waiting[next(iter(group.ids))]
         return None
 
     def take(self, item: Item) -> None:
         """Serve a waiting request from now on; the caller charges it, or puts it back."""
         if self._uncharged:
             self._settle()
-        del self._waiting[item.request_id]
+        del self.waiting[item.request_id]
         member = self._here[item.request_id]
         member.tenants.takes(member.tenant)
         if item.request_id in member.tenant.returned:
@@ -329,7 +331,7 @@ class TurnQueue(Generic[Item]):
             member.tenants.waits(member.tenant)
             member.tenant.returned[item.request_id] = None
             member.tenant.returned.move_to_end(item.request_id, last=behind_returned)
-            self._waiting[item.request_id] = item
+            self.waiting[item.request_id] = item
 
     def discard(self, item: Item) -> bool:
         """Forget a request that waits or is served; return whether it waited."""
@@ -338,7 +340,7 @@ class TurnQueue(Generic[Item]):
         if self._uncharged:
             self._settle()
         member = self._here.pop(item.request_id)
-        waited = self._waiting.pop(item.request_id, None) is not None
+        waited = self.waiting.pop(item.request_id, None) is not None
         if item.request_id in member.tenant.returned:
             del member.tenant.returned[item.request_id]
             member.group.num_served -= 1

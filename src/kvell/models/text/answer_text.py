@@ -144,26 +144,27 @@ class AnswerText:
     def push(self, token_ids: Sequence[int]) -> str:
         # One by one only if it matters which token completed a stop string.
         steps = [token_ids] if self._watcher is None else [[token] for token in token_ids]
-        return "".join(self._push_step(step) for step in steps)
+        texts = []
+        for step in steps:
+            if self.stopped or not step:
+                break
+            self.token_count += len(step)
+            self._last = step[-1]
+            text = self._detokenizer.push([token for token in step if token not in self._silent])
+            texts.append(text if self._watcher is None else self._match(text, self._watcher))
+        return "".join(texts)
 
     def finish(self) -> str:
         """Return the rest of the text, once no token will follow."""
         if self.stopped:
             return ""
-        text = self._match(self._detokenizer.finish())
-        return text if self._watcher is None or self.stopped else text + self._watcher.finish()
-
-    def _push_step(self, token_ids: Sequence[int]) -> str:
-        if self.stopped or not token_ids:
-            return ""
-        self.token_count += len(token_ids)
-        self._last = token_ids[-1]
-        shown = [token for token in token_ids if token not in self._silent]
-        return self._match(self._detokenizer.push(shown))
-
-    def _match(self, text: str) -> str:
+        text = self._detokenizer.finish()
         if self._watcher is None:
             return text
+        text = self._match(text, self._watcher)
+        return text if self.stopped else text + self._watcher.finish()
+
+    def _match(self, text: str, watcher: StopStrings) -> str:
         may_end = self.token_count > self._min_tokens
-        text, self.stopped = self._watcher.push(text, may_end=may_end)
+        text, self.stopped = watcher.push(text, may_end=may_end)
         return text

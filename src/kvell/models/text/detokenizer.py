@@ -49,7 +49,12 @@ class IncrementalDetokenizer:
 
     def push(self, token_ids: Iterable[int]) -> str:
         """Return text that these ids made final; may be empty, never ends inside a character."""
-        return "".join(self._push_one(int(token)) for token in token_ids)
+        texts = []
+        for token in map(int, token_ids):
+            spelling = self._tokenizer.spelling(token)
+            if spelling is not None and token not in self._skipped:
+                texts.append(self._way.push(token, spelling))
+        return "".join(texts)
 
     def push_slice(self, token_ids: Iterable[int]) -> str:
         """Return what :meth:`push` does, or less for now; faster for many ids."""
@@ -65,12 +70,6 @@ class IncrementalDetokenizer:
     def finish(self) -> str:
         """Return the text that was held back; call at the end of the request."""
         return self._way.finish()
-
-    def _push_one(self, token: int) -> str:
-        spelling = self._tokenizer.spelling(token)
-        if spelling is None or token in self._skipped:
-            return ""
-        return self._way.push(token, spelling)
 
 
 class _Way(Protocol):

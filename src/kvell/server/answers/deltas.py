@@ -75,6 +75,9 @@ class ParsedAnswer:
 
 def merge(deltas: Iterable[AnswerDelta]) -> list[AnswerDelta]:
     """Return the deltas, with adjacent deltas of the same kind joined."""
+    deltas = list(deltas)
+    if len(deltas) < 2:
+        return deltas
     runs: list[tuple[AnswerDelta, list[str]]] = []
     for delta in deltas:
         text = "" if isinstance(delta, ToolCallBegin) else delta.text

@@ -27,10 +27,10 @@ from kvell.server.api.streaming import (
     COMMENT,
     ClientGone,
     EventStream,
+    error_event,
     merge,
     prime,
     until_gone,
-    with_error_event,
 )
 from kvell.server.logs.lines import OncePerName
 from kvell.server.metrics.front_metrics import ServerMetrics
@@ -362,6 +362,7 @@ class AppState:
                     request.spec(index, prompt, replace(sampling, n=1)),
                     search,
                     sampling.n,
+                    first_index=index * choices,
                     deadline_seconds=request.body.deadline_seconds,
                     trace=request.use(index, index),
                     room=kept,
@@ -370,7 +371,7 @@ class AppState:
                     zip(prompts, searches, strict=True)
                 )
             ]
-            return _of_all_prompts(merge(beams), choices)
+            return merge(beams)
         each = [(prompt, choice) for prompt, sampling in prompts for choice in sampling.choices()]
         return merge(
             [
@@ -378,6 +379,7 @@ class AppState:
                     front,
                     text,
                     request.spec(index, prompt, sampling),
+                    index=index,
                     deadline_seconds=request.body.deadline_seconds,
                     trace=request.use(index, index // choices),
                     room=kept,
@@ -405,7 +407,7 @@ async def stream_response(events: AsyncGenerator[bytes, None], visit: RequestCon
     The response begins when an instance has accepted a request of the visit, or with its first
     event.
     """
-    return EventStream(with_error_event(await prime(events, visit.when_accepted, COMMENT)))
+    return EventStream(await prime(events, visit.when_accepted, COMMENT, error_event))
 
 
 async def cancel_on_disconnect(request: Request, answer: Awaitable[Response]) -> Response:
@@ -421,14 +423,6 @@ async def _prompts_counted_once(deltas: Deltas, choices: int) -> Deltas:
         async for index, delta in deltas:
             first = index % choices == 0
             yield index, delta if first else replace(delta, usage=delta.usage.without_prompt())
-
-
-async def _of_all_prompts(
-    deltas: AsyncGenerator[tuple[int, tuple[int, TextDelta]], None], choices: int
-) -> Deltas:
-    async with aclosing(deltas):
-        async for prompt, (choice, delta) in deltas:
-            yield prompt * choices + choice, delta
 
 
 async def _told(

@@ -93,6 +93,7 @@ async def prime(
     stream: AsyncGenerator[Item, None],
     when_accepted: Callable[[Callable[[], object]], None],
     comment: Item | None = None,
+    failure: Callable[[Exception], Item] | None = None,
 ) -> AsyncGenerator[Item, None]:
     """Return the stream when its request is accepted, or its first item has arrived.
 
@@ -101,6 +102,7 @@ async def prime(
     :param when_accepted: gets a function to call when the request is accepted.
     :param comment: sent each ``COMMENT_SECONDS`` until the first item, so that neither clients nor
         proxies give up; None for formats without comments.
+    :param failure: returns the last item after a later error; None: such an error is raised.
     """
     first = asyncio.ensure_future(anext(stream))
     accepted: asyncio.Future[Item] = asyncio.get_running_loop().create_future()
@@ -113,11 +115,14 @@ async def prime(
         await _cancelled(first)
         await stream.aclose()
         raise
-    return _after(first, stream, comment)
+    return _after(first, stream, comment, failure)
 
 
 async def _after(
-    first: "asyncio.Future[Item]", stream: AsyncGenerator[Item, None], comment: Item | None
+    first: "asyncio.Future[Item]",
+    stream: AsyncGenerator[Item, None],
+    comment: Item | None,
+    failure: Callable[[Exception], Item] | None,
 ) -> AsyncGenerator[Item, None]:
     try:
         while not first.done():
@@ -127,61 +132,51 @@ async def _after(
         yield first.result()
         async for item in stream:
             yield item
+    except Exception as error:
+        if failure is None:
+            raise
+        yield failure(error)
     finally:
         await _cancelled(first)
         await stream.aclose()
 
 
-async def with_error_event(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """Yield the events and then ``[DONE]``, or an error event after a failure."""
-    async with aclosing(events):
-        try:
-            async for event in events:
-                yield event
-            yield DONE
-        except Exception as error:
-            yield sse(api_error(error).body())
+def error_event(error: Exception) -> bytes:
+    """Return the event that ends a stream after a failure."""
+    return sse(api_error(error).body())
 
 
-async def merge(
-    streams: Sequence[AsyncGenerator[Item, None]],
-) -> AsyncGenerator[tuple[int, Item], None]:
-    """Yield the items of several streams as they arrive, each with its stream's index.
+def merge(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[Item, None]:
+    """Return the items of several streams as they arrive; the first failure ends all streams."""
+    return streams[0] if len(streams) == 1 else _merged(streams)
 
-    The first failure ends all streams.
-    """
-    if len(streams) == 1:  # needs no tasks
-        async with aclosing(streams[0]) as only:
-            async for single in only:
-                yield 0, single
-        return
-    arrived: asyncio.Queue[tuple[int, Item | Exception | None]] = asyncio.Queue(
+
+async def _merged(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[Item, None]:
+    arrived: asyncio.Queue[Item | Exception | None] = asyncio.Queue(
         QUEUED_PER_STREAM * len(streams)
     )
-    pumps = [asyncio.create_task(_pump(i, s, arrived)) for i, s in enumerate(streams)]
+    pumps = [asyncio.create_task(_pump(stream, arrived)) for stream in streams]
     running = len(pumps)
     try:
         while running:
-            index, item = await arrived.get()
+            item = await arrived.get()
             if isinstance(item, Exception):
                 raise item
             if item is None:
                 running -= 1
             else:
-                yield index, item
+                yield item
     finally:
         await _cancelled(*pumps)
 
 
 async def _pump(
-    index: int,
-    stream: AsyncGenerator[Item, None],
-    arrived: "asyncio.Queue[tuple[int, Item | Exception | None]]",
+    stream: AsyncGenerator[Item, None], arrived: "asyncio.Queue[Item | Exception | None]"
 ) -> None:
     try:
         async with aclosing(stream):
             async for item in stream:
-                await arrived.put((index, item))
-        await arrived.put((index, None))
+                await arrived.put(item)
+        await arrived.put(None)
     except Exception as error:
-        await arrived.put((index, error))
+        await arrived.put(error)

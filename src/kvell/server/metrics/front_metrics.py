@@ -157,7 +157,7 @@ class ServerMetrics:
         """Count a request's first ``count`` tokens, ``seconds`` after its arrival."""
         self._prompt_tokens.inc(prompt_tokens)
         self._output_tokens.inc(count)
-        self._observe("time_to_first_token_seconds", seconds)
+        self._histograms["time_to_first_token_seconds"].observe(seconds)
         self._latest_first.append(seconds)
 
     def next_tokens(self, seconds: float, count: int) -> None:
@@ -175,7 +175,7 @@ class ServerMetrics:
         if request.finished.reason in ANSWERED:
             for name, value in _of_answered(request).items():
                 if value is not None:
-                    self._observe(name, value)
+                    self._histograms[name].observe(value)
 
     def on_rejected(self, bound: Bound) -> None:
         self._rejected.labels(self.model_name, bound).inc()
@@ -197,11 +197,11 @@ class ServerMetrics:
             self._connections.labels(self.model_name, state).set_function(partial(count, state))
 
     def on_prompt(self, choices: int) -> None:
-        self._observe("request_params_n", choices)
+        self._histograms["request_params_n"].observe(choices)
 
     def on_answered(self, longest_tokens: int) -> None:
         """Count a prompt whose answers have all ended, with the tokens of the longest."""
-        self._observe("request_max_num_generation_tokens", longest_tokens)
+        self._histograms["request_max_num_generation_tokens"].observe(longest_tokens)
 
     def token_totals(self) -> tuple[int, int]:
         self._count_noted()
@@ -222,13 +222,10 @@ class ServerMetrics:
         noted, self._noted = self._noted, []
         for seconds, count in noted:
             self._output_tokens.inc(count)
-            self._observe("inter_token_latency_seconds", seconds)
+            self._histograms["inter_token_latency_seconds"].observe(seconds)
             self._latest_next.append(seconds / count)
             for _ in range(count):
-                self._observe("time_per_output_token_seconds", seconds / count)
-
-    def _observe(self, name: str, value: float) -> None:
-        self._histograms[name].observe(value)
+                self._histograms["time_per_output_token_seconds"].observe(seconds / count)
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(f"kvell:{name}", text, LABELS, registry=self.registry).labels(

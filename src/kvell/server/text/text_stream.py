@@ -60,6 +60,10 @@ class Usage:
         return Usage(completion_tokens=self.completion_tokens)
 
 
+NO_USAGE = Usage()
+"""The usage of all pieces of an answer but the last."""
+
+
 @dataclass(frozen=True)
 class TextDelta:
     """A piece of an answer; the last piece also has the finish reason and the usage.
@@ -73,7 +77,7 @@ class TextDelta:
 
     text: str
     finish_reason: Literal["stop", "length"] | None = None
-    usage: Usage = Usage()
+    usage: Usage = NO_USAGE
     token_ids: Sequence[int] = ()
     logprobs: Sequence[TokenLogprobs] = ()
     prompt_logprobs: Sequence[TokenLogprobs] = ()
@@ -101,12 +105,14 @@ async def text_deltas(
     model: TextModel,
     spec: RequestSpec,
     *,
+    index: int = 0,
     deadline_seconds: float | None = None,
     trace: RequestTrace | None = None,
     room: OutputRoom | None = None,
-) -> AsyncGenerator[TextDelta, None]:
-    """Yield a prompt's answer as text; closing the generator early cancels the request.
+) -> AsyncGenerator[tuple[int, TextDelta], None]:
+    """Yield the pieces of a prompt's answer; closing the generator early cancels the request.
 
+    :param index: of the answer, which comes with each piece.
     :param deadline_seconds: time after which the request is cancelled.
     :param trace: observer of the request in the front.
     :param room: memory for the answer until it is sent; None: it is not counted.
@@ -129,17 +135,20 @@ async def text_deltas(
             if output.finished is not None:
                 clock.check(output.finished)
                 last = _last_delta(writer, text, output.finished, spec.prompt_tokens)
-                yield replace(
-                    last,
-                    token_ids=tuple(untold.token_ids),
-                    logprobs=untold.logprobs,
-                    prompt_logprobs=untold.prompt_logprobs,
+                yield (
+                    index,
+                    replace(
+                        last,
+                        token_ids=tuple(untold.token_ids),
+                        logprobs=untold.logprobs,
+                        prompt_logprobs=untold.prompt_logprobs,
+                    ),
                 )
                 return
             if writer.stopped:
                 front.stop(spec.request_id)
             if text:
-                yield _settled(untold)
+                yield index, untold if type(untold.token_ids) is tuple else _settled(untold)
                 untold = NOTHING
 
 
@@ -206,8 +215,6 @@ def _growing(delta: TextDelta) -> TextDelta:
 
 
 def _settled(delta: TextDelta) -> TextDelta:
-    if isinstance(delta.token_ids, tuple):  # the common case
-        return delta
     return replace(delta, token_ids=tuple(delta.token_ids))
 
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequ
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import filterfalse
 from typing import Any, NamedTuple
 
 from fastapi import FastAPI, Request, Response
@@ -48,7 +49,6 @@ from kvell.server.api.bodies.completions import (
     Heading,
     event_pieces,
     json_response,
-    so_far,
     usage_body,
     usage_chunk,
 )
@@ -71,7 +71,7 @@ from kvell.server.api.streaming import sse
 from kvell.server.text.session_key import conversation_key
 from kvell.server.text.text_encoder import TokenIds
 from kvell.server.text.text_model import TextModel
-from kvell.server.text.text_stream import TextDelta, Usage, whole_answers
+from kvell.server.text.text_stream import NO_USAGE, TextDelta, Usage, whole_answers
 
 CHUNK = "chat.completion.chunk"
 
@@ -126,7 +126,9 @@ def part_body(part: AnswerDelta, call_ids: Sequence[str]) -> Body:
 
 
 def chat_chunk(heading: Heading, choice: Body, used: Usage | None = None) -> Body:
-    return heading.body(CHUNK, [choice], **so_far(used))
+    if used is None:
+        return heading.body(CHUNK, [choice])
+    return heading.body(CHUNK, [choice], usage=usage_body(used))
 
 
 class ReasoningCount:
@@ -338,6 +340,7 @@ class ChatStream:
 
     :param prompt_end: text of the end of the prompt.
     :param tags: tokens that end and begin the reasoning; None if there are none.
+    :ivar readers: the readers of answers that have begun, by index.
     """
 
     asked: ParsedRequest
@@ -347,19 +350,22 @@ class ChatStream:
     choice: ToolChoice
     prompt_end: str
     tags: TagTokens | None = None
-    _readers: dict[int, "Reader"] = field(default_factory=dict)
+    readers: dict[int, "Reader"] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._has_logprobs = self.body.output_logprobs() is not None
 
     def reader(self, index: int) -> "Reader":
         """Return the reader of answer ``index``."""
-        if index not in self._readers:
+        if index not in self.readers:
             forced = forced_tool_calls(self.choice)
             parser = self.asked.served.answers.parser(
                 self.tools, prompt=self.prompt_end, forced=forced
             )
             count = None if self.tags is None else ReasoningCount(*self.tags)
             tells = self.body.include_reasoning
-            self._readers[index] = Reader(parser, count, tells_reasoning=tells)
-        return self._readers[index]
+            self.readers[index] = Reader(parser, count, tells_reasoning=tells)
+        return self.readers[index]
 
     async def reasoning_tokens(self) -> int:
         """Return the number of reasoning tokens read so far, in all answers.
@@ -368,15 +374,12 @@ class ChatStream:
         """
         prompts = self.asked.served.prompts
         tokens = 0
-        for reader in self._readers.values():
+        for reader in self.readers.values():
             if reader.reasoning and reader.count is not None:
                 tokens += reader.count.tokens
             elif reader.reasoning:
                 tokens += await prompts.count_answer_tokens("".join(reader.reasoning))
         return tokens
-
-    def is_new(self, index: int) -> bool:
-        return index not in self._readers
 
     def whole(self, index: int, answer: TextDelta) -> Body:
         reader = self.reader(index)
@@ -410,8 +413,7 @@ class ChatStream:
     def _choice(self, index: int, delta: TextDelta, reader: "Reader", /, **content: Any) -> Body:
         model = self.asked.served.text
         logprobs = None
-        has_logprobs = self.body.output_logprobs() is not None
-        if has_logprobs and (delta.token_ids or "message" in content):
+        if self._has_logprobs and (delta.token_ids or "message" in content):
             logprobs = chat_logprobs(model, delta.token_ids, delta.logprobs)
         if self.body.prompt_logprobs is not None and delta.prompt_logprobs:
             prompt = self.asked.prompts[0].tolist()
@@ -454,12 +456,12 @@ class Reader:
             self.reasoning += thoughts
         new = sum(isinstance(part, ToolCallBegin) for part in parts)
         self.call_ids += [f"call_{uuid.uuid4().hex[:24]}" for _ in range(new)]
-        return [part for part in parts if self._is_told(part)]
+        shown = parts if self._tells_reasoning else filterfalse(_is_reasoning, parts)
+        return [part for part in shown if not isinstance(part, Content) or part.text]
 
-    def _is_told(self, part: AnswerDelta) -> bool:
-        if isinstance(part, Reasoning):
-            return self._tells_reasoning
-        return not isinstance(part, Content) or bool(part.text)
+
+def _is_reasoning(part: AnswerDelta) -> bool:
+    return isinstance(part, Reasoning)
 
 
 async def _prompt(
@@ -538,9 +540,10 @@ async def _events(answering: ChatStream) -> AsyncGenerator[bytes, None]:
     so_far = counter(request)
     async with aclosing(answering.deltas) as deltas:
         async for index, delta in deltas:
-            if answering.is_new(index):
+            if index not in answering.readers:
                 yield sse(opening_chunk(request.heading, index))
-            total += delta.usage
+            if delta.usage is not NO_USAGE:
+                total += delta.usage
             used = None if so_far is None else so_far.after(index, delta)
             for choice in answering.pieces(index, delta):
                 chunk = chat_chunk(request.heading, choice, used)
@@ -552,3 +555,4 @@ async def _events(answering: ChatStream) -> AsyncGenerator[bytes, None]:
     if request.body.include_usage():
         tokens = await answering.reasoning_tokens()
         yield sse(usage_chunk(request.heading, CHUNK, total, tokens))
+    yield streaming.DONE

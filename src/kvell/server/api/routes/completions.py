@@ -221,3 +221,4 @@ async def _events(
             yield sse(chunk)
     if request.body.include_usage():
         yield sse(usage_chunk(request.heading, "text_completion", total))
+    yield streaming.DONE

@@ -91,14 +91,16 @@ async def beam_deltas(
     search: BeamSearch,
     num_answers: int,
     *,
+    first_index: int = 0,
     deadline_seconds: float | None = None,
     trace: RequestTrace | None = None,
     room: OutputRoom | None = None,
 ) -> AsyncGenerator[tuple[int, TextDelta], None]:
-    """Yield the best ``num_answers`` answers, each as one piece.
+    """Yield the best ``num_answers`` answers, each as one piece with its index.
 
     Closing or cancelling the generator cancels all beams.
 
+    :param first_index: index of the best answer.
     :param deadline_seconds: time after which the search is cancelled.
     :param trace: observer of all requests of the search.
     :param room: memory for the beams and the answers; None: it is not counted.
@@ -113,7 +115,7 @@ async def beam_deltas(
         if room is not None:
             room.add_text(answer.text)
             room.grow(len(answer.token_ids), count_numbers(answer.logprobs))
-        yield index, answer
+        yield first_index + index, answer
 
 
 async def _searched(
