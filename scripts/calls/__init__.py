@@ -1,0 +1,1 @@
+"""Calls of Kvell's own functions by a plain chat request: ``python -m scripts.calls``."""

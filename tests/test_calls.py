@@ -1,0 +1,54 @@
+"""The calls of a plain chat request: each number may fall, and rises only with its budget."""
+
+from pathlib import Path
+
+import pytest
+
+from scripts.calls.trace import Ladder, by_token, ladders, low
+
+BUDGETS = {
+    "front: request of one token": {"calls": 960, "functions": 440, "files": 95},
+    "front: each further token": {"calls": 87, "functions": 76, "files": 36},
+    "instance: request of one token": {"calls": 671, "functions": 420, "files": 89},
+    "instance: each further token": {"calls": 300, "functions": 249, "files": 75},
+}
+"""Calls of Kvell's functions; ``python -m scripts.calls`` prints this table."""
+SLACK = {"calls": 0.03, "functions": 0.03, "files": 0.01}
+"""The part by which a figure may be above its budget: a step more or less is chance."""
+
+
+@pytest.fixture(scope="module")
+def traced(shallow_path: Path) -> dict[str, Ladder]:
+    return ladders(shallow_path.parent)
+
+
+@pytest.mark.parametrize("work", BUDGETS)
+def test_a_plain_request_calls_no_more_than_its_budget(
+    traced: dict[str, Ladder], work: str
+) -> None:
+    budget = BUDGETS[work]
+    figures = traced[work].figures()
+    above = {
+        kind: f"{figures[kind]} of {budget[kind]}"
+        for kind in budget
+        if figures[kind] > budget[kind] + max(1, int(budget[kind] * SLACK[kind]))
+    }
+    assert not above, (
+        f"{work}: shorten the path, or change the budget in the same commit "
+        "(`python -m scripts.calls` prints all)"
+    )
+
+
+def test_calls_are_counted_by_token_without_those_of_chance() -> None:
+    short = ["a:begin", "a:step", "b:end"]
+    long = ["a:begin", *["c:beat", *["a:step"], *["b:draw"] * 2] * 41, *["b:end"]]
+    tokens = by_token([*long, "c:beat"], dict.fromkeys(short, 1))
+    assert len(tokens) == 40
+    assert low(tokens, 0.2) == {"a:step": 1, "b:draw": 2, "c:beat": 1}
+    samples = [{"a:step": count, "c:beat": count > 1} for count in (1, 2, 1, 3, 1)]
+    assert low(samples, 0.2) == {"a:step": 1}
+    assert Ladder({"a:step": 1, "a:begin": 1, "b:draw": 2}).figures() == {
+        "calls": 4,
+        "functions": 3,
+        "files": 2,
+    }
