@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.house import SOURCE, Module, modules
+from scripts.house import Module, modules
+from scripts.house.source import ROOT
 
-ROOT = SOURCE.parent
-DOCUMENTS = ("*.md", "docs/*.md", "bench/**/*.md", "src/**/*.md", "examples/**/*.md")
+DOCUMENTS = ("*.md", "docs/**/*.md", "bench/**/*.md", "src/**/*.md", "examples/**/*.md")
 NOT_PROSE = ("CHANGELOG.md",)
 """Older entries of the changelog stay as they are."""
 FIRST = re.compile(r"(Of|Who|Whom|Whose|Those|That|What|Where|See)\b")
@@ -26,6 +26,21 @@ METAPHORS = re.compile(
 LOCALS = frozenset({"one", "found", "told", "asked", "known"})
 IRREGULAR = r"told|heard|said|seen|lent|held|sent|drawn|given|kept|gone|come|found|made|shown|left"
 PARTICIPLE = re.compile(rf"({IRREGULAR}|(?!(speed|need|feed|embed|seed)$)[a-z]+ed)", re.IGNORECASE)
+ELLIPTIC = re.compile(
+    r":(?:param|ivar) \w+:\s+(?:"
+    "about|above|across|after|against|along|among|around|as|at|before|behind|below|beneath|beside|"
+    "besides|between|beyond|by|despite|down|during|except|for|from|in|inside|into|like|near|of|off|"
+    "on|onto|out|outside|over|past|per|since|than|that|those|through|to|toward|towards|under|until|"
+    "up|upon|via|with|within|without"
+    r")\b"
+)
+"""Prepositions, and pronouns: a parameter's text that begins with one lacks its noun."""
+STRINGS = r"\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'"
+PYTHON_COMMENT = re.compile(rf"\"\"\".*?\"\"\"|'''.*?'''|{STRINGS}|(#[^\n]*)", re.DOTALL)
+COMPILED_COMMENT = re.compile(rf"{STRINGS}|(//[^\n]*|/\*.*?\*/)", re.DOTALL)
+COMPILED = ("*.h", "*.cpp", "*.cu", "*.cuh")
+TOOLS = ("bench", "scripts")
+"""Folders whose docstrings and comments are read as well."""
 WORD_LIST = "kvell.load.words"
 CODE = re.compile(r"```.*?```|``.*?``|`[^`]*`|:\w+:`[^`]*`|\[[^\]]*\]\([^)]*\)", re.DOTALL)
 
@@ -37,9 +52,10 @@ Found = tuple[str, ast.expr | ast.arg | ast.stmt, str]
 class Violation:
     """One place that breaks a rule.
 
-    :param kind: ``first sentence``, ``verb``, ``docstring``, ``message``, ``document``, ``local``,
-        ``name``.
-    :param room: top-level folder of the package, or ``documents``.
+    :param kind: ``first sentence``, ``verb``, ``docstring``, ``parameter``, ``comment``,
+        ``message``, ``document``, ``local``, ``name``, ``private name``.
+    :param room: top-level folder of the package, ``documents``, ``docs/adr``, ``bench``,
+        ``scripts``, or a folder in ``csrc``.
     """
 
     kind: str
@@ -55,21 +71,52 @@ def violations(
 
     :param room: return those of this room only.
     """
-    places: list[Violation] = []
-    for name, module in (modules() if sources is None else sources).items():
-        if room not in (None, room_of(name)):
-            continue
-        for kind, node, text in (
-            *docstrings(module),
-            *messages(module),
-            *local_names(module),
-            *participles(module),
-        ):
-            places.append(Violation(kind, room_of(name), f"{module.path}:{node.lineno}", text))
-    if room in (None, "documents"):
-        words = documents(root)
-        places += [Violation("document", "documents", place, word) for place, word in words]
-    return places
+    source = (modules() if sources is None else sources).values()
+    places = [
+        *(place for module in source for place in of_module(module, room_of(module.name))),
+        *(place for folder in TOOLS for place in of_tools(root / folder)),
+        *of_compiled(root / "csrc"),
+        *(Violation("document", *found) for found in documents(root)),
+    ]
+    return [place for place in places if room in (None, place.room)]
+
+
+def of_module(module: Module, room: str) -> Iterator[Violation]:
+    """Yield violations in a module of the product."""
+    for kind, node, text in (
+        *docstrings(module),
+        *messages(module),
+        *local_names(module),
+        *participles(module),
+    ):
+        yield Violation(kind, room, f"{module.path}:{node.lineno}", text)
+    yield from comments(module.path, module.text, PYTHON_COMMENT, room)
+
+
+def of_tools(folder: Path) -> Iterator[Violation]:
+    """Yield violations in docstrings and comments of benches or scripts."""
+    for module in modules(folder).values():
+        for kind, node, text in docstrings(module):
+            yield Violation(kind, folder.name, f"{module.path}:{node.lineno}", text)
+        yield from comments(module.path, module.text, PYTHON_COMMENT, folder.name)
+
+
+def of_compiled(folder: Path) -> Iterator[Violation]:
+    """Yield violations in comments of C++; a room is a folder."""
+    for path in sorted(path for pattern in COMPILED for path in folder.rglob(pattern)):
+        room = "/".join(path.relative_to(folder.parent).parts[:-1][:2])
+        yield from comments(path, path.read_text(), COMPILED_COMMENT, room)
+
+
+def comments(path: Path, text: str, pattern: re.Pattern[str], room: str) -> Iterator[Violation]:
+    """Yield metaphors in comments.
+
+    :param pattern: matches comments, with a group, and strings, without one.
+    """
+    for comment in pattern.finditer(text):
+        for match in METAPHORS.finditer(CODE.sub("", comment[1] or "")):
+            line = text.count("\n", 0, comment.start()) + 1
+            yield Violation("comment", room, f"{path}:{line}", match.group())
 
 
 def room_of(name: str) -> str:
@@ -87,7 +134,7 @@ def counts(places: list[Violation]) -> dict[str, Counter[str]]:
 
 def docstrings(module: Module) -> Iterator[Found]:
     """Yield violations in docstrings, also of attributes and constants."""
-    for owner in ast.walk(module.tree):
+    for owner in module.nodes:
         body = getattr(owner, "body", None)
         if not isinstance(body, list):
             continue
@@ -104,6 +151,8 @@ def docstrings(module: Module) -> Iterator[Found]:
                 yield "verb", node.value, first
             for match in METAPHORS.finditer(CODE.sub("", text)):
                 yield "docstring", node.value, match.group()
+            for parameter in ELLIPTIC.finditer(text):
+                yield "parameter", node.value, parameter.group()
 
 
 def is_function(node: ast.AST) -> bool:
@@ -120,10 +169,10 @@ def messages(module: Module) -> Iterator[Found]:
         return
     skipped = {
         id(node.value)
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     }
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if not (isinstance(node, ast.Constant) and isinstance(node.value, str)):
             continue
         if id(node) in skipped or " " not in node.value.strip():
@@ -154,23 +203,23 @@ def local_names(module: Module) -> Iterator[Found]:
 
 
 def participles(module: Module) -> Iterator[Found]:
-    """Yield classes and public functions whose name is a bare participle; attributes may be."""
-    named = [*module.classes(), *filter(is_function, module.functions())]
-    for node in named:
-        if PARTICIPLE.fullmatch(node.name):
-            yield "name", node, node.name
+    """Yield classes and functions whose name is a bare participle; attributes may be."""
+    for node in [*module.classes(), *filter(is_function, module.functions())]:
+        if PARTICIPLE.fullmatch(node.name.lstrip("_")):
+            yield "private name" if node.name.startswith("_") else "name", node, node.name
 
 
-def documents(root: Path) -> Iterator[tuple[str, str]]:
-    """Yield place and word of metaphors in documents."""
+def documents(root: Path) -> Iterator[tuple[str, str, str]]:
+    """Yield room, place and word of metaphors in documents."""
     paths = {path for pattern in DOCUMENTS for path in root.glob(pattern)}
     for path in sorted(paths):
         if path.name in NOT_PROSE or ".venv" in path.parts:
             continue
+        room = "docs/adr" if path.parent.name == "adr" else "documents"
         text = CODE.sub(lambda match: "\n" * match.group().count("\n"), path.read_text())
         for number, line in enumerate(text.splitlines(), 1):
             for match in METAPHORS.finditer(line):
-                yield f"{path}:{number}", match.group()
+                yield room, f"{path}:{number}", match.group()
 
 
 def main() -> None:

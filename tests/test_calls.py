@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.calls.trace import Ladder, by_token, ladders, low
+from scripts.calls.trace import Ladder, TooBusyError, by_token, ladders, low
 
 BUDGETS = {
     "front: request of one token": {"calls": 960, "functions": 440, "files": 95},
@@ -13,13 +13,17 @@ BUDGETS = {
     "instance: each further token": {"calls": 300, "functions": 249, "files": 75},
 }
 """Calls of Kvell's functions; ``python -m scripts.calls`` prints this table."""
-SLACK = {"calls": 0.03, "functions": 0.03, "files": 0.01}
-"""The part by which a figure may be above its budget: a step more or less is chance."""
+SLACK = {"calls": 40, "functions": 18, "files": 2}
+"""The calls of one heartbeat: on a busy machine, each request may have one."""
+SLACK_OF_TOKENS = {"calls": 6, "functions": 2, "files": 1}
 
 
 @pytest.fixture(scope="module")
 def traced(shallow_path: Path) -> dict[str, Ladder]:
-    return ladders(shallow_path.parent)
+    try:
+        return ladders(shallow_path.parent)
+    except TooBusyError as error:
+        pytest.skip(str(error))
 
 
 @pytest.mark.parametrize("work", BUDGETS)
@@ -27,11 +31,12 @@ def test_a_plain_request_calls_no_more_than_its_budget(
     traced: dict[str, Ladder], work: str
 ) -> None:
     budget = BUDGETS[work]
+    slack = SLACK_OF_TOKENS if "each" in work else SLACK
     figures = traced[work].figures()
     above = {
         kind: f"{figures[kind]} of {budget[kind]}"
         for kind in budget
-        if figures[kind] > budget[kind] + max(1, int(budget[kind] * SLACK[kind]))
+        if figures[kind] > budget[kind] + slack[kind]
     }
     assert not above, (
         f"{work}: shorten the path, or change the budget in the same commit "

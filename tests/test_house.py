@@ -1,34 +1,96 @@
 """How the source is built: what stands here may get smaller, and never larger."""
 
-from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from scripts.house import (
-    Module,
-    circles,
+from scripts.house import TESTS, Module, modules
+from scripts.house.circles import circles
+from scripts.house.figures import code_lines, figures
+from scripts.house.forms import (
     count_any,
     full_folders,
     host_reads,
     long_files,
     long_functions,
-    modules,
-    packed_statements,
     shared_classes,
     shared_methods,
 )
+from scripts.house.ladder import copies, lone_protocols, packed_statements, pass_on_functions
+from scripts.house.reads import private_reads
 from scripts.prose import counts, violations
 
-FULL_FOLDERS: dict[str, int] = {}
-LONG_FILES: dict[str, int] = {}
-LONG_FUNCTIONS: dict[str, int] = {}
-PACKED: dict[str, int] = {}
-MOST_ANY = 572
-MOST_SHARED_CLASSES = 32
-MOST_SHARED_METHODS = 43
-"""Names of methods that more than three classes have, and no protocol."""
-MOST_VIOLATIONS = {
+CODE_LINES: dict[str, int] = {
+    "(top)": 951,
+    "attention": 2000,
+    "calibration": 831,
+    "cli": 3856,
+    "cluster": 2101,
+    "cost": 602,
+    "device": 585,
+    "distributed": 3,
+    "elastic": 975,
+    "engine": 13196,
+    "equivalents": 928,
+    "fleet": 3454,
+    "front": 1897,
+    "load": 940,
+    "local": 612,
+    "lora": 3,
+    "mempool": 3843,
+    "models": 9576,
+    "pages": 720,
+    "prefix": 841,
+    "server": 11135,
+    "serving": 802,
+    "simulator": 3407,
+    "testing": 246,
+    "utils": 2,
+    "v1": 4,
+    "wire": 726,
+}
+"""Lines of code of each room; ``python -m scripts.house --budgets`` prints this and what follows.
+
+A room may have fewer. It has more only in a commit that changes its number.
+"""
+MOST: dict[str, int] = {
+    "functions that pass on": 190,
+    "protocols of one class": 28,
+    "copies of fields": 78,
+    "packed statements": 206,
+    "private names in tests": 449,
+    "docstring lines": 22181,
+    "lines of tests": 139233,
+    "uses of Any": 571,
+    "shared class names": 32,
+    "shared method names": 43,
+}
+"""All other figures; each definition stands with its function in ``scripts/house``."""
+MOST_VIOLATIONS: dict[str, dict[str, int]] = {
+    "comment": {
+        "bench": 1,
+        "cli": 1,
+        "csrc/attention": 9,
+        "csrc/batching": 2,
+        "csrc/cpu": 1,
+        "csrc/forward": 23,
+        "csrc/memory": 49,
+        "csrc/partials": 7,
+        "csrc/python": 1,
+        "server": 1,
+    },
+    "docstring": {
+        "bench": 21,
+        "scripts": 6,
+    },
+    "document": {
+        "docs/adr": 106,
+    },
+    "first sentence": {
+        "bench": 49,
+        "scripts": 20,
+    },
     "name": {
         "cli": 3,
         "cluster": 1,
@@ -40,14 +102,73 @@ MOST_VIOLATIONS = {
         "load": 3,
         "mempool": 26,
         "models": 2,
-        "prefix": 1,
         "server": 5,
-        "serving": 2,
+        "serving": 1,
         "simulator": 1,
         "wire": 1,
     },
+    "parameter": {
+        "async_engine": 3,
+        "bench": 57,
+        "calibration": 10,
+        "cli": 1,
+        "cluster": 21,
+        "cost": 47,
+        "device": 3,
+        "distributed": 1,
+        "elastic": 13,
+        "engine": 46,
+        "equivalents": 1,
+        "fleet": 40,
+        "front": 10,
+        "llm": 3,
+        "load": 2,
+        "local": 9,
+        "mempool": 10,
+        "models": 52,
+        "pages": 16,
+        "prefix": 2,
+        "scripts": 8,
+        "server": 12,
+        "serving": 4,
+        "simulator": 24,
+        "wire": 2,
+    },
+    "private name": {
+        "async_engine": 2,
+        "attention": 2,
+        "calibration": 5,
+        "cli": 8,
+        "cluster": 9,
+        "cost": 1,
+        "device": 2,
+        "elastic": 4,
+        "engine": 58,
+        "equivalents": 2,
+        "fleet": 17,
+        "front": 7,
+        "llm": 1,
+        "load": 3,
+        "mempool": 29,
+        "models": 37,
+        "pages": 3,
+        "server": 49,
+        "serving": 1,
+        "simulator": 15,
+        "wire": 5,
+    },
+    "verb": {
+        "bench": 126,
+        "scripts": 12,
+    },
 }
 """Violations of the rules of English by kind and room; all others are 0."""
+CIRCLES = [["kvell.models.families.families", "kvell.models.families.refusals"]]
+"""Known circles, which may only become fewer."""
+FULL_FOLDERS: dict[str, int] = {}
+LONG_FILES: dict[str, int] = {}
+LONG_FUNCTIONS: dict[str, int] = {}
+ADVICE = "the same commit (`python -m scripts.house --budgets` prints all numbers)"
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +176,35 @@ def known() -> dict[str, Module]:
     return modules()
 
 
-def beyond(found: dict[str, int], allowed: dict[str, int]) -> dict[str, int]:
+def beyond(found: Mapping[str, int], allowed: Mapping[str, int]) -> dict[str, int]:
     return {name: size for name, size in found.items() if size > allowed.get(name, 0)}
 
 
 def test_modules_do_not_import_each_other_in_a_circle(known: dict[str, Module]) -> None:
-    assert circles(known) == []
+    assert [circle for circle in circles(known) if circle not in CIRCLES] == []
+
+
+def test_a_room_grows_only_with_its_number(known: dict[str, Module]) -> None:
+    lines = code_lines(known)
+    above = {room: lines[room] - CODE_LINES.get(room, 0) for room in beyond(lines, CODE_LINES)}
+    assert not above, (
+        f"lines of code above the number of a room: {above}; shorten elsewhere in the room, or "
+        f"change CODE_LINES in {ADVICE}"
+    )
+
+
+@pytest.fixture(scope="module")
+def found(known: dict[str, Module]) -> dict[str, int]:
+    return figures(known, modules(TESTS))
+
+
+@pytest.mark.parametrize("figure", MOST)
+def test_a_figure_rises_only_with_its_number(found: dict[str, int], figure: str) -> None:
+    assert found[figure] <= MOST[figure], f"{figure}: shorten elsewhere, or change MOST in {ADVICE}"
+
+
+def test_each_figure_has_a_number(found: dict[str, int]) -> None:
+    assert found.keys() == MOST.keys()
 
 
 def test_folders_are_small_enough_to_be_read() -> None:
@@ -75,20 +219,6 @@ def test_functions_are_small_enough_to_be_read(known: dict[str, Module]) -> None
     assert beyond(long_functions(known), LONG_FUNCTIONS) == {}
 
 
-def test_statements_are_not_packed(known: dict[str, Module]) -> None:
-    rooms = Counter(place.split(".")[1] for place in packed_statements(known))
-    assert beyond(rooms, PACKED) == {}
-
-
-def test_types_are_said(known: dict[str, Module]) -> None:
-    assert count_any(known) <= MOST_ANY
-
-
-def test_a_name_is_of_one_thing(known: dict[str, Module]) -> None:
-    assert len(shared_classes(known)) <= MOST_SHARED_CLASSES
-    assert len(shared_methods(known)) <= MOST_SHARED_METHODS
-
-
 def test_recorded_steps_wait_for_nothing(known: dict[str, Module]) -> None:
     assert host_reads(known) == []
 
@@ -96,13 +226,13 @@ def test_recorded_steps_wait_for_nothing(known: dict[str, Module]) -> None:
 def test_english_is_plain(known: dict[str, Module]) -> None:
     found = counts(violations(known))
     for kind, rooms in found.items():
-        assert beyond(dict(rooms), MOST_VIOLATIONS.get(kind, {})) == {}, kind
+        assert beyond(rooms, MOST_VIOLATIONS.get(kind, {})) == {}, kind
 
 
 def test_violations_of_the_rules_of_english_are_found(tmp_path: Path) -> None:
     write(
         tmp_path,
-        "package/room/a.py",
+        "package/kvell/room/a.py",
         '''"""Who waits."""
 class Lent:
     """A loan that nobody returns."""
@@ -110,23 +240,33 @@ def heard(one: int) -> str:
     """The text.
 
     ``told`` is code.
+
+    :param one: of something.
+    :param other: a part of it.
     """
-    found = f"so many: {one} "
+    found = f"so many: {one} # told"  # said by a client
     return found
+def _told(): ...
 ''',
     )
+    write(tmp_path, "scripts/b.py", '"""Whose."""\ntext = "# told"  # ``told``, or heard\n')
+    write(tmp_path, "csrc/memory/c.h", 'x = "// told";  // it is told\n/* who is\ntold */\n')
+    write(tmp_path, "docs/adr/0001.md", "It is told.\n")
     write(tmp_path, "README.md", "Whoever reads\n`said` is told\n")
-    sources = modules(tmp_path)
+    sources = modules(tmp_path / "package")
     assert {
         kind: rooms.total() for kind, rooms in counts(violations(sources, tmp_path)).items()
     } == {
-        "first sentence": 1,
+        "first sentence": 2,
         "verb": 1,
         "docstring": 1,
-        "message": 1,
+        "parameter": 1,
+        "comment": 4,
+        "message": 2,
         "local": 2,
         "name": 2,
-        "document": 2,
+        "private name": 1,
+        "document": 3,
     }
 
 
@@ -137,23 +277,75 @@ def write(folder: Path, name: str, text: str) -> None:
 
 
 def test_the_figures_see_what_they_look_for(tmp_path: Path) -> None:
-    """A made-up source that breaks every rule."""
+    """A made-up source that breaks every rule of size and form."""
     guarded = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from room.a import A\n"
     write(tmp_path, "room/__init__.py", "")
-    write(tmp_path, "room/a.py", "from room.b import B\nclass A:\n    def ended(self): ...\n")
+    lazy = "def load():\n    from room.b import B\n"
+    write(tmp_path, "room/a.py", f"{lazy}class A:\n    def ended(self): ...\n")
     write(tmp_path, "room/b.py", guarded + "class A: ...\nclass B: ...\nx: Any = 1\n")
-    write(tmp_path, "room/d.py", "a, b = 0, 1\na, b = b, f()\na, b = 0, f()\n")
+    write(tmp_path, "room/d.py", "a, b = 0, 1\na, b = b, f()\na, b = 0, f()\nc = [*(1, 2), *a]\n")
     lines = "\n".join("    x = 1" for _ in range(70))
-    rest = '"""Text.\n\n- and more\n"""\nimport os\n# why\n' * 90 + "y = 2\n" * 530
+    rest = 'y = 2\n"""Text.\n\n- and more\n"""\nimport os\n# why\n' * 90 + "y = 2\n" * 440
     write(tmp_path, "room/c.py", f"def long():\n{lines}\n{rest}")
-    for index in range(20):
+    for index in range(21):
         write(tmp_path, f"full/m{index}.py", "class One:\n    def ended(self): ...\n")
     known = modules(tmp_path)
     assert circles(known) == [["room.a", "room.b"]]
-    assert full_folders(tmp_path) == {"full": 20}
+    assert full_folders(tmp_path) == {"full": 21}
     assert long_files(known) == {"room.c": 601}
     assert long_functions(known) == {"room.c.long": 71}
-    assert packed_statements(known) == ["room.d:3"]
+    assert packed_statements(known) == ["room.d:3", "room.d:4"]
     assert count_any(known) == 1
     assert list(shared_classes(known)) == ["A", "One"]
-    assert shared_methods(known) == {"ended": 21}
+    assert shared_methods(known) == {"ended": 22}
+
+
+def test_the_figures_see_code_that_passes_on(tmp_path: Path) -> None:
+    """A made-up source and its tests: each figure with a form that counts and one that does not."""
+    write(
+        tmp_path,
+        "src/kvell/room/a.py",
+        '''"""Text."""
+class Door(Protocol):
+    name: str
+    def open(self, key): ...
+class Wall(Protocol):
+    def stand(self): ...
+class Base:
+    def open(self, key):
+        """Open it."""
+        return self._lock.open(key)
+class Gate(Base):
+    def __init__(self, name):
+        self.name = name
+        self._lock = Lock(name.a, name.b, name.c)
+    async def stand(self):
+        await self._lock.stand()
+class House:
+    def stand(self): return self._lock.stand(1)
+    def copy(self, one, two): Lock(one.a, one.b, two.c); lock(one.a, one.b, one.c)
+''',
+    )
+    write(tmp_path, "src/kvell/top.py", "x = 1\n\n# why\n")
+    write(
+        tmp_path, "tests/test_a.py", "from kvell.top import _x\ngate._lock\ngate._own\nself._lock\n"
+    )
+    known = modules(tmp_path / "src")
+    tests = modules(tmp_path / "tests")
+    assert pass_on_functions(known) == ["kvell.room.a.open", "kvell.room.a.stand"]
+    assert lone_protocols(known) == {"Door": "Gate"}
+    assert copies(known) == ["kvell.room.a:14"]
+    assert private_reads(tests, known) == ["test_a:1: _x", "test_a:2: _lock"]
+    assert code_lines(known) == {"room": 17, "(top)": 1}
+    assert figures(known, tests) == {
+        "functions that pass on": 2,
+        "protocols of one class": 1,
+        "copies of fields": 1,
+        "packed statements": 0,
+        "private names in tests": 2,
+        "docstring lines": 2,
+        "lines of tests": 4,
+        "uses of Any": 0,
+        "shared class names": 0,
+        "shared method names": 0,
+    }
