@@ -9,9 +9,6 @@ from scripts.house.source import Module
 MOST_COPIED = 2
 """A construction may take this many attributes of one object."""
 
-Members = Mapping[str, frozenset[str]]
-"""Names of methods and attributes by class."""
-
 
 def pass_on_functions(known: Mapping[str, Module]) -> list[str]:
     """Functions that only pass on a call.
