@@ -214,7 +214,7 @@ class InstanceLoad:
 
     def size_bytes(self, entry: LogEntry) -> int:
         """Return the largest size of a request's pages."""
-        return (entry.prompt_tokens + entry.emitted_tokens) * self.facts.token_bytes
+        return (entry.prompt_tokens + len(entry.output)) * self.facts.token_bytes
 
     @property
     def own_prompt_tokens(self) -> int:
@@ -246,7 +246,7 @@ class InstanceLoad:
         self.pace.set_computing(True)
         self.running_requests += 1
         entry.line = self.instance_id
-        entry.pending_prompt_tokens = entry.prompt_tokens + entry.emitted_tokens
+        entry.pending_prompt_tokens = entry.prompt_tokens + len(entry.output)
         entry.pending_output_tokens = entry.expected_output_tokens
         entry.held_tokens = entry.pending_prompt_tokens
         self._held_tokens += entry.held_tokens

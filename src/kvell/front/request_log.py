@@ -236,7 +236,7 @@ class LogEntry:
     def prompt_cost_tokens(self) -> int:
         """Tokens that its tenant is charged first; those with log probabilities count twice."""
         scored = self.prompt_tokens if self.spec.sampling.prompt_logprobs is not None else 0
-        return self.prompt_tokens + self.emitted_tokens + scored
+        return self.prompt_tokens + len(self.output) + scored
 
     @property
     def emitted_tokens(self) -> int:
@@ -269,7 +269,7 @@ class LogEntry:
             finished,
             now - self.arrived_seconds,
             in_line,
-            self.emitted_tokens,
+            len(self.output),
             None if self.spec.pooling else self.spec.sampling.max_tokens,
             self.arrived_seconds,
             None if first is None else first - self.arrived_seconds,
@@ -355,7 +355,7 @@ class LogEntry:
             self.attempt,
             reason,
             prompt_tokens=self.prompt_tokens,
-            output_tokens=self.emitted_tokens,
+            output_tokens=len(self.output),
             message=message,
         )
 

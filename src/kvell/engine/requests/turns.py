@@ -144,7 +144,8 @@ class _Round(Generic[Party]):
             party.came = self._arrivals
             if not party.is_listed:
                 party.is_listed = True
-                heapq.heappush(self._places, (party.place, party))
+                place = (party.service, party.last_turn, party.came)
+                heapq.heappush(self._places, (place, party))
 
     def takes(self, party: Party) -> None:
         """Count a request of the party whose turn it is: it no longer waits, and is served."""
@@ -172,14 +173,15 @@ class _Round(Generic[Party]):
     def next(self) -> Party | None:
         """Return the waiting party whose turn it is; None if no party waits."""
         while self._places:
-            place, party = self._places[0]
+            listed, party = self._places[0]
             if not party.num_waiting:
                 party.is_listed = False
                 heapq.heappop(self._places)
-            elif place != party.place:  # places only grow, so an old one is never too late
-                heapq.heapreplace(self._places, (party.place, party))
-            else:
+                continue
+            place = (party.service, party.last_turn, party.came)
+            if place == listed:
                 return party
+            heapq.heapreplace(self._places, (place, party))  # they only grow: none is too late
         return None
 
     def next_but(self, names: Collection[str]) -> Party | None:
@@ -187,11 +189,6 @@ class _Round(Generic[Party]):
             party for name, party in self.parties.items() if party.num_waiting and name not in names
         ]
         return min(waits, key=lambda party: party.place, default=None)
-
-    def charge(self, party: Party, tokens: int) -> None:
-        """Count tokens that a party was served."""
-        party.service += tokens
-        self.charged += tokens
 
     def _advance(self) -> None:
         """Advance the clock by the charged tokens, divided by the number of parties here."""
@@ -382,8 +379,10 @@ class TurnQueue(Generic[Item]):
         """Charge the collected tokens, before the set of parties with requests changes."""
         for request_id, tokens in self._uncharged.items():
             member = self._here[request_id]
-            member.tenants.charge(member.tenant, tokens)
-            member.tenant.groups.charge(member.group, tokens)
+            member.tenant.service += tokens
+            member.tenants.charged += tokens
+            member.group.service += tokens
+            member.tenant.groups.charged += tokens
         self._uncharged.clear()
 
 
@@ -436,24 +435,21 @@ class EqualParts:
         :raises TryLater: if the count would exceed the tenant's part.
         """
         held = self._parts.get(tenant, 0)
-        total = self.total
+        total = sum(self._parts.values())
         part = self._most // (len(self._parts) + (tenant not in self._parts))
         is_above_part = held and held + count > part
         has_room = not total or total - sum(self._reserved.values()) + count <= 2 * self._most
         is_reserved = not has_room and leaves_parts(self._reserved, tenant, count, self._most // 4)
         if is_above_part or not (has_room or is_reserved):
             raise TryLater(f"{held or total} {self._what}; try again", bound=self._bound)
-        _add(self._parts, tenant, count)
+        if not count:
+            return
+        self._parts[tenant] = held + count
         if is_reserved:
-            _add(self._reserved, tenant, count)
+            self._reserved[tenant] = self._reserved.get(tenant, 0) + count
 
     def give_back(self, tenant: str, count: int) -> None:
-        _add(self._parts, tenant, -count)
-        _add(self._reserved, tenant, -min(count, self._reserved.get(tenant, 0)))
-
-
-def _add(counts: dict[str, int], tenant: str, count: int) -> None:
-    """Add to a tenant's count; a count of 0 is forgotten."""
-    counts[tenant] = counts.get(tenant, 0) + count
-    if not counts[tenant]:
-        del counts[tenant]
+        for counts in (self._parts, self._reserved):
+            left = max(0, counts.pop(tenant, 0) - count)
+            if left:  # a count of 0 is forgotten
+                counts[tenant] = left

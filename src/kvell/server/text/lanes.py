@@ -103,9 +103,11 @@ class Lane:
         turn = Turn(tenant=tenant)
         made: asyncio.Future[Made] = asyncio.get_running_loop().create_future()
         piece = _Piece(RequestId(str(next(self._numbers))), turn, size_bytes, work, made)
-        self._line.add(piece)
-        if not self._is_busy:
-            self._begin_next()
+        if self._is_busy:
+            self._line.add(piece)
+        else:  # none waits
+            self._line.count_served(piece)
+            self._begin(piece)
         try:
             return await made
         finally:
@@ -117,15 +119,18 @@ class Lane:
         self._is_busy = False
         while not self._is_busy and (piece := self._line.first()) is not None:
             self._line.take(piece)
-            self._line.charge(piece.request_id, piece.size_bytes)
-            try:
-                submitted = self._thread.submit(self._done, piece.work)
-            except RuntimeError as error:  # the lane is closed
-                self._tell(piece, error)
-                continue
-            self._is_busy = True
-            running = asyncio.wrap_future(submitted, loop=piece.made.get_loop())
-            running.add_done_callback(partial(self._heard, piece))
+            self._begin(piece)
+
+    def _begin(self, piece: "_Piece[Any]") -> None:
+        self._line.charge(piece.request_id, piece.size_bytes)
+        try:
+            submitted = self._thread.submit(self._done, piece.work)
+        except RuntimeError as error:  # the lane is closed
+            self._tell(piece, error)
+            return
+        self._is_busy = True
+        running = asyncio.wrap_future(submitted, loop=piece.made.get_loop())
+        running.add_done_callback(partial(self._heard, piece))
 
     def _heard(self, piece: "_Piece[Made]", running: "asyncio.Future[Made]") -> None:
         """Pass the result of a piece of work to its caller, and begin the next piece."""
