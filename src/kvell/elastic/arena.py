@@ -103,3 +103,26 @@ class ActivationArena:
         if need_bytes > self.granted_bytes:
             raise ValueError(f"{need_bytes} bytes were not granted")
         self.granted_bytes -= need_bytes
+
+
+SAFETY = 100
+"""θ reserves one chunk in this many, in addition to the next growth of the decodes."""
+
+
+def threshold_chunks(decode_growth_chunks: int, total_chunks: int) -> int:
+    """Return θ: next step's predicted growth of the decodes, and 1 % of all chunks."""
+    return decode_growth_chunks + -(-total_chunks // SAFETY)
+
+
+@dataclass(frozen=True)
+class ChunkNeed:
+    """The activations that a step needs, by its tokens and rows of logits."""
+
+    model: ActivationNeed
+    chunk_bytes: int
+
+    def chunks(self, tokens: int, rows: int) -> int:
+        """Return the chunks of a step; 0 for one that computes nothing."""
+        if not tokens:
+            return 0
+        return -(-self.model.need_bytes(tokens, rows) // self.chunk_bytes)

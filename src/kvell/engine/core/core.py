@@ -444,9 +444,6 @@ class EngineCore:
         """Return the number of requests that hold no pages: queued or parked."""
         return self.counters.num_waiting
 
-    def num_queued(self) -> int:
-        return len(self._scheduler.waiting)
-
     def num_running(self) -> int:
         """Return the number of requests that hold pages."""
         return len(self._scheduler.running)

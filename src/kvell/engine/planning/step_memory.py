@@ -17,10 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
-from kvell.elastic.admission import StepMemory as ActivationNeed
-from kvell.elastic.admission import threshold_chunks
-from kvell.elastic.arena import ActivationNeed as NeedModel
-from kvell.elastic.arena import RememberedNeed
+from kvell.elastic.arena import ActivationNeed, ChunkNeed, RememberedNeed, threshold_chunks
 from kvell.elastic.memory import AHEAD_BYTES, ElasticMemory, Slot
 from kvell.engine.requests.plan import StepSlot
 from kvell.memory import GroupKind, MemoryCore
@@ -141,7 +138,7 @@ class SharedMemory:
     :param core: the scheduler's memory core; the balloon withholds its large pages.
     """
 
-    def __init__(self, core: MemoryCore, memory: ElasticMemory, model: NeedModel) -> None:
+    def __init__(self, core: MemoryCore, memory: ElasticMemory, model: ActivationNeed) -> None:
         self.rungs = dict.fromkeys(
             ("inflate", "deflate", "shrink_for_activations", "refused_by_device"), 0
         )
@@ -151,7 +148,7 @@ class SharedMemory:
         self._has_ended = False
         self._core = core
         self._layout = core.layout
-        self._need = ActivationNeed(RememberedNeed(model), memory.device.chunk_bytes)
+        self._need = ChunkNeed(RememberedNeed(model), memory.device.chunk_bytes)
         self._slot: Slot | None = None
         self._growth_large = self._decodes = 0
         self._groups_by_page = Counter(
