@@ -241,7 +241,9 @@ class LLM:
         template = tokenizer.choose_template(chosen)
         texts = [
             tokenizer.rendered_chat(
-                *(conversation, tools, chat_template_kwargs or NO_FIELDS),
+                conversation,
+                tools,
+                chat_template_kwargs or NO_FIELDS,
                 opens_answer=add_generation_prompt,
                 continues_last=continue_final_message,
                 template=template,

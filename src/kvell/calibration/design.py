@@ -38,11 +38,16 @@ class Point:
 LEARNED = (
     *(Point(n, s) for n in (1, 2, 4, 8, 9, 16, 17, 24, 32, 33, 48, 64) for s in (16, 512)),
     *(Point(n, 2048) for n in (1, 4, 16, 32)),
-    *(Point(1, 8192), Point(4, 4096)),
+    Point(1, 8192),
+    Point(4, 4096),
     *(Point(0, 0, 0, x) for x in (2, 4, 8, 9, 16, 17, 24, 32, 33, 48, 64, 128, 256, 512, 1024)),
     *(Point(0, 0, c, x) for c in (512, 2048) for x in (4, 16, 64, 256, 1024)),
-    *(Point(0, 0, 0, 2040), Point(0, 0, 4096, 512)),
-    *(Point(4, 512, 0, 60), Point(16, 256, 0, 112), Point(8, 1024, 512, 248), Point(32, 64, 0, 32)),
+    Point(0, 0, 0, 2040),
+    Point(0, 0, 4096, 512),
+    Point(4, 512, 0, 60),
+    Point(16, 256, 0, 112),
+    Point(8, 1024, 512, 248),
+    Point(32, 64, 0, 32),
 )
 """The steps that the operators are fitted to."""
 
@@ -50,16 +55,20 @@ HELD_OUT = (
     *(Point(n, s) for n in (3, 6, 12, 20, 40) for s in (64, 300, 1200)),
     *(Point(0, 0, 0, x) for x in (12, 20, 40, 96, 200, 384, 768, 1500)),
     *(Point(0, 0, c, x) for c in (256, 1000, 3000) for x in (28, 100, 384)),
-    *(Point(2, 300, 0, 100), Point(12, 700, 256, 40), Point(24, 128, 0, 300)),
+    Point(2, 300, 0, 100),
+    Point(12, 700, 256, 40),
+    Point(24, 128, 0, 300),
 )
 """The steps that judge the operators."""
 
 QUICK_LEARNED = (
     *(Point(n, s) for n in (1, 2, 4, 8, 9, 16, 17, 24, 32) for s in (16, 512)),
-    *(Point(1, 2048), Point(8, 1024)),
+    Point(1, 2048),
+    Point(8, 1024),
     *(Point(0, 0, 0, x) for x in (4, 8, 9, 16, 17, 32, 33, 64, 128, 256, 512, 1024)),
     *(Point(0, 0, 512, x) for x in (8, 64, 256)),
-    *(Point(4, 512, 0, 60), Point(16, 64, 0, 112)),
+    Point(4, 512, 0, 60),
+    Point(16, 64, 0, 112),
 )
 QUICK_HELD_OUT = (
     *(Point(n, 200) for n in (3, 6, 12, 20)),
@@ -68,9 +77,18 @@ QUICK_HELD_OUT = (
 )
 
 PRICED = (
-    *(Point(1, 16), Point(0, 0, 0, 64), Point(8, 16), Point(0, 0, 0, 256)),
-    *(Point(8, 512), Point(0, 0, 1024, 256), Point(32, 16), Point(0, 0, 0, 512)),
-    *(Point(0, 0, 0, 16), Point(4, 512, 0, 60), Point(1, 1024), Point(0, 0, 0, 1024)),
+    Point(1, 16),
+    Point(0, 0, 0, 64),
+    Point(8, 16),
+    Point(0, 0, 0, 256),
+    Point(8, 512),
+    Point(0, 0, 1024, 256),
+    Point(32, 16),
+    Point(0, 0, 0, 512),
+    Point(0, 0, 0, 16),
+    Point(4, 512, 0, 60),
+    Point(1, 1024),
+    Point(0, 0, 0, 1024),
 )
 """The steps of a calibration for prices alone, which may end after any of them: first the base of a
 decode and of a prompt, then what batches, contexts and long prompts add."""

@@ -108,7 +108,9 @@ class OwnPricing:
             software_print(),
             code_digest(rooms=FITTING_ROOMS),
             replace(print_of(model, name), name=""),
-            *(settings.quantization, settings.kv_cache_dtype, settings.enforce_eager),
+            settings.quantization,
+            settings.kv_cache_dtype,
+            settings.enforce_eager,
         )
         return self.kept.get(repr(key), lambda: self._measured(model, name, settings))
 

@@ -402,7 +402,9 @@ class Engine:
         """Return the first event of an instance."""
         first, beside = self.core.lengths(borrows=self._link.section_bytes > 0)
         facts = InstanceFacts(
-            *(self._incarnation, CREDITS, self.contract.model),
+            self._incarnation,
+            CREDITS,
+            self.contract.model,
             first.max_model_len,
             self.contract.kv_pool_bytes,
             beside,

@@ -128,7 +128,12 @@ class FakeEngine:
     ) -> None:
         lengths = dict.fromkeys(beside, ModelLengths(max_model_len // 2))
         self._facts = InstanceFacts(
-            *(incarnation, credits, "fake", max_model_len, POOL_BYTES, lengths),
+            incarnation,
+            credits,
+            "fake",
+            max_model_len,
+            POOL_BYTES,
+            lengths,
             weights={"": ModelWeights(WEIGHTS_BYTES, "int8", "cpu")},
         )
         self._schema_version = schema_version
@@ -230,7 +235,10 @@ class FakeEngine:
         vector = fake_vector(spec.prompt) if spec.pooling and reason == "stop" else None
         embedding = b"" if vector is None else vector.astype("<f4").tobytes()
         return Finished(
-            *(submit.request_id, submit.attempt, reason, *counts),
+            submit.request_id,
+            submit.attempt,
+            reason,
+            *counts,
             message=message,
             field=field,
             embedding=embedding,

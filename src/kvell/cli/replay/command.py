@@ -92,7 +92,13 @@ def replay(session: Session, flags: ReplaySettings, as_json: bool) -> None:
     timeline = Timeline() if flags.timeline_path else None
     run = VirtualCluster(
         ClusterSpec(
-            *(counts or ALONE, layout, limits, machine, links, together.routing, together.caching),
+            counts or ALONE,
+            layout,
+            limits,
+            machine,
+            links,
+            together.routing,
+            together.caching,
             eviction=flags.eviction,
             hosts=together.hosts(machine),
             costs=prices,

@@ -26,33 +26,14 @@ DONE, BUG, CHANGE, INTERRUPTED = 0, 1, 2, 130
 
 _FLAGS = {"kv_memory_bytes": "--kv-memory"} | {
     name: "--" + name.replace("_", "-")
-    for name in (
-        *(
-            "model",
-            "dtype",
-            "kv_cache_dtype",
-            "quantization",
-            "device",
-            "max_model_len",
-            "max_num_batched_tokens",
-            "max_num_seqs",
-            "num_speculative_tokens",
-            "speculative_model",
-            "prompt_lookup_max",
-            "prompt_lookup_min",
-        ),
-        *("manager", "temperature", "top_k", "top_p", "seed", "max_tokens", "stop", "ignore_eos"),
-        *("host", "port", "api_key", "chat_template", "served_model_name"),
-        *(
-            "pd_caching",
-            "adaptive_roles",
-            "relief",
-            "root_path",
-            "allowed_hosts",
-            "allowed_origins",
-            "allowed_methods",
-            "allowed_headers",
-        ),
+    for name in tuple(
+        (
+            "model dtype kv_cache_dtype quantization device max_model_len max_num_batched_tokens "
+            "max_num_seqs num_speculative_tokens speculative_model prompt_lookup_max "
+            "prompt_lookup_min manager temperature top_k top_p seed max_tokens stop ignore_eos "
+            "host port api_key chat_template served_model_name pd_caching adaptive_roles relief "
+            "root_path allowed_hosts allowed_origins allowed_methods allowed_headers"
+        ).split()
     )
 }
 

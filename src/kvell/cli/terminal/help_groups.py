@@ -8,76 +8,80 @@ import click
 OTHER = "Options"
 GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "Prompt and answer": (
-            *("--prompt", "--prompts", "--system", "--raw", "--sequential", "--stop"),
-            *("--max-tokens", "--temperature", "--top-k", "--top-p", "--ignore-eos", "--json"),
+        "Prompt and answer": tuple(
+            (
+                "--prompt --prompts --system --raw --sequential --stop --max-tokens "
+                "--temperature --top-k --top-p --ignore-eos --json"
+            ).split()
         ),
-        "Trace and arrivals": (
-            *(
-                "--trace",
-                "--block-tokens",
-                "--limit",
-                "--repeat",
-                "--rate",
-                "--hints",
-                "--arrivals",
-            ),
-            *("--ignore-sessions", "--requests-out", "--timeline"),
+        "Trace and arrivals": tuple(
+            (
+                "--trace --block-tokens --limit --repeat --rate --hints --arrivals "
+                "--ignore-sessions --requests-out --timeline"
+            ).split()
         ),
-        "Model": (
-            *("--model", "--tokenizer", "--load-format", "--dtype", "--quantization"),
-            *("--hf-overrides", "--device", "--seed", "--chat-template"),
-            *(
-                "--chat-template-content-format",
-                "--special-tokens-in-text",
-                "--generation-config",
-                "--tool-call-parser",
-            ),
-            *("--reasoning-parser", "--config"),
+        "Model": tuple(
+            (
+                "--model --tokenizer --load-format --dtype --quantization --hf-overrides "
+                "--device --seed --chat-template --chat-template-content-format "
+                "--special-tokens-in-text --generation-config --tool-call-parser "
+                "--reasoning-parser --config"
+            ).split()
         ),
-        "Memory": (
-            *("--kv-memory", "--memory", "--cpu-buffer", "--kv-cache-dtype", "--kv-budget"),
-            *("--gpu-memory-utilization", "--enable-prefix-caching", "--max-model-len"),
-            *("--common-pool", "--embeddings", "--eviction"),
+        "Memory": tuple(
+            (
+                "--kv-memory --memory --cpu-buffer --kv-cache-dtype --kv-budget "
+                "--gpu-memory-utilization --enable-prefix-caching --max-model-len --common-pool "
+                "--embeddings --eviction"
+            ).split()
         ),
         "Batching": (
-            *("--max-num-seqs", "--max-num-batched-tokens", "--enable-chunked-prefill"),
-            *("--slo-ttft", "--slo-tpot"),
+            "--max-num-seqs",
+            "--max-num-batched-tokens",
+            "--enable-chunked-prefill",
+            "--slo-ttft",
+            "--slo-tpot",
         ),
-        "Speed": (
-            *("--num-speculative-tokens", "--speculative-model", "--prompt-lookup-max"),
-            *("--prompt-lookup-min", "--async-scheduling", "--enforce-eager", "--threads"),
-            *("--acceptance", "--hardware", "--any-machine"),
+        "Speed": tuple(
+            (
+                "--num-speculative-tokens --speculative-model --prompt-lookup-max "
+                "--prompt-lookup-min --async-scheduling --enforce-eager --threads --acceptance "
+                "--hardware --any-machine"
+            ).split()
         ),
-        "Instances and cluster": (
-            *("--instances", "--routing", "--pd-caching", "--adaptive-roles", "--relief"),
-            *("--calibration", "--no-calibration"),
-            *("--page-transport", "--cluster", "--cluster-name", "--link", "--link-bandwidth"),
+        "Instances and cluster": tuple(
+            (
+                "--instances --routing --pd-caching --adaptive-roles --relief --calibration "
+                "--no-calibration --page-transport --cluster --cluster-name --link "
+                "--link-bandwidth"
+            ).split()
         ),
-        "HTTP and keys": (
-            *("--host", "--port", "--api-key", "--api-key-file", "--max-in-flight-per-key"),
-            *("--guard-metrics", "--served-model-name", "--root-path", "--allowed-hosts"),
-            *("--allowed-origins", "--allowed-methods", "--allowed-headers"),
-            "--allow-credentials",
-            *("--max-connections", "--keep-alive-seconds", "--enable-tokenizer-info-endpoint"),
-            "--disable-docs",
+        "HTTP and keys": tuple(
+            (
+                "--host --port --api-key --api-key-file --max-in-flight-per-key --guard-metrics "
+                "--served-model-name --root-path --allowed-hosts --allowed-origins "
+                "--allowed-methods --allowed-headers --allow-credentials --max-connections "
+                "--keep-alive-seconds --enable-tokenizer-info-endpoint --disable-docs"
+            ).split()
         ),
         "Observability": (
-            *("--log-requests", "--log-format", "--stats-seconds", "--otlp-traces-endpoint"),
-            *("--kv-events-config",),
+            "--log-requests",
+            "--log-format",
+            "--stats-seconds",
+            "--otlp-traces-endpoint",
+            "--kv-events-config",
         ),
         "Comparison": ("--manager",),
     }
 )
 """Options by group, in the order of help."""
 FIRST = frozenset(
-    {
-        *("--model", "--dtype", "--quantization", "--kv-memory", "--memory", "--cpu-buffer"),
-        *("--max-model-len", "--max-num-seqs", "--num-speculative-tokens", "--instances"),
-        *("--host", "--port", "--api-key", "--served-model-name", "--config", "--help"),
-        *("--prompt", "--prompts", "--system", "--max-tokens", "--temperature", "--trace"),
-        *("--log-requests", "--help-all", "--hardware", "--rate", "--arrivals", "--out"),
-    }
+    (
+        "--model --dtype --quantization --kv-memory --memory --cpu-buffer --max-model-len "
+        "--max-num-seqs --num-speculative-tokens --instances --host --port --api-key "
+        "--served-model-name --config --help --prompt --prompts --system --max-tokens "
+        "--temperature --trace --log-requests --help-all --hardware --rate --arrivals --out"
+    ).split()
 )
 """Options that ``--help`` lists; ``--help-all`` lists all."""
 EXAMPLES: Mapping[str, str] = MappingProxyType(

@@ -122,16 +122,42 @@ USED, CACHED, WITHHELD, FREE = "█", "▒", "╱", "·"
 MOST_REQUESTS = 20
 LEAST_LOST = 0.01
 INSTANCE_HEADERS = (
-    *("instance", "state", "pid", "KV memory", "of", "buffer", "sections", "threads"),
-    *("running", "waiting", "preempted", "hits", "tokens/s"),
+    "instance",
+    "state",
+    "pid",
+    "KV memory",
+    "of",
+    "buffer",
+    "sections",
+    "threads",
+    "running",
+    "waiting",
+    "preempted",
+    "hits",
+    "tokens/s",
 )
 INSTANCE_TEXTS = ("state", "KV memory", "of", "buffer", "sections", "threads")
 INSTANCE_LEAST_FIRST = (
-    *("threads", "buffer", "preempted", "sections", "of", "hits", "waiting"),
-    *("tokens/s", "running", "KV memory"),
+    "threads",
+    "buffer",
+    "preempted",
+    "sections",
+    "of",
+    "hits",
+    "waiting",
+    "tokens/s",
+    "running",
+    "KV memory",
 )
 REQUEST_HEADERS = (
-    *("request", "instance", "state", "prompt", "output", "age", "first token", "per token"),
+    "request",
+    "instance",
+    "state",
+    "prompt",
+    "output",
+    "age",
+    "first token",
+    "per token",
 )
 REQUEST_TEXTS = ("instance", "state")
 REQUEST_LEAST_FIRST = ("per token", "first token", "request", "age", "prompt", "output")

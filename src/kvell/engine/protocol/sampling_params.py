@@ -316,8 +316,12 @@ class SeedSource:
 
 
 NUMBERS = (
-    *("temperature", "top_p", "min_p"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
 )
 WHOLE_NUMBERS = ("top_k", "n", "min_tokens", "seed", "max_tokens", "repeat_last_n")
 FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")

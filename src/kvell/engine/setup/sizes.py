@@ -223,7 +223,11 @@ def _share_bytes(
         raise ChangeSomething(flag, share, problem, remedy)
     logger.warning(
         "%s %g of %s free memory: %s for the KV pool, beside %s of weights and activations",
-        *(flag, share, total, format_bytes(kv_bytes), others),
+        flag,
+        share,
+        total,
+        format_bytes(kv_bytes),
+        others,
     )
     return kv_bytes
 

@@ -236,7 +236,7 @@ class FollowedMembers:
         pressed = {line.instance_id: _pressed(line) for line in lines if line.is_short}
         coming = {line.instance_id: line.num_coming for line in lines if line.num_coming}
         return FrontBeat(
-            *(loads, roles, self._role_changes, used, self._manager.epoch), pressed, coming
+            loads, roles, self._role_changes, used, self._manager.epoch, pressed, coming
         )
 
     async def _join(self) -> None:

@@ -6,19 +6,21 @@ from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.fleet.instance.price_settings import PriceSettings
 
 USUAL = PriceSettings()
-INHERITED = (
-    *("--socket-fd", "{socket_fd}", "--incarnation", "{incarnation}"),
-    *("--processors", "{processors}", "--most-threads", "{threads}"),
-    *("--memory-parts", "{memory_parts}", "--weights-fd", "{weights_fd}"),
-    *("--instance-id", "{instance_id}", "--role", "{role}"),
-    *("--pool-dir", "{pool_dir}", "--pd-caching", "{pd_caching}"),
-    *("--page-transport", "{page_transport}"),
+INHERITED = tuple(
+    (
+        "--socket-fd {socket_fd} --incarnation {incarnation} --processors {processors} "
+        "--most-threads {threads} --memory-parts {memory_parts} --weights-fd {weights_fd} "
+        "--instance-id {instance_id} --role {role} --pool-dir {pool_dir} --pd-caching "
+        "{pd_caching} --page-transport {page_transport}"
+    ).split()
 )
 """Arguments that the front fills in at each start of an instance."""
-PLACED = (
-    *("--incarnation", "{incarnation}", "--most-threads", "{threads}"),
-    *("--memory-parts", "{memory_parts}", "--instance-id", "{instance_id}", "--role", "{role}"),
-    *("--pool-name", "{pool_name}", "--pool-host", "{host}", "--pd-caching", "{pd_caching}"),
+PLACED = tuple(
+    (
+        "--incarnation {incarnation} --most-threads {threads} --memory-parts {memory_parts} "
+        "--instance-id {instance_id} --role {role} --pool-name {pool_name} --pool-host {host} "
+        "--pd-caching {pd_caching}"
+    ).split()
 )
 """The same for an instance on another machine, which fills in some of them."""
 

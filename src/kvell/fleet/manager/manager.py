@@ -446,7 +446,9 @@ class Manager:
 
     async def _front_enters(self, front: Greeting, sock: socket.socket) -> None:
         line = FrontLine(
-            *(front.instance, front.incarnation, self._front_came),
+            front.instance,
+            front.incarnation,
+            self._front_came,
             self._front_said,
             self._lines.on_ended,
         )

@@ -144,7 +144,10 @@ class ClusterSite:
             raise InstanceStartError(f"cannot reach {instance_id}: {error}") from error
         process = RemoteProcess(self._placement, instance_id, incarnation, placed)
         return InstanceProcess(
-            *(process, line, placed.host, placed.address),
+            process,
+            line,
+            placed.host,
+            placed.address,
             last_words=lambda: process.last_words,
             dial=dial,
         )

@@ -131,8 +131,13 @@ class Member:
     def status(self) -> MemberStatus:
         supervisor = self.supervisor
         return MemberStatus(
-            *(self.instance_id, self.role, supervisor.state, supervisor.pid, supervisor.restarts),
-            *(self.report, supervisor.host),
+            self.instance_id,
+            self.role,
+            supervisor.state,
+            supervisor.pid,
+            supervisor.restarts,
+            self.report,
+            supervisor.host,
         )
 
     async def stats(self, deadline_seconds: float, *, with_audit: bool = False) -> Stats:

@@ -260,8 +260,11 @@ class Members:
 def _candidate(member: OwnMember) -> Candidate:
     supervisor = member.supervisor
     return Candidate(
-        *(member.instance_id, supervisor.state, supervisor.answers),
-        *(supervisor.restarts_in_vain, supervisor.starting_seconds),
+        member.instance_id,
+        supervisor.state,
+        supervisor.answers,
+        supervisor.restarts_in_vain,
+        supervisor.starting_seconds,
     )
 
 

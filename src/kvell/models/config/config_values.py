@@ -34,10 +34,12 @@ POSITIVE = frozenset(
     {"hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size", "num_experts_per_tok"}
 )
 NUMBERS_ABOVE_0 = frozenset({"rope_theta", "factor", "original_max_position_embeddings"})
-NUMBERS = NUMBERS_ABOVE_0 | {
-    *("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor"),
-    *("mscale", "mscale_all_dim", "partial_rotary_factor", "rms_norm_eps"),
-}
+NUMBERS = NUMBERS_ABOVE_0 | set(
+    (
+        "low_freq_factor high_freq_factor beta_fast beta_slow attention_factor mscale "
+        "mscale_all_dim partial_rotary_factor rms_norm_eps"
+    ).split()
+)
 """Fields of rotations and norms, which transformers does not check."""
 NAMES = ("model_type",)
 LISTS_OF_NAMES = ("architectures", "layer_types", "layers_block_type")

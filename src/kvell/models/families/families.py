@@ -127,8 +127,10 @@ class FusedFamily:
 
 _UNTIED = (("tie_word_embeddings", False), ("attention_bias", False))
 _TIED = (
-    *(("tie_word_embeddings", True), ("attention_bias", False)),
-    *(("attn_logit_softcapping", None), ("final_logit_softcapping", None)),
+    ("tie_word_embeddings", True),
+    ("attention_bias", False),
+    ("attn_logit_softcapping", None),
+    ("final_logit_softcapping", None),
     ("use_bidirectional_attention", None),
 )
 _GEMMA = (*_TIED, ("head_dim", 256))

@@ -7,17 +7,25 @@ from typing import Any
 
 Fields = dict[str, Any]
 _DECODER = (
-    *("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size"),
+    "hidden_size",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "vocab_size",
     "max_position_embeddings",
 )
-_LATENT = (
-    *("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
-    *("first_k_dense_replace", "intermediate_size", "moe_intermediate_size"),
-    *("n_routed_experts", "n_shared_experts"),
+_LATENT = tuple(
+    (
+        "kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim first_k_dense_replace "
+        "intermediate_size moe_intermediate_size n_routed_experts n_shared_experts"
+    ).split()
 )
 _DELTA = (
-    *("linear_conv_kernel_dim", "linear_key_head_dim", "linear_num_key_heads"),
-    *("linear_num_value_heads", "linear_value_head_dim", "shared_expert_intermediate_size"),
+    "linear_conv_kernel_dim",
+    "linear_key_head_dim",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_value_head_dim",
+    "shared_expert_intermediate_size",
 )
 
 
@@ -268,8 +276,13 @@ _HEADS = ("num_key_value_heads",)
 _DENSE = (*_DECODER, "intermediate_size")
 _MAMBA1 = (("mamba_d_state", 16), ("mamba_d_conv", 4), ("mamba_expand", 2))
 _MAMBA2 = (
-    *(("mamba_d_conv", 4), ("mamba_expand", 2), ("mamba_n_groups", 1), ("mamba_d_state", 256)),
-    *(("mamba_d_head", "auto"), ("mamba_conv_bias", True), ("mamba_proj_bias", False)),
+    ("mamba_d_conv", 4),
+    ("mamba_expand", 2),
+    ("mamba_n_groups", 1),
+    ("mamba_d_state", 256),
+    ("mamba_d_head", "auto"),
+    ("mamba_conv_bias", True),
+    ("mamba_proj_bias", False),
 )
 _MLP = ("mlp_bias", False)
 _EVERY_FOURTH = ("sliding_window_pattern", 4)
@@ -307,8 +320,14 @@ SIZED: Mapping[str, SizedFamily] = MappingProxyType(
         "granitemoehybrid": SizedFamily(
             "GraniteMoeHybridForCausalLM",
             (
-                *(*_DENSE, "num_local_experts", "shared_intermediate_size", "mamba_n_heads"),
-                *("mamba_expand", "mamba_n_groups", "mamba_d_state", "mamba_d_conv"),
+                *_DENSE,
+                "num_local_experts",
+                "shared_intermediate_size",
+                "mamba_n_heads",
+                "mamba_expand",
+                "mamba_n_groups",
+                "mamba_d_state",
+                "mamba_d_conv",
             ),
             (*_PLAIN, *_MAMBA2[:-1], ("num_local_experts", 8), ("mamba_n_heads", 128)),
             (_MAMBA2[-1],),
@@ -318,9 +337,14 @@ SIZED: Mapping[str, SizedFamily] = MappingProxyType(
             "JambaForCausalLM",
             (*_DENSE, *_HEADS, "num_experts"),
             (
-                *(*_PLAIN, *_MAMBA1, ("mamba_dt_rank", "auto"), ("mamba_conv_bias", True)),
-                *(("attn_layer_period", 8), ("attn_layer_offset", 4)),
-                *(("expert_layer_period", 2), ("expert_layer_offset", 1)),
+                *_PLAIN,
+                *_MAMBA1,
+                ("mamba_dt_rank", "auto"),
+                ("mamba_conv_bias", True),
+                ("attn_layer_period", 8),
+                ("attn_layer_offset", 4),
+                ("expert_layer_period", 2),
+                ("expert_layer_offset", 1),
             ),
             (("mamba_proj_bias", False),),
             _by_period,
@@ -328,17 +352,25 @@ SIZED: Mapping[str, SizedFamily] = MappingProxyType(
         "kimi_linear": SizedFamily(
             "KimiLinearForCausalLM",
             (
-                *(*_DENSE, *_LATENT[:4], "moe_intermediate_size", "num_experts"),
+                *_DENSE,
+                *_LATENT[:4],
+                "moe_intermediate_size",
+                "num_experts",
                 "n_shared_experts",
             ),
             (
-                *(*_PLAIN, ("q_lora_rank", None), ("linear_head_dim", 128)),
-                *(("linear_num_heads", 32), ("linear_conv_kernel_dim", 4)),
-                *(("n_shared_experts", 1), ("max_position_embeddings", 1048576)),
+                *_PLAIN,
+                ("q_lora_rank", None),
+                ("linear_head_dim", 128),
+                ("linear_num_heads", 32),
+                ("linear_conv_kernel_dim", 4),
+                ("n_shared_experts", 1),
+                ("max_position_embeddings", 1048576),
             ),
             derive=_kimi_layers,
             aliases=(
-                *(("num_experts", "num_local_experts"), ("n_shared_experts", "num_shared_experts")),
+                ("num_experts", "num_local_experts"),
+                ("n_shared_experts", "num_shared_experts"),
                 ("max_position_embeddings", "model_max_length"),
             ),
         ),
@@ -346,8 +378,11 @@ SIZED: Mapping[str, SizedFamily] = MappingProxyType(
             "Lfm2ForCausalLM",
             (*_DENSE, *_HEADS),
             (
-                *(("tie_word_embeddings", True), ("conv_L_cache", 3), ("block_multiple_of", 256)),
-                *(("block_ffn_dim_multiplier", 1.0), ("block_auto_adjust_ff_dim", True)),
+                ("tie_word_embeddings", True),
+                ("conv_L_cache", 3),
+                ("block_multiple_of", 256),
+                ("block_ffn_dim_multiplier", 1.0),
+                ("block_auto_adjust_ff_dim", True),
             ),
             (("conv_bias", False),),
             _convolutions,
@@ -361,11 +396,19 @@ SIZED: Mapping[str, SizedFamily] = MappingProxyType(
         "nemotron_h": SizedFamily(
             "NemotronHForCausalLM",
             (
-                *(*_DENSE, *_HEADS, "head_dim", "mamba_num_heads", "mamba_head_dim"),
+                *_DENSE,
+                *_HEADS,
+                "head_dim",
+                "mamba_num_heads",
+                "mamba_head_dim",
                 "ssm_state_size",
             ),
             (
-                *(*_PLAIN, _MLP, ("conv_kernel", 4), ("n_groups", 8), ("use_conv_bias", True)),
+                *_PLAIN,
+                _MLP,
+                ("conv_kernel", 4),
+                ("n_groups", 8),
+                ("use_conv_bias", True),
                 ("mamba_ssm_cache_dtype", "float32"),
             ),
             (("use_bias", False), ("mamba_proj_bias", False)),
@@ -374,13 +417,23 @@ SIZED: Mapping[str, SizedFamily] = MappingProxyType(
         "gemma3n_text": SizedFamily(
             "Gemma3nForCausalLM",
             (
-                *(*_DECODER, *_HEADS, "head_dim", "hidden_size_per_layer_input", "laurel_rank"),
-                *("vocab_size_per_layer_input", "altup_num_inputs", "num_kv_shared_layers"),
+                *_DECODER,
+                *_HEADS,
+                "head_dim",
+                "hidden_size_per_layer_input",
+                "laurel_rank",
+                "vocab_size_per_layer_input",
+                "altup_num_inputs",
+                "num_kv_shared_layers",
             ),
             (
-                *(("tie_word_embeddings", True), ("sliding_window", 512), ("laurel_rank", 64)),
-                *(("vocab_size_per_layer_input", 262144), ("hidden_size_per_layer_input", 256)),
-                *(("altup_num_inputs", 4), ("num_kv_shared_layers", 15)),
+                ("tie_word_embeddings", True),
+                ("sliding_window", 512),
+                ("laurel_rank", 64),
+                ("vocab_size_per_layer_input", 262144),
+                ("hidden_size_per_layer_input", 256),
+                ("altup_num_inputs", 4),
+                ("num_kv_shared_layers", 15),
                 ("intermediate_size", 16384),
             ),
             (("attention_bias", False), ("use_bidirectional_attention", None)),
@@ -396,8 +449,12 @@ SIZED: Mapping[str, SizedFamily] = MappingProxyType(
             "Llama4ForCausalLM",
             (*_DENSE, *_HEADS, "head_dim", "num_local_experts", "intermediate_size_mlp"),
             (
-                *(*_PLAIN, ("interleave_moe_layer_step", 1), ("attention_chunk_size", 8192)),
-                *(("no_rope_layer_interval", 4), ("no_rope_layers", None), ("moe_layers", None)),
+                *_PLAIN,
+                ("interleave_moe_layer_step", 1),
+                ("attention_chunk_size", 8192),
+                ("no_rope_layer_interval", 4),
+                ("no_rope_layers", None),
+                ("moe_layers", None),
             ),
             derive=_chunked,
         ),
@@ -412,8 +469,12 @@ SIZED: Mapping[str, SizedFamily] = MappingProxyType(
             "Mamba2ForCausalLM",
             ("hidden_size", "num_hidden_layers", "vocab_size", "num_heads", "head_dim"),
             (
-                *(("tie_word_embeddings", False), ("use_conv_bias", True), ("expand", 2)),
-                *(("state_size", 128), ("conv_kernel", 4), ("n_groups", 8)),
+                ("tie_word_embeddings", False),
+                ("use_conv_bias", True),
+                ("expand", 2),
+                ("state_size", 128),
+                ("conv_kernel", 4),
+                ("n_groups", 8),
             ),
             (("use_bias", False),),
             _all_states,
@@ -427,7 +488,11 @@ SIZED: Mapping[str, SizedFamily] = MappingProxyType(
         "qwen3_5_moe_text": SizedFamily(
             "Qwen3_5MoeForCausalLM",
             (
-                *(*_DECODER, *_HEADS, *_DELTA, "head_dim", "moe_intermediate_size"),
+                *_DECODER,
+                *_HEADS,
+                *_DELTA,
+                "head_dim",
+                "moe_intermediate_size",
                 "num_experts",
             ),
             _PLAIN,
@@ -462,8 +527,12 @@ SIZED: Mapping[str, SizedFamily] = MappingProxyType(
             "SeedOssForCausalLM",
             _DENSE,
             (
-                *(("tie_word_embeddings", False), ("attention_bias", True), _MLP),
-                *(("attention_out_bias", False), ("head_dim", 128), ("num_key_value_heads", 8)),
+                ("tie_word_embeddings", False),
+                ("attention_bias", True),
+                _MLP,
+                ("attention_out_bias", False),
+                ("head_dim", 128),
+                ("num_key_value_heads", 8),
             ),
         ),
         "deepseek_v2": SizedFamily("DeepseekV2ForCausalLM", (*_DECODER, *_LATENT), _PLAIN),
@@ -484,7 +553,9 @@ SIZED: Mapping[str, SizedFamily] = MappingProxyType(
             "MiniMaxForCausalLM",
             (*_DENSE, *_HEADS, "num_local_experts", "block_size"),
             (
-                *(("tie_word_embeddings", False), ("block_size", 256), ("sliding_window", None)),
+                ("tie_word_embeddings", False),
+                ("block_size", 256),
+                ("sliding_window", None),
                 ("linear_attn_alpha_factor", 1),
             ),
             derive=_alternating_states,
@@ -497,7 +568,11 @@ SIZED: Mapping[str, SizedFamily] = MappingProxyType(
         "qwen3_moe": SizedFamily(
             "Qwen3MoeForCausalLM",
             (
-                *(*_DECODER, *_HEADS, "head_dim", "intermediate_size", "moe_intermediate_size"),
+                *_DECODER,
+                *_HEADS,
+                "head_dim",
+                "intermediate_size",
+                "moe_intermediate_size",
                 "num_experts",
             ),
             _PLAIN,
@@ -507,8 +582,13 @@ SIZED: Mapping[str, SizedFamily] = MappingProxyType(
         "qwen3_next": SizedFamily(
             "Qwen3NextForCausalLM",
             (
-                *(*_DECODER, *_HEADS, *_DELTA, "head_dim", "intermediate_size"),
-                *("moe_intermediate_size", "num_experts"),
+                *_DECODER,
+                *_HEADS,
+                *_DELTA,
+                "head_dim",
+                "intermediate_size",
+                "moe_intermediate_size",
+                "num_experts",
             ),
             _PLAIN,
             _SPARSE,
@@ -517,13 +597,24 @@ SIZED: Mapping[str, SizedFamily] = MappingProxyType(
         "zamba2": SizedFamily(
             "Zamba2ForCausalLM",
             (
-                *(*_DENSE, "n_mamba_heads", "mamba_ngroups", "num_mem_blocks", "adapter_rank"),
-                *("mamba_d_state", "mamba_d_conv", "mamba_expand"),
+                *_DENSE,
+                "n_mamba_heads",
+                "mamba_ngroups",
+                "num_mem_blocks",
+                "adapter_rank",
+                "mamba_d_state",
+                "mamba_d_conv",
+                "mamba_expand",
             ),
             (
-                *(("tie_word_embeddings", True), ("mamba_d_state", 64), ("mamba_d_conv", 4)),
-                *(("mamba_expand", 2), ("mamba_ngroups", 1), ("num_mem_blocks", 1)),
-                *(("adapter_rank", 128), ("use_shared_attention_adapter", False)),
+                ("tie_word_embeddings", True),
+                ("mamba_d_state", 64),
+                ("mamba_d_conv", 4),
+                ("mamba_expand", 2),
+                ("mamba_ngroups", 1),
+                ("num_mem_blocks", 1),
+                ("adapter_rank", 128),
+                ("use_shared_attention_adapter", False),
             ),
             (("head_dim", None), ("add_bias_linear", False), ("use_long_context", False)),
             _shared_attention,

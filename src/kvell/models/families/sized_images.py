@@ -7,24 +7,39 @@ from types import MappingProxyType
 from kvell.models.families.sized_families import Fields, SizedFamily, with_omitted
 
 _DENSE = (
-    *("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers"),
-    *("max_position_embeddings", "num_key_value_heads", "vocab_size"),
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "max_position_embeddings",
+    "num_key_value_heads",
+    "vocab_size",
 )
 _SIGLIP = SizedFamily(
     "SiglipVisionModel",
     (
-        *("hidden_size", "intermediate_size", "num_hidden_layers", "image_size", "patch_size"),
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "image_size",
+        "patch_size",
         "num_channels",
     ),
     (("num_channels", 3), ("vision_use_head", True)),
 )
 _GRID = (("in_channels", 3), ("temporal_patch_size", 2))
 _GRID_SIZES = (
-    *("depth", "hidden_size", "patch_size", "spatial_merge_size"),
-    *("in_channels", "temporal_patch_size"),
+    "depth",
+    "hidden_size",
+    "patch_size",
+    "spatial_merge_size",
+    "in_channels",
+    "temporal_patch_size",
 )
 _WINDOWS = (
-    *(("use_sliding_window", False), ("sliding_window", 4096), ("max_window_layers", 80)),
+    ("use_sliding_window", False),
+    ("sliding_window", 4096),
+    ("max_window_layers", 80),
     ("layer_types", None),
 )
 _RATIOS = ([1, 1], [1, 2], [1, 3], [1, 4], [2, 1], [2, 2], [3, 1], [4, 1])
@@ -114,12 +129,16 @@ SIZED_IMAGES: Mapping[str, SizedImages] = MappingProxyType(
                 "InternVLVisionModel",
                 ("hidden_size", "intermediate_size", "num_hidden_layers", "num_channels"),
                 (
-                    *(("num_channels", 3), ("image_size", 448), ("patch_size", 14)),
+                    ("num_channels", 3),
+                    ("image_size", 448),
+                    ("patch_size", 14),
                     ("attention_bias", False),
                 ),
                 (
-                    *(("norm_type", "layer_norm"), ("use_mask_token", False)),
-                    *(("use_qk_norm", False), ("use_mean_pooling", True)),
+                    ("norm_type", "layer_norm"),
+                    ("use_mask_token", False),
+                    ("use_qk_norm", False),
+                    ("use_mean_pooling", True),
                     ("use_absolute_position_embeddings", True),
                 ),
                 _sides,
@@ -131,7 +150,9 @@ SIZED_IMAGES: Mapping[str, SizedImages] = MappingProxyType(
             ("qwen2",),
             _SIGLIP,
             (
-                *(*_UNTIED, ("image_grid_pinpoints", None), ("vision_feature_layer", -1)),
+                *_UNTIED,
+                ("image_grid_pinpoints", None),
+                ("vision_feature_layer", -1),
                 ("multimodal_projector_bias", True),
             ),
             is_tied_by_text=True,
@@ -142,8 +163,14 @@ SIZED_IMAGES: Mapping[str, SizedImages] = MappingProxyType(
             SizedFamily(
                 "MllamaVisionModel",
                 (
-                    *("hidden_size", "intermediate_size", "num_hidden_layers", "image_size"),
-                    *("num_global_layers", "patch_size", "num_channels", "vision_output_dim"),
+                    "hidden_size",
+                    "intermediate_size",
+                    "num_hidden_layers",
+                    "image_size",
+                    "num_global_layers",
+                    "patch_size",
+                    "num_channels",
+                    "vision_output_dim",
                 ),
                 (("num_channels", 3), ("supported_aspect_ratios", None)),
                 (("max_num_tiles", 4),),

@@ -114,8 +114,13 @@ def _looks_like_path(model: str) -> bool:
 
 
 WANTED_FILES = (
-    *("*.json", "*.safetensors", "*.model", "*.jinja"),
-    *("tokenizer*", "vocab.txt", "merges.txt"),
+    "*.json",
+    "*.safetensors",
+    "*.model",
+    "*.jinja",
+    "tokenizer*",
+    "vocab.txt",
+    "merges.txt",
 )
 """Files fetched from the hub: configs, weights, tokenizers; no pickles, no code."""
 

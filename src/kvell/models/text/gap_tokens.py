@@ -22,9 +22,11 @@ _FORMS: tuple[tuple[str, ...], ...] = (
 )
 """The order of marks and texts: Qwen and CodeGemma, StarCoder and Granite, SantaCoder, DeepSeek;
 Codestral."""
-_ENDS = (
-    *("<|endoftext|>", "<|fim_pad|>", "<|file_sep|>", "<|file_separator|>", "<|repo_name|>"),
-    *("<fim_pad>", "<fim-pad>", "<file_sep>", "<filename>", "<|cursor|>"),
+_ENDS = tuple(
+    (
+        "<|endoftext|> <|fim_pad|> <|file_sep|> <|file_separator|> <|repo_name|> <fim_pad> "
+        "<fim-pad> <file_sep> <filename> <|cursor|>"
+    ).split()
 )
 """Tokens after which a text in a gap is complete, besides the marks themselves."""
 

@@ -32,13 +32,20 @@ from kvell.models.text.rendering.control_tokens import MARK
 from kvell.wire.decoding import MalformedError, decode
 
 JSON_FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "vocab.json", "tekken.json"),
-    *("special_tokens_map.json", "added_tokens.json"),
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+    "tekken.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
 )
 SENTENCEPIECE_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 OTHER_FILES = ("merges.txt", "vocab.txt", *SENTENCEPIECE_FILES)
 TOKENIZER_FILES = (
-    *("tokenizer.json", "vocab.json", "vocab.txt", "tekken.json"),
+    "tokenizer.json",
+    "vocab.json",
+    "vocab.txt",
+    "tekken.json",
     *SENTENCEPIECE_FILES,
 )
 """Files of which a tokenizer has at least one."""
@@ -192,11 +199,10 @@ TokenIds = NDArray[np.int32]
 
 OWN_FIELDS = frozenset(
     (
-        *("conversation", "messages", "tools", "chat_template"),
-        *("add_generation_prompt", "continue_final_message", "tokenize", "tokenizer_kwargs"),
-        *("padding", "truncation", "max_length", "return_tensors", "return_dict"),
-        *("return_assistant_tokens_mask", "processor_kwargs", "load_audio_from_video"),
-    )
+        "conversation messages tools chat_template add_generation_prompt continue_final_message "
+        "tokenize tokenizer_kwargs padding truncation max_length return_tensors return_dict "
+        "return_assistant_tokens_mask processor_kwargs load_audio_from_video"
+    ).split()
 )
 """Variables that are not a request's, and arguments of transformers' ``apply_chat_template``."""
 

@@ -24,8 +24,14 @@ from kvell.wire.decoding import MalformedError, decode_toml, read_bounded
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 FIELDS = (
-    *("name", "key", "sha256", "requests_per_minute", "tokens_per_minute"),
-    *("max_in_flight", "min_priority", "operator"),
+    "name",
+    "key",
+    "sha256",
+    "requests_per_minute",
+    "tokens_per_minute",
+    "max_in_flight",
+    "min_priority",
+    "operator",
 )
 OTHERS_MAY_READ = 0o044
 MOST_PER_MINUTE = 2**53

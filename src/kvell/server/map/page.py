@@ -5,9 +5,11 @@ import hashlib
 from dataclasses import dataclass
 from importlib import resources
 
-SCRIPTS = (
-    *("text.js", "columns.js", "colours.js", "cells.js", "legend.js", "history.js"),
-    *("timelines.js", "tables.js", "loans.js", "server.js", "asking.js", "instance.js", "map.js"),
+SCRIPTS = tuple(
+    (
+        "text.js columns.js colours.js cells.js legend.js history.js timelines.js tables.js "
+        "loans.js server.js asking.js instance.js map.js"
+    ).split()
 )
 """The scripts, in the order of their dependencies."""
 STYLE_PLACE, SCRIPT_PLACE = "/*STYLE*/", "/*SCRIPT*/"

@@ -35,16 +35,78 @@ Work per token is kept small, since its data has left the processor's caches by 
 MOST_LATEST = 64
 """The most latencies of each kind that are kept until they are taken."""
 FIRST_TOKEN_BUCKETS = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
-    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+    160.0,
+    640.0,
+    2560.0,
 )
 NEXT_TOKEN_BUCKETS = (
-    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
-    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
 )
 REQUEST_BUCKETS = (
-    *(0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0),
-    *(50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+    0.01,
+    0.03,
+    0.1,
+    0.3,
+    0.5,
+    0.8,
+    1.0,
+    1.5,
+    2.0,
+    2.5,
+    5.0,
+    10.0,
+    15.0,
+    20.0,
+    30.0,
+    40.0,
+    50.0,
+    60.0,
+    120.0,
+    240.0,
+    480.0,
+    960.0,
+    1920.0,
+    7680.0,
 )
 TOKENS_BUCKETS = (*(m * 10**e for e in range(6) for m in (1, 2, 5)), 1_000_000)
 CHOICES_BUCKETS = (1, 2, 5, 10, 20)
@@ -85,11 +147,10 @@ HISTOGRAMS: dict[str, tuple[tuple[float, ...], str]] = {
 REASONS = ("stop", "length", "cancelled", "refused", "error")
 ANSWERED = ("stop", "length")
 COUNTED_PATHS = frozenset(
-    {
-        *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"),
-        *("/v1/messages", "/v1/messages/count_tokens"),
-        *("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
-    }
+    (
+        "/v1/chat/completions /v1/completions /v1/embeddings /v1/responses /v1/messages "
+        "/v1/messages/count_tokens /score /v1/score /rerank /v1/rerank /v2/rerank"
+    ).split()
 )
 Awaited = Literal["idle", "body", "answer"]
 """The next event of a connection: a request, its body, or an answer."""

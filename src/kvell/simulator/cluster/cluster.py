@@ -210,7 +210,12 @@ class VirtualCluster:
         self._credits = len(rows) if self._is_alone else CREDITS
         most_ahead = spec.limits.max_num_seqs if self._is_alone else CREDITS * len(self.names)
         self.front = VirtualFront(
-            *(queue, rows, self._prompts, schedule, self.loop, self._tell),
+            queue,
+            rows,
+            self._prompts,
+            schedule,
+            self.loop,
+            self._tell,
             spec.machine.request_seconds,
             most_ahead if spec.max_waiting is None else None,
         )
@@ -303,7 +308,12 @@ class VirtualCluster:
         incarnation = next(self._incarnations)
         core, agent, meter = self._fresh(name, incarnation)
         instance = VirtualInstance(
-            *(core, agent, self._device(core), self._steps, self.loop, self.network),
+            core,
+            agent,
+            self._device(core),
+            self._steps,
+            self.loop,
+            self.network,
             partial(self._say, name),
             meter,
             Record() if self._records else None,
@@ -377,7 +387,11 @@ class VirtualCluster:
         """Return the facts of an incarnation, as an instance process would report them."""
         layout, limits, hosts = self.spec.layout, self.spec.limits, self.spec.hosts
         facts = InstanceFacts(
-            *(incarnation, self._credits, "", limits.max_model_len, layout.pool_bytes),
+            incarnation,
+            self._credits,
+            "",
+            limits.max_model_len,
+            layout.pool_bytes,
             token_bytes=_token_bytes(layout),
             indexed=indexed_groups(layout.groups),
             section_tokens=limits.section_tokens,

@@ -69,9 +69,7 @@ def early_placement(
         if (load := loads[other.instance_id]) is not None
     }
     size = request.blocks, max(0, most_local)
-    parts = placement(
-        *(request.req_id, *size, home, lenders, facts.section_bytes), expected=expected
-    )
+    parts = placement(request.req_id, *size, home, lenders, facts.section_bytes, expected=expected)
     return parts if parts and _pays(request, parts, home, lenders, model) else ()
 
 

@@ -181,13 +181,21 @@ class LoanPlanner:
         facts, name = party.report.facts, party.instance_id
         kept = party.pool_bytes // SHORT_PART if self._is_reactive else kept_bytes(party, load)
         inputs = throughput_inputs(
-            *(party, facts, load, party.free_bytes - kept),
+            party,
+            facts,
+            load,
+            party.free_bytes - kept,
             borrowed=placed.borrowed.get(name, NO_LOANS),
             asking=placed.asking[name],
         )
         return Debtor(
-            *(name, facts, self._model(facts.prices), inputs),
-            *(load.longest, self._blocks(facts, load), placed.reading),
+            name,
+            facts,
+            self._model(facts.prices),
+            inputs,
+            load.longest,
+            self._blocks(facts, load),
+            placed.reading,
         )
 
     def _creditor(self, party: LoanParty, load: LoadStats, lent: int, coming: int) -> Creditor:
@@ -205,8 +213,13 @@ class LoanPlanner:
         room = min(room, lendable_blocks(pool_bytes, size_bytes) - lent)
         inputs = throughput_inputs(party, facts, load, above_bytes, lent - coming)
         return Creditor(
-            *(party.instance_id, facts, self._model(facts.prices), inputs),
-            *(room, above_bytes // size_bytes, self._blocks(facts, load)),
+            party.instance_id,
+            facts,
+            self._model(facts.prices),
+            inputs,
+            room,
+            above_bytes // size_bytes,
+            self._blocks(facts, load),
         )
 
     def _blocks(self, facts: InstanceFacts, load: LoadStats) -> int:

@@ -23,36 +23,24 @@ _CONTROLS = {"t": "\t", "n": "\n", "v": "\v", "f": "\f", "r": "\r"}
 _ESCAPES = {character: f"\\{letter}" for letter, character in _CONTROLS.items()}
 _PROPERTIES = frozenset(
     (
-        *("Any", "ASCII", "Alphabetic", "Lowercase", "Uppercase", "White_Space", "ASCII_Hex_Digit"),
-        *("Hex_Digit", "Ideographic", "ID_Start", "ID_Continue", "XID_Start", "XID_Continue"),
-        *("Emoji", "Math", "Dash", "Diacritic", "L", "Lu", "Ll", "Lt", "LC", "Lm", "Lo", "M", "Mn"),
-        *("Mc", "Me", "N", "Nd", "Nl", "No", "P", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "S"),
-        *("Sm", "Sc", "Sk", "So", "Z", "Zs", "Zl", "Zp", "C", "Cc", "Cf", "Co", "Cn", "Letter"),
-        *("Uppercase_Letter", "Lowercase_Letter", "Titlecase_Letter", "Cased_Letter"),
-        *("Modifier_Letter", "Other_Letter", "Mark", "Nonspacing_Mark", "Spacing_Mark"),
-        *("Enclosing_Mark", "Number", "Decimal_Number", "Letter_Number", "Other_Number"),
-        *("Punctuation", "Connector_Punctuation", "Dash_Punctuation", "Open_Punctuation"),
-        *("Close_Punctuation", "Initial_Punctuation", "Final_Punctuation", "Other_Punctuation"),
-        *("Symbol", "Math_Symbol", "Currency_Symbol", "Modifier_Symbol", "Other_Symbol"),
-        *(
-            "Separator",
-            "Space_Separator",
-            "Line_Separator",
-            "Paragraph_Separator",
-            "Other",
-            "Control",
-        ),
-        *("Format", "Private_Use", "Unassigned"),
-    )
+        "Any ASCII Alphabetic Lowercase Uppercase White_Space ASCII_Hex_Digit Hex_Digit "
+        "Ideographic ID_Start ID_Continue XID_Start XID_Continue Emoji Math Dash Diacritic L Lu "
+        "Ll Lt LC Lm Lo M Mn Mc Me N Nd Nl No P Pc Pd Ps Pe Pi Pf Po S Sm Sc Sk So Z Zs Zl Zp C "
+        "Cc Cf Co Cn Letter Uppercase_Letter Lowercase_Letter Titlecase_Letter Cased_Letter "
+        "Modifier_Letter Other_Letter Mark Nonspacing_Mark Spacing_Mark Enclosing_Mark Number "
+        "Decimal_Number Letter_Number Other_Number Punctuation Connector_Punctuation "
+        "Dash_Punctuation Open_Punctuation Close_Punctuation Initial_Punctuation "
+        "Final_Punctuation Other_Punctuation Symbol Math_Symbol Currency_Symbol Modifier_Symbol "
+        "Other_Symbol Separator Space_Separator Line_Separator Paragraph_Separator Other Control "
+        "Format Private_Use Unassigned"
+    ).split()
 )
 _SCRIPTS = frozenset(
     (
-        *("Arabic", "Armenian", "Bengali", "Bopomofo", "Cherokee", "Common", "Cyrillic"),
-        *("Devanagari", "Ethiopic", "Georgian", "Greek", "Gujarati", "Gurmukhi", "Han", "Hangul"),
-        *("Hebrew", "Hiragana", "Inherited", "Kannada", "Katakana", "Khmer", "Lao", "Latin"),
-        *("Malayalam", "Mongolian", "Myanmar", "Oriya", "Sinhala", "Tamil", "Telugu", "Thai"),
-        "Tibetan",
-    )
+        "Arabic Armenian Bengali Bopomofo Cherokee Common Cyrillic Devanagari Ethiopic Georgian "
+        "Greek Gujarati Gurmukhi Han Hangul Hebrew Hiragana Inherited Kannada Katakana Khmer Lao "
+        "Latin Malayalam Mongolian Myanmar Oriya Sinhala Tamil Telugu Thai Tibetan"
+    ).split()
 )
 _QUANTIFIER = re.compile(r"([*+?]|\{([0-9]+)(?:(,)([0-9]*))?\})\??")
 _PROPERTY = re.compile(r"\{(?:(General_Category|gc|Script|sc|Script_Extensions|scx)=)?(\w+)\}")

@@ -230,10 +230,11 @@ MOST_PARTS = 50_000
 """The most schemas inside a rewritten one; llguidance accepts no more."""
 MOST_PATH_CHARS = 200
 """The most characters of a path: names of properties have any length."""
-_VALUES = (
-    *("type", "const", "enum", "required", "minProperties", "maxProperties"),
-    *("minItems", "maxItems", "minLength", "maxLength", "pattern", "format"),
-    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+_VALUES = tuple(
+    (
+        "type const enum required minProperties maxProperties minItems maxItems minLength "
+        "maxLength pattern format minimum maximum exclusiveMinimum exclusiveMaximum multipleOf"
+    ).split()
 )
 _MAPS = ("properties", "patternProperties")
 _INNER = ("additionalProperties", "items", "additionalItems", "prefixItems")

@@ -12,9 +12,11 @@ FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 )
 """The formats that llguidance enforces; all others are annotations."""
-UNFOLLOWED = (
-    *("if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies"),
-    *("contains", "minContains", "maxContains", "$dynamicRef", "$recursiveRef"),
+UNFOLLOWED = tuple(
+    (
+        "if then else dependentRequired dependentSchemas dependencies contains minContains "
+        "maxContains $dynamicRef $recursiveRef"
+    ).split()
 )
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 _IN_PLACE = frozenset(("$ref", "allOf", "anyOf", "oneOf"))

@@ -55,7 +55,11 @@ class ManagerActor:
         placement = RayPlacement(given.secret, given.name, on_wait)
         site = ClusterSite(placement, given.secret, given.name, given.limits.startup_seconds)
         manager = Manager(
-            *(given.command, given.counts, given.limits, site, given.secret),
+            given.command,
+            given.counts,
+            given.limits,
+            site,
+            given.secret,
             pool=given.pool,
             host=host,
             fingerprint=given.fingerprint,

@@ -39,10 +39,7 @@ INSTANT_FILTERS = frozenset(
 )
 """Filters whose work does not grow with their value."""
 SHALLOW_FILTERS = frozenset(
-    {
-        *("list", "reverse", "items", "batch", "slice"),
-        *("select", "reject", "selectattr", "rejectattr", "map"),
-    }
+    ("list reverse items batch slice select reject selectattr rejectattr map").split()
 )
 """Filters that do not read what the items of a list contain."""
 QUADRATIC_FILTERS = frozenset({"urlize", "striptags", "wordwrap", "pprint", "xmlattr"})

@@ -209,8 +209,12 @@ class _OpenCall(_OpenItem):
 
 
 _ECHOED = (
-    *("instructions", "max_output_tokens", "max_tool_calls", "prompt_cache_key"),
-    *("safety_identifier", "user"),
+    "instructions",
+    "max_output_tokens",
+    "max_tool_calls",
+    "prompt_cache_key",
+    "safety_identifier",
+    "user",
 )
 
 

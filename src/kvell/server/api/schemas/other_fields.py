@@ -213,9 +213,11 @@ OPTION_OTHERS = _table(
     penalize_newline=Other(values=(True,), remedy="leave it out"),
     num_keep=Other(why="no context is shifted"),
     **dict.fromkeys(
-        (
-            *("num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "low_vram", "f16_kv"),
-            *("use_mmap", "use_mlock", "vocab_only", "logits_all", "embedding_only"),
+        tuple(
+            (
+                "num_batch num_gpu main_gpu num_thread numa low_vram f16_kv use_mmap use_mlock "
+                "vocab_only logits_all embedding_only"
+            ).split()
         ),
         Other(why="the server's own options decide"),
     ),

@@ -277,7 +277,9 @@ def _add_call(messages: list[ChatMessage], item: FunctionCallItem) -> None:
 LOGPROBS = "message.output_text.logprobs"
 _SAME = (
     *SamplingFields.model_fields,
-    *("parallel_tool_calls", "chat_template_kwargs", "thinking_token_budget"),
+    "parallel_tool_calls",
+    "chat_template_kwargs",
+    "thinking_token_budget",
 )
 """Fields that chat has under the same name."""
 _NAMES_HERE = (

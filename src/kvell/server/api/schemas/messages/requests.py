@@ -27,9 +27,11 @@ from kvell.server.api.schemas.sampling_fields import (
     StopTexts,
 )
 
-_SAME = (
-    *("model", "stream", "temperature", "top_p", "top_k", "min_p", "seed", "cache_salt"),
-    *("prompt_cache_key", "priority", "deadline_seconds"),
+_SAME = tuple(
+    (
+        "model stream temperature top_p top_k min_p seed cache_salt prompt_cache_key priority "
+        "deadline_seconds"
+    ).split()
 )
 """Fields that chat has under the same name."""
 _NAMES_HERE = (
