@@ -312,12 +312,13 @@ class AppState:
         """
         body = request.body
         heading = request.heading
-        choices = request.body.choices()
+        choices = body.choices()
+        sequences = body.sequences()
         ends = request.served.text.eos_token_ids
         has_images = bool(request.tensors)
         searches = beam_searches(body, samplings, ends, has_images=has_images)
-        count = len(samplings) * body.sequences()
-        most_tokens = body.sequences() * sum(sampling.max_tokens or 0 for sampling in samplings)
+        count = len(samplings) * sequences
+        most_tokens = sequences * sum(sampling.max_tokens or 0 for sampling in samplings)
         if count > 1 and most_tokens > MOST_TOKENS_ASKED:
             remedy = f"ask for at most {MOST_TOKENS_ASKED} in all: set max_tokens or a smaller n"
             raise ChangeSomething("n", choices, f"asks for {most_tokens} tokens", remedy)
@@ -328,12 +329,12 @@ class AppState:
         if trace is not None:
             trace.on_parsed(heading.model, samplings[0])
         priority = body.priority or 0
-        name = body.sequences_field() if body.sequences() > 1 else "prompt"
-        sequences = Sequences(count, name, priority=priority)
-        request.visit.begin(heading.answer_id, heading.model, prompt_tokens, most_tokens, sequences)
+        name = body.sequences_field() if sequences > 1 else "prompt"
+        asked = Sequences(count, name, priority=priority)
+        request.visit.begin(heading.answer_id, heading.model, prompt_tokens, most_tokens, asked)
         memory = request.served.prompts.answers
         kept = KeptAnswer(request.visit, memory, body.logprobs_field(), frees=not keeps)
-        kept.reserve([len(ids) for ids in request.prompts], samplings, body.sequences())
+        kept.reserve([len(ids) for ids in request.prompts], samplings, sequences)
         deltas = self._answers(request, samplings, searches, kept)
         for _ in request.prompts:
             self.metrics.on_prompt(choices)
