@@ -41,7 +41,7 @@ from kvell.errors import ChangeSomething
 from kvell.fleet.instance.command import instance_command
 from kvell.fleet.instance.price_settings import PriceSettings
 from kvell.fleet.started.front_limits import FrontLimits
-from kvell.fleet.started.member import MemberStatus
+from kvell.fleet.started.members import MemberStatus
 from kvell.fleet.started.pool_settings import PoolSettings
 from kvell.front.front import Front
 from kvell.local.jobs import chosen_sampling, embedding_output, one_each

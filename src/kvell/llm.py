@@ -51,8 +51,7 @@ from kvell.local.outputs import RequestOutput
 from kvell.local.requests import LocalRequests, Priority
 from kvell.local.runs import JobRunner, UseTqdm, progress_bar
 from kvell.models.sources.progress import Progress, quiet
-from kvell.models.text.chat_template import chosen_template
-from kvell.models.text.content_format import NO_FIELDS, ContentFormat, Message
+from kvell.models.text.chat_template import NO_FIELDS, ContentFormat, Message, chosen_template
 from kvell.models.text.tokenizer import Tokenizer
 
 __all__ = ["LLM", "Prompt", "RequestOutput"]

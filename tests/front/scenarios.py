@@ -5,7 +5,7 @@ import os
 from collections.abc import Awaitable, Callable
 from random import Random
 
-from kvell.fleet.instance.dialing import InstanceLine
+from kvell.fleet.instance.instance_process import InstanceLine
 from kvell.fleet.instance.supervisor import Supervisor
 from kvell.front.front import Front
 

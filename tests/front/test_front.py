@@ -18,7 +18,7 @@ from kvell.errors import InstanceDied, TryLater
 from kvell.fleet.instance.instance_process import InstanceStartError
 from kvell.fleet.instance.supervisor import RestartPolicy
 from kvell.fleet.started.front_limits import FrontLimits
-from kvell.fleet.started.member import MemberStatus
+from kvell.fleet.started.members import MemberStatus
 from kvell.front.front import Front
 from kvell.testing.instance import fake_token
 from tests.engine.works import spec_of

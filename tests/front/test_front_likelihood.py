@@ -11,8 +11,7 @@ from kvell.engine.protocol.messages import Finished, Tokens
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.fleet.instance.death import InstanceDeath
-from kvell.front.mailbox import Mailbox, Output
-from kvell.front.request_log import LogEntry
+from kvell.front.request_log import LogEntry, Mailbox, Output
 from kvell.front.request_queue import RequestQueue
 from kvell.vocabulary import RequestId
 from tests.reports import facts

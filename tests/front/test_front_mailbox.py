@@ -6,7 +6,7 @@ import pytest
 
 from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.errors import TryLater
-from kvell.front.mailbox import Mailbox
+from kvell.front.request_log import Mailbox
 
 LIKELY = TokenLogprobs(-1.0, 1, ((1, -1.0), (2, -2.0)))
 

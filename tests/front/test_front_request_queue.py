@@ -10,8 +10,7 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import Bound, ChangeSomething, TryLater
 from kvell.fleet.instance.death import InstanceDeath, death_of
 from kvell.fleet.instance.supervisor import RestartPolicy
-from kvell.front.mailbox import Mailbox, Output
-from kvell.front.request_log import EndedRequest, LogEntry
+from kvell.front.request_log import EndedRequest, LogEntry, Mailbox, Output
 from kvell.front.request_queue import RequestQueue
 from kvell.vocabulary import FinishReason, RequestId
 from tests.reports import facts, load

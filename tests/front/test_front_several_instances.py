@@ -16,7 +16,7 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething
 from kvell.fleet.instance.supervisor import RestartPolicy
 from kvell.fleet.started.front_limits import FrontLimits
-from kvell.fleet.started.member import MemberStatus
+from kvell.fleet.started.members import MemberStatus
 from kvell.front.front import Front
 from kvell.testing.instance import CRASH_TOKEN, fake_token
 from tests.engine.works import spec_of

@@ -12,9 +12,9 @@ import pytest
 from kvell.errors import ChangeSomething
 from kvell.fleet.followed.followed_members import FollowedCluster, FollowedMembers
 from kvell.fleet.followed.manager_link import ManagerAddress
-from kvell.fleet.instance.dialing import dial
+from kvell.fleet.instance.instance_process import dial
 from kvell.fleet.started.front_limits import FrontLimits
-from kvell.fleet.started.member import MemberCallbacks
+from kvell.fleet.started.members import MemberCallbacks
 from kvell.release import RELEASE
 from kvell.wire.blocking import BlockingSocket
 from kvell.wire.endpoints import connect_to

@@ -85,7 +85,7 @@ PAGES = (
                         "kvell.models.text.chat_template",
                         "ChatTemplate ChosenTemplate chosen_template",
                     ),
-                    "kvell.models.text.content_format.ContentFormat",
+                    "kvell.models.text.chat_template.ContentFormat",
                     "kvell.models.sources.progress.Progress",
                     *_of("kvell.clock", "Clock MonotonicClock VirtualClock"),
                     "kvell.engine.core.journal.Journal",
@@ -121,7 +121,7 @@ PAGES = (
             Section(
                 "What instances say of themselves",
                 (
-                    "kvell.fleet.started.member.MemberStatus",
+                    "kvell.fleet.started.members.MemberStatus",
                     "kvell.fleet.instance.supervisor.InstanceState",
                     *_of("kvell.engine.protocol.placements", "RequestPlacementEntry"),
                     *_of(

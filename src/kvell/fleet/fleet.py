@@ -6,7 +6,7 @@ from typing import Protocol
 from kvell.cluster.steering.relief import MovableView
 from kvell.cluster.steering.roles import RoleWork
 from kvell.fleet.started.front_limits import FrontLimits
-from kvell.fleet.started.member import Member, MemberCallbacks
+from kvell.fleet.started.members import Member, MemberCallbacks
 
 
 class Fleet(Protocol):

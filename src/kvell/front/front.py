@@ -41,14 +41,19 @@ from kvell.fleet.instance.death import InstanceDeath
 from kvell.fleet.instance.supervisor import GIVEN_UP
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.fleet.started.host import Host
-from kvell.fleet.started.member import MemberCallbacks, MemberStatus, stats_of
-from kvell.fleet.started.members import CLOSING, Members
+from kvell.fleet.started.members import CLOSING, MemberCallbacks, Members, MemberStatus, stats_of
 from kvell.fleet.started.pool_settings import PoolSettings
 from kvell.fleet.started.watch import pages_of
 from kvell.front.events.index_observer import IndexObserver
 from kvell.front.instance_load import InstanceLoad
-from kvell.front.mailbox import Mailbox, Output, OutputRoom
-from kvell.front.request_log import LogEntry, RequestObserver, RequestTrace
+from kvell.front.request_log import (
+    LogEntry,
+    Mailbox,
+    Output,
+    OutputRoom,
+    RequestObserver,
+    RequestTrace,
+)
 from kvell.front.request_queue import Command, Dispatch, Entries, RequestQueue
 from kvell.serving.gate import NAME_END
 from kvell.vocabulary import RequestId

@@ -24,8 +24,7 @@ from kvell.server.api.door.access_guard import Access
 from kvell.server.api.door.face_options import FaceOptions
 from kvell.server.api.openai_api import build_app
 from kvell.server.api.serve_options import ServeOptions
-from kvell.server.http.acceptor import Acceptor
-from kvell.server.http.connection import BoundedConnection, Face, OpenConnections
+from kvell.server.http.connection import Acceptor, BoundedConnection, Face, OpenConnections
 from kvell.server.logs.lines import tell
 from kvell.server.logs.visits import VisitLines
 from kvell.server.map.recorder import HistoryRecorder

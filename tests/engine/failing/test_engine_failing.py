@@ -22,8 +22,7 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import NO_TOKEN, StepPlan, StepResult, TokenWork
 from kvell.engine.running.batching import GroupArrays
-from kvell.front.mailbox import Output
-from kvell.front.request_log import LogEntry
+from kvell.front.request_log import LogEntry, Output
 from kvell.front.request_queue import RequestQueue
 from kvell.memory import create_core
 from kvell.pages.audit import audit

@@ -6,7 +6,7 @@ import signal
 from kvell.engine.protocol.messages import Submit
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.fleet.instance.dialing import dial_instance
+from kvell.fleet.instance.instance_process import dial_instance
 from kvell.fleet.placing.cluster_site import ClusterSite
 from kvell.vocabulary import RequestId
 from kvell.wire.greeting import Greeting

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from kvell.fleet.instance.dialing import dial
+from kvell.fleet.instance.instance_process import dial
 from kvell.wire.blocking import BlockingSocket
 from kvell.wire.endpoints import endpoint_of, listen_at
 from kvell.wire.greeting import Greeting

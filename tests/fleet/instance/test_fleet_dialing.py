@@ -5,8 +5,8 @@ import socket
 
 import pytest
 
-from kvell.fleet.instance import dialing
-from kvell.fleet.instance.dialing import dial
+from kvell.fleet.instance import instance_process as dialing
+from kvell.fleet.instance.instance_process import dial
 from kvell.wire.greeting import Greeting
 
 SECRET = bytes(range(32))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvell.engine.protocol.codec import decode_command, encode_frame
 from kvell.engine.protocol.messages import AskStats, Cancel, Command, Drain, Drained, Event, Tokens
-from kvell.fleet.instance.dialing import InstanceLine
+from kvell.fleet.instance.instance_process import InstanceLine
 from kvell.vocabulary import RequestId
 from kvell.wire.frames import FrameReader, ProtocolError, frame
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from kvell.fleet.instance.dialing import (
+from kvell.fleet.instance.instance_process import (
     FIRST_PAUSE_SECONDS,
     LONGEST_PAUSE_SECONDS,
     Pauses,

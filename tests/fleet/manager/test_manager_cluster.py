@@ -10,7 +10,7 @@ import pytest
 import kvell.fleet.manager.manager as manager_module
 import kvell.fleet.placing.cluster_site as cluster_site_module
 from kvell.engine.protocol.messages import Ready
-from kvell.fleet.instance.dialing import dial_instance
+from kvell.fleet.instance.instance_process import dial_instance
 from kvell.fleet.manager.messages import FrontBeat, Leave
 from kvell.fleet.placing.cluster_site import ClusterSite
 from kvell.fleet.placing.placement import PlacedInstance, PlacingError

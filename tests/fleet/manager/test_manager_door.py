@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.errors import ChangeSomething
-from kvell.fleet.instance.dialing import dial
+from kvell.fleet.instance.instance_process import dial
 from kvell.fleet.manager.manager import ManagerFrontListener
 from kvell.wire.endpoints import connect_to
 from kvell.wire.frames import HEADER_BYTES, ProtocolError, frame

@@ -8,7 +8,7 @@ from zlib import crc32
 import pytest
 
 import kvell.fleet.manager.front_lines as front_line
-from kvell.fleet.instance.dialing import dial
+from kvell.fleet.instance.instance_process import dial
 from kvell.fleet.manager.messages import (
     Answer,
     DrainInstance,

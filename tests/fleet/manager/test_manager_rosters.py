@@ -23,8 +23,7 @@ from kvell.fleet.manager.messages import (
     decode_to_manager,
     encode_message,
 )
-from kvell.fleet.started.member import MemberCallbacks
-from kvell.fleet.started.members import OwnMember
+from kvell.fleet.started.members import MemberCallbacks, OwnMember
 from kvell.wire.frames import HEADER_BYTES, ProtocolError
 
 ENDED = Ended(4, "the instance process ended unexpectedly (exit -9)", "killed")

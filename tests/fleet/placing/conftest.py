@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from kvell.fleet.instance.dialing import InstanceLine
+from kvell.fleet.instance.instance_process import InstanceLine
 from kvell.fleet.instance.supervisor import RestartPolicy
 from kvell.fleet.manager.manager import Manager
 from kvell.fleet.placing.cluster_site import ClusterSite

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from kvell.errors import ChangeSomething
-from kvell.models.text.chat_template import ChatTemplate, ChosenTemplate, chosen_template
-from kvell.models.text.content_format import ROLES
+from kvell.models.text.chat_template import ROLES, ChatTemplate, ChosenTemplate, chosen_template
 from kvell.models.text.tokenizer import Tokenizer
 from tests.models.cases import some_fast
 

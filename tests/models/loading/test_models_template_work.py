@@ -11,7 +11,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from kvell.errors import ChangeSomething
 from kvell.models.text.chat_template import chosen_template, read_template
-from kvell.models.text.rendering.conversation import CompiledTemplate
+from kvell.models.text.rendering.environment import CompiledTemplate
 from tests.models.cases import long_unless
 
 MEMORY_BYTES = 64 << 20

@@ -13,10 +13,10 @@ from tokenizers import decoders, models
 from transformers import TokenizersBackend
 
 from kvell.errors import ChangeSomething
-from kvell.models.text.answer_text import StopStrings
 from kvell.models.text.detokenizer import (
     SLICE_TOKENS,
     IncrementalDetokenizer,
+    StopStrings,
     byte_alphabet,
     decode_in_slices,
     spelled_bytes,

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.errors import ChangeSomething
-from kvell.models.text.call_arguments import MOST_ARGUMENT_PARTS, with_arguments
-from kvell.server.answers.chat_tools import chat_tools
-from kvell.server.answers.template_messages import template_messages, with_objects
+from kvell.models.text.chat_template import MOST_ARGUMENT_PARTS, with_arguments
+from kvell.server.answers.forced import chat_tools
+from kvell.server.api.prompts import template_messages, with_objects
 from tests.server.answers.answer_texts import WEATHER
 
 

@@ -15,8 +15,8 @@ from kvell.server.api.routes.embeddings import EmbeddingsApi
 from kvell.server.api.routes.models import ModelsApi
 from kvell.server.api.schemas.chat import DetokenizeRequest, TokenizeRequest
 from kvell.server.api.schemas.embeddings import EmbeddingsRequest
-from kvell.server.text.context_length import ContextLength
 from kvell.server.text.lanes import TextWork
+from kvell.server.text.text_bounds import ContextLength
 from kvell.testing.instance import ByteText
 
 MOST = 4096

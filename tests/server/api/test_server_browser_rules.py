@@ -9,8 +9,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from kvell.errors import ChangeSomething
 from kvell.server.access.keys import KeyRing, operator_key
-from kvell.server.api.door.access_guard import Access, AccessGuard
-from kvell.server.api.door.browser_rules import BrowserRules
+from kvell.server.api.door.access_guard import Access, AccessGuard, BrowserRules
 from kvell.server.api.door.face_options import checked_hosts
 
 Headers = Iterable[tuple[str, str]]

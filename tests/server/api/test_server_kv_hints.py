@@ -13,7 +13,7 @@ from kvell.server.api.schemas.generation import CompletionRequest
 from kvell.server.api.schemas.responses import ResponsesRequest
 from kvell.server.api.schemas.sampling_fields import MAX_ACTIONS, MAX_DIRECTIVES, KvHints
 from kvell.server.logs.lines import FIELDS, LONGEST_NAME, MOST_TOLD, OncePerName
-from kvell.server.text.context_length import AnswerRoom
+from kvell.server.text.text_bounds import AnswerRoom
 
 pytestmark = pytest.mark.xdist_group("fake_server")
 

@@ -13,7 +13,7 @@ from kvell.server.answers.named import parser_named
 from kvell.server.api.bodies.ollama_models import description, loaded_entry, tag_entry
 from kvell.server.api.http_errors import UnknownModel
 from kvell.server.api.serving import ServerModel, human_number, is_size, served_name
-from kvell.server.text.context_length import ContextLength
+from kvell.server.text.text_bounds import ContextLength
 from kvell.testing.instance import POOL_BYTES, STORED, WEIGHTS_BYTES, ByteText
 
 pytestmark = pytest.mark.xdist_group("fake_server")

@@ -16,7 +16,7 @@ from kvell.server.api.schemas.ollama.requests import (
     OllamaChatRequest,
     OllamaGenerateRequest,
 )
-from kvell.server.text.context_length import AnswerRoom
+from kvell.server.text.text_bounds import AnswerRoom
 
 pytestmark = pytest.mark.xdist_group("fake_server")
 DEFAULTS: dict[str, Any] = {

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from kvell.errors import ChangeSomething
-from kvell.models.text.content_format import NO_FIELDS
+from kvell.models.text.chat_template import NO_FIELDS
 from kvell.server.api.bodies.completions import (
     Heading,
     completion_body,
@@ -21,9 +21,8 @@ from kvell.server.api.bodies.completions import (
 from kvell.server.api.prompts import PromptEncoder
 from kvell.server.api.routes.chat import chat_chunk
 from kvell.server.logs.lines import FIELDS
-from kvell.server.text.context_length import AnswerRoom, ContextLength
 from kvell.server.text.lanes import TextWork
-from kvell.server.text.text_bounds import ContextTooLong
+from kvell.server.text.text_bounds import AnswerRoom, ContextLength, ContextTooLong
 from kvell.server.text.text_stream import TextDelta, Usage, WholeAnswer
 from kvell.testing.instance import ByteText
 

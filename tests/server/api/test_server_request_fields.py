@@ -20,7 +20,7 @@ from kvell.server.api.schemas.ollama.requests import OllamaOptions
 from kvell.server.api.schemas.request_body import RequestBody
 from kvell.server.api.schemas.responses import ResponsesRequest
 from kvell.server.logs.lines import MOST_TOLD, OncePerName
-from kvell.server.text.context_length import AnswerRoom
+from kvell.server.text.text_bounds import AnswerRoom
 from scripts.reference.http.request_fields import BODIES, PAGE, page
 
 ROOM = AnswerRoom(100, 100)

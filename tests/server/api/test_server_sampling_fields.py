@@ -20,8 +20,8 @@ from kvell.server.api.schemas.responses import ResponsesRequest
 from kvell.server.api.serve_options import ServeOptions
 from kvell.server.http_face import HttpFace
 from kvell.server.logs.lines import FIELDS
-from kvell.server.text.context_length import AnswerRoom, ContextLength
 from kvell.server.text.lanes import TextWork
+from kvell.server.text.text_bounds import AnswerRoom, ContextLength
 from kvell.server.text.text_model import LoadedTexts
 from kvell.testing.instance import ByteText
 from tests.server.api.test_server_logprobs import events

@@ -13,7 +13,7 @@ from kvell.engine.protocol.structured_outputs import StructuredOutputs, json_tex
 from kvell.errors import ChangeSomething
 from kvell.server.api.schemas.chat import ChatMessage, ChatRequest
 from kvell.server.api.schemas.generation import MAX_PROMPTS, CompletionRequest
-from kvell.server.text.context_length import AnswerRoom
+from kvell.server.text.text_bounds import AnswerRoom
 
 HELLO = [{"role": "user", "content": "hello"}]
 

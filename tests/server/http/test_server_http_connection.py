@@ -15,9 +15,9 @@ from uvicorn.server import ServerState
 
 from kvell.errors import Bound
 from kvell.server.api.door.guards import HttpBounds
-from kvell.server.http.acceptor import Acceptor
 from kvell.server.http.connection import (
     READ_AT_ONCE_BYTES,
+    Acceptor,
     BoundedConnection,
     Face,
     OpenConnections,

@@ -7,7 +7,7 @@ from kvell.clock import VirtualClock
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.protocol.statistics import InstanceReport, LoadStats, Stats
 from kvell.fleet.instance.supervisor import InstanceState
-from kvell.fleet.started.member import MemberStatus
+from kvell.fleet.started.members import MemberStatus
 from kvell.front.front import Front
 from kvell.front.instance_load import InstanceLoad
 from kvell.front.request_queue import Entries

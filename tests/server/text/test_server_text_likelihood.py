@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.front.mailbox import Output
+from kvell.front.request_log import Output
 from kvell.server.text.text_stream import TextDelta, Usage
 from kvell.testing.instance import EOS_TOKEN
 from tests.server.text.test_server_text import Script, deltas, ended

@@ -16,8 +16,7 @@ from kvell.errors import ChangeSomething
 from kvell.fleet.fleet import FrontLoad
 from kvell.fleet.followed.instance_link import InstanceLink
 from kvell.fleet.followed.manager_link import Find, ManagerLink
-from kvell.fleet.instance.dialing import DialedLine, dial_instance
-from kvell.fleet.instance.instance_process import InstanceStartError
+from kvell.fleet.instance.instance_process import DialedLine, InstanceStartError, dial_instance
 from kvell.fleet.instance.supervisor import GIVEN_UP
 from kvell.fleet.manager.messages import (
     BEAT_SECONDS,
@@ -30,8 +29,7 @@ from kvell.fleet.manager.messages import (
     RosterEntry,
 )
 from kvell.fleet.started.front_limits import FrontLimits
-from kvell.fleet.started.member import Member, MemberCallbacks
-from kvell.fleet.started.members import CLOSING, DRAINED
+from kvell.fleet.started.members import CLOSING, DRAINED, Member, MemberCallbacks
 from kvell.wire.greeting import Greeting
 
 LINE_SECONDS = 5.0

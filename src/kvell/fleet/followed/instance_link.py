@@ -18,8 +18,14 @@ from kvell.engine.protocol.messages import Command, Event, Tokens
 from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.errors import InstanceDied, KvellError
 from kvell.fleet.instance.death import InstanceDeath
-from kvell.fleet.instance.dialing import DialedLine, Pauses, hang_up_after, reach
-from kvell.fleet.instance.instance_process import InstanceStartError, hear_ready
+from kvell.fleet.instance.instance_process import (
+    DialedLine,
+    InstanceStartError,
+    Pauses,
+    hang_up_after,
+    hear_ready,
+    reach,
+)
 from kvell.fleet.instance.supervisor import InstanceListener, InstanceState, Watchdog
 from kvell.fleet.manager.messages import RosterEntry
 from kvell.wire.frames import ProtocolError

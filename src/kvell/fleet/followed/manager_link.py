@@ -16,7 +16,7 @@ from typing import Protocol
 
 from kvell.cluster.steering.epochs import HighestEpoch
 from kvell.errors import ChangeSomething, KvellError, TryLater
-from kvell.fleet.instance.dialing import Pauses, dial, reach
+from kvell.fleet.instance.instance_process import Pauses, dial, reach
 from kvell.fleet.manager.messages import (
     BEAT_SECONDS,
     Answer,

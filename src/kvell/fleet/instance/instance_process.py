@@ -1,16 +1,312 @@
-"""An instance process, on this machine or another, at the other end of a socket."""
+"""An instance process, on this machine or another, at the other end of a socket.
+
+Connections to processes that listen for the fronts and the manager of their cluster.
+
+A new connection to an instance after a cut, before the instance counts as dead.
+
+::
+
+    cut ──dials, for n looks──► reached ──waits──► Ready
+     │                            └────────────────────────┐
+     └── the process ends, or is not reached ──► nothing ◄─┘
+"""
 
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
-from kvell.engine.protocol.messages import SCHEMA_VERSION, Command, Event, Ready
+from typing_extensions import override
+
+from kvell.engine.protocol.codec import decode_event, encode_frame
+from kvell.engine.protocol.messages import (
+    KEEP_ALIVE_SECONDS,
+    SCHEMA_VERSION,
+    Command,
+    Event,
+    KeepAlive,
+    Ready,
+)
 from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.errors import KvellError
-from kvell.fleet.instance.dialing import Dial, InstanceLine, Redial
+from kvell.wire.endpoints import connected_to
+from kvell.wire.frames import MessageLine, ProtocolError
+from kvell.wire.greeting import GREETING_SECONDS, Greeting
+from kvell.wire.session import Opening, Purpose
+
+
+class InstanceLine(MessageLine[Event]):
+    """A line that keeps events until :meth:`follow` is called."""
+
+    def __init__(self) -> None:
+        super().__init__(decode_event)
+        self._kept: list[Event] = []
+        self._heard = asyncio.Event()
+        self._breach: ProtocolError | None = None
+        self.hear = self._keep
+
+    async def first(self) -> Event | None:
+        """Return the first event; None if the line ends before it.
+
+        :raises ProtocolError: when the first message breaks the protocol.
+        """
+        await self._heard.wait()
+        if self._kept:
+            return self._kept.pop(0)
+        if self._breach is not None:
+            raise self._breach
+        return None
+
+    async def follow(self, hear: Callable[[Event], None]) -> None:
+        """Pass every event to ``hear``, kept ones first, until the line ends.
+
+        :raises ProtocolError: when a message breaks the protocol.
+        """
+        kept, self._kept, self.hear = self._kept, [], hear
+        for event in kept:
+            hear(event)
+        await self._ended.wait()
+        if self._breach is not None:
+            raise self._breach
+
+    def send(self, command: Command) -> None:
+        """Queue a command; credits bound what can be queued.
+
+        :raises ProtocolError: when the command is too long for a frame.
+        """
+        self.send_frame(encode_frame(command))
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        if self._breach is None:
+            super().data_received(data)
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._heard.set()
+
+    def broken(self, problem: ProtocolError) -> None:
+        """Stop receiving, and let :meth:`first` or :meth:`follow` raise the problem."""
+        self._breach = problem
+        self._heard.set()
+        self._ended.set()
+
+    def _keep(self, event: Event) -> None:
+        self._kept.append(event)
+        self._heard.set()
+
+
+class DialedLine(InstanceLine):
+    """A line that also sends keep-alives to the instance, until the line ends."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._keep_alive()
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        super().connection_lost(exc)
+
+    def _keep_alive(self) -> None:
+        self.send(KeepAlive())
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(KEEP_ALIVE_SECONDS, self._keep_alive)
+
+
+async def dial(
+    address: str, greeting: Greeting, secret: bytes, purpose: Purpose
+) -> tuple[socket.socket, Greeting]:
+    """Connect to a process of the cluster; both sides prove that they have the secret.
+
+    No thread is used, so processes that do not answer block nothing else.
+
+    :param address: like ``tcp://10.0.0.1:5000``.
+    :returns: a non-blocking connection, and the identity of the peer.
+    :raises OSError: when no process answers there in time.
+    :raises ProtocolError: when the peer does not belong to this cluster.
+    :raises ChangeSomething: when the peer runs another release, or the address is invalid.
+    """
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(GREETING_SECONDS):
+        sock = await connected_to(address)
+        try:
+            opening = Opening(greeting, secret, purpose)
+            message = opening.hello
+            while True:
+                await loop.sock_sendall(sock, message)
+                if opening.met is not None:
+                    return sock, opening.met
+                received = await loop.sock_recv(sock, opening.wanted_bytes)
+                if not received:
+                    raise ProtocolError("the peer closed the connection")
+                message = opening.hear(received)
+        except BaseException:
+            sock.close()
+            raise
+
+
+async def dial_instance(
+    address: str, greeting: Greeting, secret: bytes, instance: str, incarnation: int
+) -> DialedLine:
+    """Return a line to an incarnation of an instance, which listens at the address.
+
+    :raises OSError: when no process answers there in time.
+    :raises ProtocolError: when another instance or incarnation answers.
+    """
+    sock, peer = await dial(address, greeting, secret, "commands")
+    if (peer.instance, peer.incarnation) != (instance, incarnation):
+        sock.close()
+        raise ProtocolError(f"another instance answers at {address}: {peer.instance}")
+    loop = asyncio.get_running_loop()
+    _, line = await loop.create_connection(DialedLine, sock=sock)
+    return line
+
+
+FIRST_PAUSE_SECONDS = 0.1
+LONGEST_PAUSE_SECONDS = 2.0
+
+Reached = TypeVar("Reached")
+
+
+class Pauses:
+    """Pauses between attempts: none before the first, then growing ones up to a bound."""
+
+    def __init__(self) -> None:
+        self._next_seconds = 0.0
+
+    def next_seconds(self) -> float:
+        pause = self._next_seconds
+        self._next_seconds = min(LONGEST_PAUSE_SECONDS, max(FIRST_PAUSE_SECONDS, 2 * pause))
+        return pause
+
+    def reset(self) -> None:
+        self._next_seconds = 0.0
+
+
+async def reach(
+    dialing: Coroutine[Any, Any, Reached], hang_up: Callable[[Reached], None]
+) -> Reached:
+    """Await a connection attempt.  If the caller is cancelled, the connection is closed once it is
+    established.
+
+    :raises OSError, ProtocolError: as of the attempt.
+    """
+    task = asyncio.create_task(dialing)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        hang_up_after(task, hang_up)
+        raise
+
+
+def hang_up_after(task: "asyncio.Future[Reached]", hang_up: Callable[[Reached], None]) -> None:
+    """Close the connection that an attempt establishes, once it does."""
+
+    def drop(done: "asyncio.Future[Reached]") -> None:
+        if not done.cancelled() and done.exception() is None:
+            hang_up(done.result())
+
+    task.add_done_callback(drop)
+
+
+Dial = Callable[[], Awaitable[InstanceLine]]
+"""Connects to the same incarnation; raises OSError or KvellError when it does not answer."""
+HearReady = Callable[[InstanceLine], Awaitable[InstanceFacts | None]]
+"""Returns the facts in the first event of a connection, as :func:`.hear_ready` does."""
+
+
+_Awaited = asyncio.Future[InstanceLine] | asyncio.Future[InstanceFacts | None] | asyncio.Future[int]
+
+
+class Redial:
+    """One attempt to reconnect to a process.
+
+    Looks are counted, not seconds, so that a caller that was itself stopped loses none.
+
+    :param exited: waits for the end of the process, wherever it runs.
+    :param look_seconds: time for which a dial is awaited before the next look.
+    """
+
+    def __init__(
+        self,
+        dial: Dial,
+        hear_ready: HearReady,
+        exited: Callable[[], Awaitable[int]],
+        looks: int,
+        look_seconds: float,
+    ) -> None:
+        self._dial, self._hear_ready, self._exited = dial, hear_ready, exited
+        self._looks, self._look_seconds = looks, look_seconds
+        self._exit: asyncio.Future[int] | None = None
+
+    async def run(self) -> tuple[InstanceLine, InstanceFacts] | None:
+        """Return the new connection; None if the process has ended, or is not reached."""
+        try:
+            while (line := await self._reached()) is not None:
+                facts = await self._ready(line)
+                if facts is not None:
+                    return line, facts
+                line.abort()
+                await self._wait()
+            return None
+        finally:
+            if self._exit is not None:
+                self._exit.cancel()
+
+    @property
+    def _has_exited(self) -> bool:
+        return self._exit is not None and self._exit.done()
+
+    async def _reached(self) -> InstanceLine | None:
+        dialing: asyncio.Future[InstanceLine] | None = None
+        try:
+            while self._looks > 0 and not self._has_exited:
+                self._looks -= 1
+                dialing = dialing or asyncio.ensure_future(self._dial())
+                await self._wait(dialing)
+                # Not earlier: an unreachable machine does not show that the process has ended.
+                self._exit = self._exit or asyncio.ensure_future(self._exited())
+                if not dialing.done():
+                    continue
+                try:
+                    return dialing.result()
+                except (OSError, KvellError):
+                    dialing = None
+                await self._wait()
+            return None
+        finally:
+            if dialing is not None and not dialing.done():
+                hang_up_after(dialing, InstanceLine.abort)
+
+    async def _ready(self, line: InstanceLine) -> InstanceFacts | None:
+        """Return the facts, which may follow a long step; None if the instance hangs up."""
+        hearing = asyncio.ensure_future(self._hear_ready(line))
+        waited: list[_Awaited] = [hearing]
+        if self._exit is not None:
+            waited.append(self._exit)
+        try:
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            return hearing.result() if hearing.done() else None
+        except KvellError:
+            self._looks = 0
+            return None
+        finally:
+            hearing.cancel()
+
+    async def _wait(self, *dialing: "asyncio.Future[InstanceLine]") -> None:
+        waited: list[_Awaited] = [*dialing]
+        if self._exit is not None:
+            waited.append(self._exit)
+        await asyncio.wait(waited, timeout=self._look_seconds, return_when=asyncio.FIRST_COMPLETED)
+
 
 STDERR_FD = 2
 LAST_WORDS_SECONDS = 2.0

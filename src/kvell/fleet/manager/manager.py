@@ -47,8 +47,7 @@ from kvell.fleet.manager.messages import (
 )
 from kvell.fleet.manager.steered import SETTLING_LOOKS, FleetSteering
 from kvell.fleet.started.front_limits import FrontLimits
-from kvell.fleet.started.member import MemberCallbacks
-from kvell.fleet.started.members import Members, OwnMember
+from kvell.fleet.started.members import MemberCallbacks, Members, OwnMember
 from kvell.fleet.started.pool_settings import PoolSettings
 from kvell.wire.doorway import Doorway
 from kvell.wire.endpoints import listen_at, tcp_endpoint

@@ -13,11 +13,12 @@ import secrets
 from collections.abc import Iterable, Sequence
 
 from kvell.errors import ChangeSomething
-from kvell.fleet.instance.dialing import DialedLine, dial_instance
 from kvell.fleet.instance.instance_process import (
+    DialedLine,
     InstanceProcess,
     InstanceStartError,
     LaunchPlan,
+    dial_instance,
     filled_in,
     said_last,
 )

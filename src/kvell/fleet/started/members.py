@@ -2,21 +2,236 @@
 
 import asyncio
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from kvell.cluster.steering.epochs import Leadership
-from kvell.engine.protocol.messages import Introduce
-from kvell.engine.protocol.statistics import InstanceFacts
-from kvell.errors import ChangeSomething
+from kvell.engine.protocol.messages import (
+    AskStats,
+    Command,
+    Event,
+    Heartbeat,
+    Introduce,
+    ResetPrefixCache,
+)
+from kvell.engine.protocol.pages import LargePage, Pages
+from kvell.engine.protocol.statistics import InstanceFacts, InstanceReport, Stats
+from kvell.errors import ChangeSomething, InstanceDied, TryLater
 from kvell.fleet.instance.death import InstanceDeath
 from kvell.fleet.instance.instance_process import InstanceProcess, LaunchPlan
 from kvell.fleet.instance.site import Site
-from kvell.fleet.instance.supervisor import Supervisor
+from kvell.fleet.instance.supervisor import GIVEN_UP, InstanceState, Supervisor
 from kvell.fleet.started.front_limits import FrontLimits
-from kvell.fleet.started.member import Member, MemberCallbacks
 from kvell.fleet.started.pool_settings import PoolSettings
 from kvell.fleet.started.scaling import Candidate, Scaling, scaling
+from kvell.fleet.started.watch import Watch
+from kvell.wire.greeting import new_incarnation
+
+
+@dataclass(frozen=True)
+class MemberStatus:
+    """The status of an instance, for operators.
+
+    :param instance_id: such as ``mixed-0``.
+    :param role: current role; ``mixed`` prefills and decodes.
+    :param state: stage between its start and its end.
+    :param pid: of the process; None while there is none.
+    :param host: machine that the instance runs on; "" is the front's.
+    :param restarts: number of restarts so far.
+    :param report: what it has reported of itself; None before it was ready.
+    """
+
+    instance_id: str
+    role: str
+    state: InstanceState
+    pid: int | None
+    restarts: int
+    report: InstanceReport | None
+    host: str = ""
+
+    @property
+    def pid_here(self) -> int | None:
+        """The process id if it is one of this machine, where its size can be read."""
+        return None if self.host else self.pid
+
+
+class Handle(Protocol):
+    """The connection to an instance: its :class:`.Supervisor`, or a link to an instance that the
+    manager of a cluster owns."""
+
+    @property
+    def state(self) -> InstanceState:
+        """The state of the instance; only one that is ``serving`` takes requests."""
+        ...
+
+    @property
+    def pid(self) -> int | None:
+        """The process id; None while no process is up."""
+        ...
+
+    @property
+    def host(self) -> str:
+        """The machine that the instance runs on; "" is the front's, or none."""
+        ...
+
+    @property
+    def restarts(self) -> int:
+        """Number of restarts of the instance."""
+        ...
+
+    def send(self, command: Command) -> None:
+        """Queue a command for the instance.
+
+        :raises InstanceDied: when no process is up.
+        :raises ProtocolError: when the command is too long for a frame.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class MemberCallbacks:
+    """The callbacks for events of an instance; the first argument is its id.
+
+    :param on_cut: the connection ended; ``on_lost`` follows with the cause.
+    :param on_role: the instance has a role from now on.
+    :param on_move: the manager moves a request, the first argument, to an instance; or, if the
+        number is not 0, that many sections of it.
+    """
+
+    on_ready: Callable[[str, InstanceFacts], None]
+    on_event: Callable[[str, Event], None]
+    on_lost: Callable[[str, InstanceDeath], None]
+    on_given_up: Callable[[str], None]
+    on_leaving: Callable[[str], None]
+    on_gone: Callable[[str], None]
+    on_cut: Callable[[str], None]
+    on_role: Callable[[str, str], None]
+    on_move: Callable[[str, str, int], None]
+
+
+class Member:
+    """An instance, as the listener of its supervisor, which the maker of both sets."""
+
+    supervisor: Handle
+
+    def __init__(self, instance_id: str, role: str, callbacks: MemberCallbacks) -> None:
+        self.instance_id, self.role = instance_id, role
+        self.incarnation = 0
+        self.report: InstanceReport | None = None
+        self._callbacks = callbacks
+        self._stats_waiter: asyncio.Future[Stats] | None = None
+        self.watch = Watch(self._send)
+
+    @property
+    def is_serving(self) -> bool:
+        return self.supervisor.state == "serving"
+
+    @property
+    def is_given_up(self) -> bool:
+        return self.supervisor.state in GIVEN_UP
+
+    def next_incarnation(self) -> int:
+        """Draw the incarnation of the next start; earlier ones have lower numbers."""
+        self.incarnation = max(new_incarnation(), self.incarnation + 1)
+        return self.incarnation
+
+    def status(self) -> MemberStatus:
+        supervisor = self.supervisor
+        return MemberStatus(
+            self.instance_id,
+            self.role,
+            supervisor.state,
+            supervisor.pid,
+            supervisor.restarts,
+            self.report,
+            supervisor.host,
+        )
+
+    async def stats(self, deadline_seconds: float, *, with_audit: bool = False) -> Stats:
+        """Ask the instance for its counters; concurrent callers share one answer.
+
+        An audit is asked for separately, after the answer that others wait for.
+
+        :raises InstanceDied: when the instance does not serve now.
+        :raises TryLater: when the instance does not answer in time.
+        """
+        waiter = self._stats_waiter
+        if with_audit and waiter is not None:
+            await asyncio.wait([waiter], timeout=deadline_seconds)
+            waiter = self._stats_waiter
+            if waiter is not None:
+                raise TryLater("too many requests for the instance's statistics; retry in a moment")
+        if waiter is None:
+            self.supervisor.send(AskStats(with_audit))
+            waiter = self._stats_waiter = asyncio.get_running_loop().create_future()
+        done, _ = await asyncio.wait([waiter], timeout=deadline_seconds)
+        if not done:
+            raise TryLater(f"the instance gave no statistics within {deadline_seconds:g} s")
+        return waiter.result()
+
+    def forget_prefixes(self) -> bool:
+        """Have the instance evict its cached prefixes before any later request; return True."""
+        self.supervisor.send(ResetPrefixCache())
+        return True
+
+    def _send(self, command: Command) -> None:
+        self.supervisor.send(command)
+
+    def instance_ready(self, facts: InstanceFacts) -> None:
+        self.report = InstanceReport(facts)
+        self._callbacks.on_ready(self.instance_id, facts)
+
+    def instance_said(self, event: Event) -> None:
+        """Answer callers with statistics and pages, and pass all other events on."""
+        if isinstance(event, Stats):
+            if self._stats_waiter is not None:
+                self._stats_waiter.set_result(event)
+                self._stats_waiter = None
+            return
+        if isinstance(event, Pages | LargePage):
+            self.watch.on_answer(event)
+            return
+        if isinstance(event, Heartbeat) and self.report is not None:
+            self.report = InstanceReport(self.report.facts, event.load)
+        self._callbacks.on_event(self.instance_id, event)
+
+    def instance_lost(self, death: InstanceDeath) -> None:
+        """Fail the calls that wait for an answer, and pass the loss on."""
+        if self.report is not None:
+            self.report = InstanceReport(self.report.facts)
+        if self._stats_waiter is not None:
+            self._stats_waiter.set_exception(InstanceDied(death.problem))
+            self._stats_waiter.exception()  # read once: perhaps no caller waits any more
+            self._stats_waiter = None
+        self.watch.lost(death.problem)
+        self._callbacks.on_lost(self.instance_id, death)
+
+    def instance_given_up(self) -> None:
+        self._callbacks.on_given_up(self.instance_id)
+
+
+async def stats_of(
+    members: Sequence[Member], deadline_seconds: float, *, with_audit: bool
+) -> dict[str, Stats]:
+    """Return the counters of each instance that answers in time, by id.
+
+    :param members: at least one instance.
+    :raises InstanceDied: when an instance dies meanwhile.
+    :raises TryLater: when no instance answers in time.
+    """
+    calls = (member.stats(deadline_seconds, with_audit=with_audit) for member in members)
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    counters: dict[str, Stats] = {}
+    for member, answer in zip(members, answers, strict=True):
+        if isinstance(answer, Stats):
+            counters[member.instance_id] = answer
+        elif not isinstance(answer, TryLater):
+            raise answer
+    if not counters:
+        raise next(answer for answer in answers if isinstance(answer, TryLater))
+    return counters
+
 
 CLOSING = InstanceDeath("the server is shutting down", "closing")
 DRAINED = InstanceDeath("the instance was taken out of service", "drained")

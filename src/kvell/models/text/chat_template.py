@@ -1,23 +1,27 @@
-"""A model's chat template: its file, the format of its input, and templates that users give."""
+"""A model's chat template: its file, the format of its input, and templates that users give.
 
-from collections.abc import Mapping, Sequence
+Detection of a chat template's content format: a text or a list of parts.
+
+A template that reads parts shows nothing of a text, and raises no error. So it is probed with both,
+for each role; one that shows neither reads parts if it has a loop over them, as in vLLM.
+
+Arguments of function calls in the form that a chat template takes.
+
+Most templates write arguments with ``tojson``, or iterate over them: these take objects, as in
+vLLM.  Some (DeepSeek V3's) join them to other text: these take the text that clients send.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
 
 from jinja2 import nodes
 
 from kvell.errors import ChangeSomething
 from kvell.models.config.json_files import one_line, read_optional_json
-from kvell.models.text.call_arguments import takes_argument_text, with_arguments
-from kvell.models.text.content_format import (
-    ROLES,
-    ContentFormat,
-    Message,
-    Render,
-    roles_with_parts,
-    with_content,
-)
 from kvell.models.text.rendering.control_tokens import (
     NO_ADDED_TOKENS,
     AddedToken,
@@ -26,9 +30,200 @@ from kvell.models.text.rendering.control_tokens import (
     control_tokens,
 )
 from kvell.wire.decoding import read_bounded
+from kvell.wire.json_text import read_json, write_json
 
 if TYPE_CHECKING:
-    from kvell.models.text.rendering.conversation import CompiledTemplate
+    from kvell.models.text.rendering.environment import CompiledTemplate
+
+MOST_ARGUMENT_PARTS = 1 << 19
+"""The most brackets, commas and colons in the texts of a conversation's arguments that are read.
+
+Those in strings count too; arguments that fit a context of a million tokens have fewer.
+"""
+NAME = "kvellprobe3c9d"
+_ARGUMENTS = {NAME: "x"}
+
+
+Message = Mapping[str, object]
+
+
+Render = Callable[[Sequence[Message]], str]
+
+
+def with_arguments(messages: Sequence[Message], *, as_text: bool) -> list[Message]:
+    """Return the messages with each call's arguments in the template's form.
+
+    Text that is not JSON stays text: an answer that was truncated in the middle of a call stays a
+    part of its conversation.  So does text beyond ``MOST_ARGUMENT_PARTS``.
+    """
+    return changed_arguments(messages, _text if as_text else ArgumentReader().read)
+
+
+def takes_argument_text(render: Render, parts_for: frozenset[str]) -> bool:
+    """Return whether a template shows arguments right only if they are text.
+
+    :param render: the template; it may raise anything.
+    :param parts_for: roles whose content it reads as a list of parts.
+    :raises ChangeSomething: if the template works without end.
+    """
+    as_objects = _shown(render, parts_for, _ARGUMENTS)
+    if NAME in as_objects and f"'{NAME}'" not in as_objects:  # not as Python writes a dict
+        return False
+    return f'"{NAME}"' in _shown(render, parts_for, write_json(_ARGUMENTS))
+
+
+def _shown(render: Render, parts_for: frozenset[str], arguments: object) -> str:
+    call = {"name": "probe", "arguments": arguments}
+    calls = [{"id": "call00001", "type": "function", "function": call}]
+    conversation: list[Message] = [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+    ]
+    try:
+        return render(with_content(conversation, parts_for))
+    except ChangeSomething:
+        raise
+    except Exception:  # a template may do anything but show the arguments
+        return ""
+
+
+class ArgumentReader:
+    """The reader of a conversation's arguments."""
+
+    def __init__(self) -> None:
+        self._left = MOST_ARGUMENT_PARTS
+
+    def read(self, arguments: object) -> object:
+        """Return the object of a call's arguments; what is not JSON or too large stays a text."""
+        if arguments is None or arguments == "":
+            return {}
+        if not isinstance(arguments, str):
+            return arguments
+        parts = sum(map(arguments.count, "[{,:"))
+        if parts > self._left:
+            return arguments
+        self._left -= parts
+        try:
+            value = read_json(arguments)
+            if "\\u" in arguments:  # it may be half a character, which cannot be encoded
+                json.dumps(value, ensure_ascii=False).encode()
+        except ValueError:
+            return arguments
+        return {} if value is None else value
+
+
+def _text(arguments: object) -> object:
+    if arguments is None or arguments == "":
+        return "{}"
+    return arguments if isinstance(arguments, str) else write_json(arguments)
+
+
+def changed_arguments(
+    messages: Sequence[Message], change: Callable[[object], object]
+) -> list[Message]:
+    """Return the messages with each call's arguments changed."""
+    return [
+        {**message, "tool_calls": [_call(call, change) for call in calls]}
+        if isinstance(calls := message.get("tool_calls"), list)
+        else message
+        for message in messages
+    ]
+
+
+def _call(call: object, change: Callable[[object], object]) -> object:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+        return call
+    return {**call, "function": {**function, "arguments": change(function.get("arguments"))}}
+
+
+NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
+"""No further variables of a chat template."""
+ContentFormat = Literal["auto", "string", "openai"]
+"""The input of a template: a text, parts as in OpenAI's API, or the format that it reads."""
+
+
+ROLES = frozenset({"system", "user", "assistant", "tool"})
+USER = "user"
+BETWEEN_PARTS = "\n"
+"""The text between the text parts of a message for a template that reads texts, as in vLLM."""
+PROBE = "kvellprobe7f3a"
+_CALL = {"id": "call00001", "type": "function", "function": {"name": "probe", "arguments": {}}}
+
+
+def with_content(messages: Sequence[Message], parts_for: frozenset[str]) -> list[Message]:
+    """Return the messages with each text in the template's format.
+
+    Content with images stays a list of parts: a template of such a model defines their places.
+
+    :param parts_for: roles whose content is a list of parts; other roles than :data:`ROLES` are as
+        the user.
+    :raises KeyError: if a part of type ``text`` has no ``text``.
+    """
+    return [_with_content(message, parts_for) for message in messages]
+
+
+def roles_with_parts(render: Render, *, iterates: bool) -> frozenset[str]:
+    """Return the roles whose content a template reads as a list of parts.
+
+    :param render: the template; it may raise anything.
+    :param iterates: whether it has a loop over the content of a message.
+    :raises ChangeSomething: if the template works without end.
+    """
+    by_user = _reads_parts(render, lambda content: [_said(USER, content)])
+    if by_user is None:
+        by_user = iterates
+    question = _said(USER, _content("hello", is_parts=by_user))
+    called = {**_said("assistant", _content("", is_parts=by_user)), "tool_calls": [_CALL]}
+    answered = {"name": "probe", "tool_call_id": _CALL["id"]}
+    reads = {
+        USER: by_user,
+        "system": _reads_parts(render, lambda content: [_said("system", content), question]),
+        "assistant": _reads_parts(
+            render, lambda content: [question, _said("assistant", content), question]
+        ),
+        "tool": _reads_parts(
+            render, lambda content: [question, called, {**_said("tool", content), **answered}]
+        ),
+    }
+    return frozenset(role for role, parts in reads.items() if (by_user if parts is None else parts))
+
+
+def _with_content(message: Message, parts_for: frozenset[str]) -> Message:
+    content, role = message.get("content"), message.get("role")
+    is_parts = (role if role in ROLES else USER) in parts_for
+    if isinstance(content, str) and is_parts:
+        return {**message, "content": _content(content, is_parts=True)}
+    if isinstance(content, list) and not is_parts and _is_text(content):
+        return {**message, "content": BETWEEN_PARTS.join(str(part["text"]) for part in content)}
+    return message
+
+
+def _is_text(parts: Sequence[object]) -> bool:
+    return all(isinstance(part, Mapping) and part.get("type") == "text" for part in parts)
+
+
+def _content(text: str, *, is_parts: bool) -> str | list[dict[str, str]]:
+    return [{"type": "text", "text": text}] if is_parts else text
+
+
+def _said(role: str, content: object) -> dict[str, object]:
+    return {"role": role, "content": content}
+
+
+def _reads_parts(render: Render, conversation: Callable[[object], list[Message]]) -> bool | None:
+    """Return whether a text is shown only if it is a part; None if it is not shown either way."""
+    for is_parts in (False, True):
+        try:
+            text = render(conversation(_content(PROBE, is_parts=is_parts)))
+        except ChangeSomething:
+            raise
+        except Exception:  # a template may do anything but show the text
+            continue
+        if PROBE in text.lower():
+            return is_parts
+    return None
+
 
 DEFAULT, FOR_TOOLS = "default", "tool_use"
 """Names of the templates that are used, if a model has several: without tools and with them."""
@@ -203,7 +398,7 @@ def compiled_template(text: str, field: str, name: str) -> "CompiledTemplate":
     :raises ChangeSomething: if it does not compile, naming the line.
     """
     # Imported here: an instance that serves a front handles no text.
-    from kvell.models.text.rendering.conversation import CompiledTemplate
+    from kvell.models.text.rendering.environment import CompiledTemplate
 
     return CompiledTemplate(text, field, name)
 

@@ -20,12 +20,12 @@ from kvell.models.config.json_files import (
     read_optional_json,
 )
 from kvell.models.text.chat_template import (
+    NO_FIELDS,
     THE_MODELS_OWN,
     ChatTemplate,
     ChosenTemplate,
     read_template,
 )
-from kvell.models.text.content_format import NO_FIELDS
 from kvell.models.text.end_tokens import PLAIN_CLASS, eos_token_ids, ids_of
 from kvell.models.text.gap_tokens import GapTokens, gap_tokens
 from kvell.models.text.rendering.control_tokens import MARK

@@ -4,7 +4,8 @@ Paths below ``/v1/messages`` use Anthropic's: ``{"type": "error", "error": {"typ
 Paths below ``/api`` use Ollama's: ``{"error": message}``.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import MappingProxyType
@@ -381,3 +382,22 @@ def install(
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(KvellError, on_error)
     app.add_exception_handler(Exception, on_error)
+
+
+@contextmanager
+def named_as_sent(name: Callable[[str], str]) -> Iterator[None]:
+    """Rename fields in errors of the block to the client's names.
+
+    :param name: returns the client's name of a field.
+    """
+    try:
+        yield
+    except ChangeSomething as error:
+        parts = (name(error.field), error.value, error.problem, error.remedy)
+        raise type(error)(*parts, bound=error.bound) from error
+    except RequestRefused as error:
+        field = name(error.field)
+        message = str(error)
+        if error.field and message.startswith(error.field):
+            message = field + message.removeprefix(error.field)
+        raise RequestRefused(message, field, error.bound) from error

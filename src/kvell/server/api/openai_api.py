@@ -17,8 +17,13 @@ from kvell.release import RELEASE
 from kvell.server.access.bodies import BodyBounds
 from kvell.server.answers.named import NONE, default_parsers, parser_named
 from kvell.server.api import http_errors
-from kvell.server.api.door.access_guard import Access, AccessGuard
-from kvell.server.api.door.browser_rules import BrowserRules, HeadAsGet, install_browsers
+from kvell.server.api.door.access_guard import (
+    Access,
+    AccessGuard,
+    BrowserRules,
+    HeadAsGet,
+    install_browsers,
+)
 from kvell.server.api.door.face_options import FaceOptions, checked_root_path
 from kvell.server.api.door.guards import DEFAULT, BodyLimit, HttpBounds, LongBodyRoute, ServedLimit
 from kvell.server.api.http_errors import served_path
@@ -42,8 +47,8 @@ from kvell.server.logs.lines import tell
 from kvell.server.map.map_api import MapApi, ServerFacts
 from kvell.server.map.recorder import HistoryRecorder
 from kvell.server.metrics.front_metrics import ServerMetrics
-from kvell.server.text.context_length import ContextLength
 from kvell.server.text.lanes import TextWork, most_work_bytes
+from kvell.server.text.text_bounds import ContextLength
 from kvell.server.text.text_model import TextModel
 
 _SCORED = ("text_1", "text_2", "queries", "documents")

@@ -34,10 +34,9 @@ from kvell.server.api.streaming import (
 )
 from kvell.server.logs.lines import OncePerName
 from kvell.server.metrics.front_metrics import ServerMetrics
-from kvell.server.text.context_length import ContextLength
 from kvell.server.text.session_key import prompt_key
 from kvell.server.text.several.beam_search import beam_deltas
-from kvell.server.text.text_bounds import TOLD_BYTES, AnswerMemory, text_bytes
+from kvell.server.text.text_bounds import TOLD_BYTES, AnswerMemory, ContextLength, text_bytes
 from kvell.server.text.text_encoder import TokenIds
 from kvell.server.text.text_model import TextModel
 from kvell.server.text.text_stream import TextDelta, UsageSoFar, text_deltas

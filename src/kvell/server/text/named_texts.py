@@ -20,10 +20,13 @@ from kvell.models.families.plain_config import known_config
 from kvell.models.images.processor import PictureProcessor
 from kvell.models.loading.stored_model import StoredModel, stored_model
 from kvell.models.sources.progress import Progress
-from kvell.models.text.answer_text import Preceding
-from kvell.models.text.chat_template import THE_MODELS_OWN, ChosenTemplate
-from kvell.models.text.content_format import NO_FIELDS, ContentFormat
-from kvell.models.text.detokenizer import IncrementalDetokenizer, decode_in_slices, token_bytes
+from kvell.models.text.chat_template import NO_FIELDS, THE_MODELS_OWN, ChosenTemplate, ContentFormat
+from kvell.models.text.detokenizer import (
+    IncrementalDetokenizer,
+    Preceding,
+    decode_in_slices,
+    token_bytes,
+)
 from kvell.models.text.rendering.control_tokens import SpecialTokensInText
 from kvell.models.text.token_offsets import TokenOffsets, token_offsets
 from kvell.models.text.tokenizer import Tokenizer

@@ -32,7 +32,7 @@ _OF_TYPE: tuple[tuple[type, str], ...] = (
 def parameter_types(tools: Iterable[Mapping[str, Any]], function: str) -> dict[str, frozenset[str]]:
     """Return the JSON types of each parameter of a function.
 
-    :param tools: functions of :func:`kvell.server.answers.chat_tools.chat_tools`.
+    :param tools: functions of :func:`kvell.server.answers.forced.chat_tools`.
     """
     for tool in tools:
         if tool["function"]["name"] == function:

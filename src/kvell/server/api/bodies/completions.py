@@ -17,7 +17,7 @@ import numpy as np
 from fastapi import Response
 from starlette.responses import StreamingResponse
 
-from kvell.server.text.context_length import ContextLength
+from kvell.server.text.text_bounds import ContextLength
 from kvell.server.text.text_stream import TextDelta, Usage
 
 PIECE_BYTES = 1 << 14

@@ -1,9 +1,20 @@
-"""Access control: keys of paths, request limits of keys, and usage of each request."""
+"""Access control: keys of paths, request limits of keys, and usage of each request.
 
+Requests of web pages to a server without keys: host names and origins that are answered.
+
+A browser sends a page's requests to any address, also to this machine's.  It adds the page's origin
+and, for a name that its owner points to this machine, that name as the host.
+"""
+
+import ipaddress
+import re
+import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from fastapi import FastAPI
 from starlette.datastructures import MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -12,8 +23,281 @@ from kvell.errors import Bound
 from kvell.server.access.accounts import RateExceeded
 from kvell.server.access.keys import Holder, KeyRing
 from kvell.server.access.visit import CLIENT_GONE_STATUS, RequestContext, VisitObserver, VisitTracer
-from kvell.server.api.door.browser_rules import BrowserRules, header_of
-from kvell.server.api.http_errors import ApiError, api_error, served_path
+from kvell.server.api.door.face_options import ANY, FaceOptions, checked_root_path
+from kvell.server.api.http_errors import ApiError, api_error, invalid_request, served_path
+
+Headers = Iterable[tuple[bytes, bytes]]
+_WINDOWS = {b"gzip": 31, b"x-gzip": 31, b"deflate": 47}
+"""zlib's ``wbits`` by content encoding."""
+_LONGEST_VALUE = 64
+
+
+def refused_type(headers: Headers, *, has_body: bool) -> ApiError | None:
+    """Return the error of a content type that is not JSON; None if it is JSON.
+
+    Browsers ask a server for permission before they send JSON to it, but send forms, texts and
+    bodies without a type unasked.
+
+    :param has_body: whether a body must have a type.
+    """
+    kind = header_of(headers, b"content-type").partition(b";")[0].strip().lower()
+    if kind == b"application/json" or kind.endswith(b"+json") or not (kind or has_body):
+        return None
+    problem = "is not JSON" if kind else "is missing"
+    return _unsupported("content-type", kind, f"{problem}; use application/json")
+
+
+def encoding_of(headers: Headers) -> bytes:
+    """Return the content encoding; empty if the body is not compressed."""
+    value = header_of(headers, b"content-encoding").strip().lower()
+    return b"" if value == b"identity" else value
+
+
+def refused_encoding(encoding: bytes) -> ApiError | None:
+    """Return the error of a content encoding that is not supported, or None."""
+    if not encoding or encoding in _WINDOWS:
+        return None
+    return _unsupported("content-encoding", encoding, "is not served; use gzip, deflate or none")
+
+
+def decompress(body: bytes, encoding: bytes, most_bytes: int) -> bytes | ApiError | None:
+    """Decompress a body; return None if it is too long, an error if it is malformed.
+
+    At most one byte more than ``most_bytes`` is ever decompressed.
+    """
+    reader = zlib.decompressobj(_WINDOWS[encoding])
+    try:
+        plain = reader.decompress(body, most_bytes + 1)
+    except zlib.error:
+        plain = b""
+    if len(plain) > most_bytes:
+        return None
+    if not reader.eof or reader.unused_data:
+        return invalid_request(
+            f"content-encoding={encoding.decode()}: the body is incomplete or malformed; "
+            "compress the whole body, or send it as it is",
+            "content-encoding",
+        )
+    return plain
+
+
+def json_headers(headers: Headers) -> list[tuple[bytes, bytes]]:
+    replaced = (b"content-type", b"content-encoding", b"content-length")
+    rest = [(name, value) for name, value in headers if name not in replaced]
+    return [*rest, (b"content-type", b"application/json")]
+
+
+def _unsupported(name: str, value: bytes, problem: str) -> ApiError:
+    shown = value[:_LONGEST_VALUE].decode("ascii", "replace")
+    return invalid_request(f"{name}={shown}: {problem}", name, status=415)
+
+
+def header_of(headers: Headers, name: bytes) -> bytes:
+    """Return the value of a header by its lower-case name; empty if the header is absent."""
+    return next((value for key, value in headers if key == name), b"")
+
+
+SINGLE_LABEL = re.compile(r"[a-z][a-z0-9_-]{0,62}", re.IGNORECASE)
+"""A host name without a dot, such as ``localhost`` or a container's: no page can own it."""
+PAGES = frozenset({"/", "/docs"})
+"""Pages that show nothing by themselves: links of other sites may lead to them."""
+OWN_SITES = frozenset({b"same-origin", b"none"})
+"""Values of ``Sec-Fetch-Site`` for a page of this server, and for an address that a user typed."""
+LONGEST_SHOWN = 100
+_HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^\[\]:]*))(?::(\d*))?", re.ASCII)
+_PORTS = {"http": "80", "https": "443"}
+FOREIGN_HOST, FOREIGN_ORIGIN = "foreign_host", "foreign_origin"
+
+
+@dataclass(frozen=True)
+class BrowserRules:
+    """The requests of browsers that need no key.
+
+    :param hosts: host names besides those without a dot and IP addresses; ``*.name`` are all below
+        a name, ``*`` are all.
+    :param origins: origins of other pages that may send requests; ``*`` are all.
+    """
+
+    hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+
+    @classmethod
+    def from_options(cls, face: FaceOptions) -> "BrowserRules":
+        return cls(face.allowed_hosts, face.cross_origin.origins)
+
+    def refusal(self, path: str, scope: Scope) -> ApiError | None:
+        """Return the error of a request with a foreign host name or from a foreign page.
+
+        Programs that are not browsers send neither an origin nor ``Sec-Fetch-Site``.
+
+        :param path: path of the request, without a root path.
+        """
+        headers: Headers = scope["headers"]
+        hosts = _values(headers, b"host")
+        if not all(self._is_served(host) for host in hosts) or len(hosts) > 1:
+            return _foreign_host(b", ".join(hosts))
+        origins = _values(headers, b"origin")
+        for origin in origins:
+            if not self._is_allowed(origin) and not (hosts and _is_same(origin, hosts[0])):
+                return _foreign_origin("origin", origin)
+        for site in _values(headers, b"sec-fetch-site"):
+            if site.lower() in OWN_SITES or ANY in self.origins:
+                continue
+            if not (origins or (path in PAGES and _is_navigation(scope["method"], headers))):
+                return _foreign_origin("sec-fetch-site", site)
+        return None
+
+    def _is_served(self, host: bytes) -> bool:
+        name = _host_and_port(host.decode("latin-1"))[0]
+        is_single = not host.startswith(b"[") and SINGLE_LABEL.fullmatch(name)
+        if ANY in self.hosts or not name or is_single or _is_address(name):
+            return True
+        return any(_matches(name, allowed.lower()) for allowed in self.hosts)
+
+    def _is_allowed(self, origin: bytes) -> bool:
+        return ANY in self.origins or origin.decode("latin-1") in self.origins
+
+
+def _values(headers: Headers, name: bytes) -> list[bytes]:
+    return [value.strip() for key, value in headers if key == name and value.strip()]
+
+
+def _host_and_port(text: str) -> tuple[str, str]:
+    """Return the name in lower case, without the brackets of an IPv6 address, and the port."""
+    split = _HOST.fullmatch(text.lower())
+    if split is None:
+        return text.lower(), ""
+    address, name, port = split.groups("")
+    return address or name.removesuffix("."), port
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _matches(name: str, allowed: str) -> bool:
+    if allowed.startswith(f"{ANY}."):
+        return name.endswith(allowed[1:])
+    return name == allowed
+
+
+def _is_same(origin: bytes, host: bytes) -> bool:
+    scheme, _, place = origin.decode("latin-1").lower().partition("://")
+    usual = _PORTS.get(scheme)
+    if usual is None:
+        return False
+    page_name, page_port = _host_and_port(place)
+    name, port = _host_and_port(host.decode("latin-1"))
+    return (page_name, page_port or usual) == (name, port or usual)
+
+
+def _is_navigation(method: str, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Return whether a user follows a link: the page with the link cannot read the answer."""
+    sent = dict(headers)
+    is_link = sent.get(b"sec-fetch-mode") == b"navigate"
+    return method in ("GET", "HEAD") and is_link and sent.get(b"sec-fetch-dest") == b"document"
+
+
+def _foreign_host(host: bytes) -> ApiError:
+    shown = _shown(host)
+    name = _host_and_port(shown)[0]
+    return ApiError(
+        403,
+        f"host={shown}: this name is not served without API keys; "
+        f"start the server with --allowed-hosts {name}, or with --api-key",
+        "invalid_request_error",
+        "host",
+        FOREIGN_HOST,
+    )
+
+
+def _foreign_origin(header: str, value: bytes) -> ApiError:
+    shown = _shown(value)
+    origin = shown if header == "origin" else "ORIGIN"
+    return ApiError(
+        403,
+        f"{header}={shown}: pages of other origins are not served without API keys; "
+        f"start the server with --allowed-origins {origin}, or with --api-key",
+        "invalid_request_error",
+        header,
+        FOREIGN_ORIGIN,
+    )
+
+
+def _shown(value: bytes) -> str:
+    return value[:LONGEST_SHOWN].decode("ascii", "replace")
+
+
+EXPOSED = (
+    "Retry-After",
+    *(
+        f"x-ratelimit-{what}-{unit}"
+        for what in ("limit", "remaining", "reset")
+        for unit in ("requests", "tokens")
+    ),
+)
+"""Response headers that scripts of other origins may read."""
+
+
+def install_browsers(app: FastAPI, options: FaceOptions) -> None:
+    """Add CORS and the root path outside of all guards: a preflight request has no key.
+
+    :raises ChangeSomething: if the root path is not a path.
+    """
+    cors = options.cross_origin
+    if cors.origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=cors.origins,
+            allow_methods=cors.methods,
+            allow_headers=cors.headers,
+            allow_credentials=cors.credentials,
+            allow_private_network=True,  # a public page may use a server in a private network
+            expose_headers=EXPOSED,
+        )
+    if root_path := checked_root_path(options.root_path):
+        app.add_middleware(UnderRoot, root_path=root_path)
+
+
+class UnderRoot:
+    """The middleware that serves under a proxy's root path, whether or not the proxy strips it.
+
+    :param root_path: begins with a slash and does not end with one.
+    """
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self._app, self._root_path = app, root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            root = self._root_path
+            path = scope["path"]
+            whole = path if path == root or path.startswith(f"{root}/") else root + path
+            scope = {**scope, "root_path": root, "path": whole}
+        await self._app(scope, receive, send)
+
+
+class HeadAsGet:
+    """The middleware that answers HEAD like GET, without the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_head(message: Message) -> None:
+            is_body = message["type"] == "http.response.body"
+            await send({**message, "body": b""} if is_body else message)
+
+        await self._app({**scope, "method": "GET"}, receive, send_head)
+
 
 OPEN = frozenset({"/", "/docs", "/livez", "/readyz", "/health", "/ping", "/version"})
 """Paths that need no key; every other path needs a key, even if it is not served."""
@@ -66,7 +350,7 @@ class AccessGuard:
         app: ASGIApp,
         access: Access,
         rejected: Callable[[Bound], None] = lambda bound: None,
-        browsers: BrowserRules = BrowserRules(),  # noqa: B008 - it is frozen
+        browsers: BrowserRules = BrowserRules(),
     ) -> None:
         """:param rejected: called for each request that exceeds a limit of its key.
 

@@ -16,7 +16,7 @@ from kvell.errors import Bound, ChangeSomething, TryLater
 from kvell.flags import setting
 from kvell.server.access.bodies import BodyBounds, check_body
 from kvell.server.access.visit import WATCHED, RequestContext
-from kvell.server.api.door.browser_rules import (
+from kvell.server.api.door.access_guard import (
     decompress,
     encoding_of,
     header_of,

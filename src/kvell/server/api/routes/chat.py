@@ -18,7 +18,6 @@ from kvell.engine.protocol.structured_outputs import Calls, ReasoningBudget
 from kvell.engine.protocol.structured_outputs import Reasoning as Reasoned
 from kvell.errors import ChangeSomething
 from kvell.server.access.visit import RequestContext
-from kvell.server.answers.chat_tools import chat_tools
 from kvell.server.answers.deltas import (
     AnswerDelta,
     AnswerParser,
@@ -35,6 +34,7 @@ from kvell.server.answers.forced import (
     ToolChoice,
     Tools,
     callable_tools,
+    chat_tools,
     forced_schema,
     forced_tool_calls,
     schema_field,
@@ -54,10 +54,10 @@ from kvell.server.api.bodies.completions import (
 )
 from kvell.server.api.bodies.logprobs import chat_logprobs, prompt_logprobs_body
 from kvell.server.api.door.access_guard import visit_of
+from kvell.server.api.http_errors import named_as_sent
 from kvell.server.api.prompts import PromptEncoder, image_urls
 from kvell.server.api.schemas.chat import ChatRequest
 from kvell.server.api.schemas.formats import json_constraint
-from kvell.server.api.sent_names import named_as_sent
 from kvell.server.api.serving import (
     AppState,
     Deltas,

@@ -27,8 +27,8 @@ from kvell.server.api.bodies.logprobs import (
     prompt_logprobs_body,
 )
 from kvell.server.api.door.access_guard import visit_of
+from kvell.server.api.http_errors import named_as_sent
 from kvell.server.api.schemas.generation import CompletionRequest
-from kvell.server.api.sent_names import named_as_sent
 from kvell.server.api.serving import (
     AppState,
     Deltas,

@@ -12,10 +12,15 @@ from kvell.server.api import streaming
 from kvell.server.api.bodies.completions import Body, Heading, event_pieces, is_long, json_response
 from kvell.server.api.bodies.message_blocks import BlockWriter
 from kvell.server.api.door.access_guard import visit_of
-from kvell.server.api.http_errors import ANTHROPIC, ANTHROPIC_DESCRIBED, ApiError, api_error
+from kvell.server.api.http_errors import (
+    ANTHROPIC,
+    ANTHROPIC_DESCRIBED,
+    ApiError,
+    api_error,
+    named_as_sent,
+)
 from kvell.server.api.routes.chat import ChatApi, ChatStream
 from kvell.server.api.schemas.messages.requests import CountTokensRequest, MessagesRequest
-from kvell.server.api.sent_names import named_as_sent
 from kvell.server.api.serving import AppState, cancel_on_disconnect
 from kvell.server.api.streaming import COMMENT, EventStream, named_begin, named_event, prime
 from kvell.server.text.text_stream import TextDelta, Usage

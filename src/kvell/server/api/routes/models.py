@@ -7,7 +7,7 @@ from fastapi import FastAPI, HTTPException, Request, Response
 
 from kvell.errors import ChangeSomething
 from kvell.release import RELEASE
-from kvell.server.answers.chat_tools import chat_tools
+from kvell.server.answers.forced import chat_tools
 from kvell.server.api.bodies.completions import Body, Lazy, json_response, model_card, model_list
 from kvell.server.api.door.access_guard import visit_of
 from kvell.server.api.http_errors import MODELS

@@ -21,6 +21,7 @@ from kvell.server.api.http_errors import (
     OLLAMA_DESCRIBED,
     UnknownModel,
     api_error,
+    named_as_sent,
 )
 from kvell.server.api.routes.chat import ChatApi
 from kvell.server.api.routes.completions import CompletionsApi
@@ -33,7 +34,6 @@ from kvell.server.api.schemas.ollama.requests import (
     OllamaPullRequest,
     OllamaShowRequest,
 )
-from kvell.server.api.sent_names import named_as_sent
 from kvell.server.api.serving import AppState, Deltas, ServerModel, cancel_on_disconnect
 from kvell.server.api.streaming import LINES_TYPE, EventStream, json_line, prime
 from kvell.server.text.text_model import TextModel

@@ -18,10 +18,9 @@ from kvell.server.api.bodies.response_items import (
     response_usage,
 )
 from kvell.server.api.door.access_guard import visit_of
-from kvell.server.api.http_errors import api_error
+from kvell.server.api.http_errors import api_error, named_as_sent
 from kvell.server.api.routes.chat import ChatApi, ChatStream
 from kvell.server.api.schemas.responses import ResponsesRequest
-from kvell.server.api.sent_names import named_as_sent
 from kvell.server.api.serving import AppState, cancel_on_disconnect
 from kvell.server.api.streaming import COMMENT, EventStream, named_begin, named_event, prime
 from kvell.server.logs.lines import OncePerName

@@ -21,7 +21,7 @@ from kvell.server.api.schemas.formats import (
 )
 from kvell.server.api.schemas.other_fields import COMPLETION_OTHERS
 from kvell.server.api.schemas.sampling_fields import MAX_INT32, Count, SamplingFields, TokenIds
-from kvell.server.text.context_length import AnswerRoom
+from kvell.server.text.text_bounds import AnswerRoom
 
 MAX_PROMPTS = 128
 

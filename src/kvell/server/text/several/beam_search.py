@@ -17,8 +17,7 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.beam_search import Beam, BeamSearch
 from kvell.errors import InstanceDied, RequestFailed, TryLater
 from kvell.front.front import Front
-from kvell.front.mailbox import OutputRoom
-from kvell.front.request_log import RequestTrace
+from kvell.front.request_log import OutputRoom, RequestTrace
 from kvell.server.text.text_model import TextModel
 from kvell.server.text.text_stream import (
     DeadlineExceeded,
