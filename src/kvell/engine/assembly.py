@@ -241,7 +241,7 @@ def _make_parts(
     images = images_of(served)
     if images is not None:
         limits = replace(limits, whole_images=images.family.both_directions)
-    core = create_core(sizes.layout)
+    core = create_core(sizes.layout, options.eviction)
     spare_bytes = 0 if graphs is None else sizes.layout.large_page_bytes
     memory = memory_of(sizes, core, every, options, spare_bytes)
     buffer = cpu_buffer_of(core, memory, every, options, limits, prices)

@@ -9,7 +9,7 @@ from kvell.cli.replay.models import ModelFlags
 from kvell.cli.replay.trace_file import TraceFlags
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.flags import setting, setting_of
-from kvell.memory import EVICTIONS, Eviction
+from kvell.memory import Eviction
 from kvell.pages.sizing import Manager
 
 
@@ -56,12 +56,7 @@ class ReplaySettings:
     )
     enable_chunked_prefill: bool = setting_of(EngineSettings, "enable_chunked_prefill")
     common_pool: bool = setting_of(EngineSettings, "common_pool")
-    eviction: Eviction = setting(
-        "lru",
-        "--eviction",
-        "Prefixes to evict first: the least recently used, or those least likely to return.",
-        choices=EVICTIONS,
-    )
+    eviction: Eviction = setting_of(EngineSettings, "eviction")
     together: Together = field(default_factory=Together)
     ignore_sessions: bool = setting(
         False, "--ignore-sessions", "Do not delay a turn until the previous answer ends.", "mark"

@@ -9,7 +9,7 @@ from typing import get_args
 
 from kvell.engine.requests.limits import max_step_draft_tokens
 from kvell.flags import setting
-from kvell.memory import Embeddings, Manager
+from kvell.memory import EVICTIONS, Embeddings, Eviction, Manager
 from kvell.mempool.rendezvous import Rendezvous
 from kvell.pages.sizing import MANAGERS
 
@@ -143,6 +143,14 @@ class EngineOptions:
     )
     """Protect prefixes that several requests share from eviction, in a part of the pool that the
     traffic decides."""
+    eviction: Eviction = setting(
+        "lru",
+        "--eviction",
+        "Prefixes to evict first: the least recently used, or those least likely to return.",
+        choices=EVICTIONS,
+    )
+    """The cached prefixes that are evicted first: ``lru``, the least recently used; ``hazard``,
+    those that are least likely to be used again, as far as the traffic has shown."""
     embeddings: Embeddings = setting(
         "own",
         "--embeddings",
