@@ -25,13 +25,13 @@ from kvell.elastic.memory import ElasticMemory, Slot
 from kvell.elastic.page_buffer import PageBuffer
 from kvell.elastic.tiling import Tiling
 from kvell.errors import TryLater
+from kvell.memory import create_core
 from kvell.pages.audit import audit
 from kvell.pages.layout import Layout
 from kvell.prefix.interface import USED
 from tests.depth import machine
 from tests.device.fake_chunks import EDGES, Edge, FakeChunks
 from tests.elastic.buffer_audit import audit_buffer
-from tests.oracle.factory import Implementation, create_core
 from tests.pages.pools import group, pool_of, state
 
 BUFFER_LARGE = 4
@@ -74,8 +74,6 @@ LAYOUTS: dict[str, Callable[[], Layout]] = {
 class Elastic(RuleBasedStateMachine):
     """A pool of about a dozen chunks."""
 
-    implementation: Implementation = "oracle"
-
     @initialize(
         name=st.sampled_from(sorted(LAYOUTS)),
         chunk_bytes=st.sampled_from([96, 128, 320]),
@@ -87,7 +85,7 @@ class Elastic(RuleBasedStateMachine):
         tiled = Tiling(
             num_chunks, chunk_bytes, self.layout.large_page_bytes, self.layout.num_large_pages
         )
-        self.core = create_core(self.layout, self.implementation)
+        self.core = create_core(self.layout)
         self.device = FakeChunks(num_chunks, chunk_bytes)
         self.memory = ElasticMemory(self.device, self.core, tiled, round(committed * num_chunks))
         self.buffer = CpuBuffer(6)
@@ -383,13 +381,5 @@ class Elastic(RuleBasedStateMachine):
         )
 
 
-class CompiledElastic(Elastic):
-    """The same over the compiled core."""
-
-    implementation = "compiled"
-
-
-Elastic.TestCase.settings = machine(30, weight=0.5)
-CompiledElastic.TestCase.settings = Elastic.TestCase.settings
+Elastic.TestCase.settings = machine(30, weight=0.8)
 TestElastic = Elastic.TestCase
-TestCompiledElastic = CompiledElastic.TestCase

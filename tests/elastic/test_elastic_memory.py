@@ -6,8 +6,8 @@ import pytest
 from kvell.elastic.memory import ElasticMemory
 from kvell.elastic.tiling import tiling
 from kvell.errors import TryLater
+from kvell.memory import create_core
 from tests.device.fake_chunks import FakeChunks
-from tests.oracle.factory import create_core
 from tests.pages.pools import group, pool_of
 
 CHUNK_BYTES = 256

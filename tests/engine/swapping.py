@@ -11,10 +11,9 @@ from kvell.engine.cpu_buffer.buffered_prefixes import BufferedPrefixes
 from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.engine.requests.limits import Limits
-from kvell.memory import MemoryCore
+from kvell.memory import MemoryCore, create_core
 from kvell.pages.layout import Layout
 from tests.engine.conftest import EOS
-from tests.oracle.factory import Implementation, create_core
 
 
 class Always:
@@ -39,7 +38,6 @@ def swapping_core(
     limits: Limits,
     num_large: int,
     rule: SwapRule | None = None,
-    implementation: Implementation = "compiled",
     make: Callable[[MemoryCore, PageBuffer, SwapRule], Swapping] = Swapping,
     ahead: int | None = None,
     *,
@@ -52,7 +50,7 @@ def swapping_core(
     :param keeps_prefixes: whether the buffer also keeps evicted prefixes.
     :param buffer_large: its first large page, if prompts may be computed into it.
     """
-    core = create_core(layout, implementation)
+    core = create_core(layout)
     buffer = PageBuffer(layout.groups, num_large)
     swapping = make(core, buffer, rule or Always())
     if keeps_prefixes:

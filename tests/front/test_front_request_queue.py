@@ -1,9 +1,16 @@
 """The desk: credits, the waiting line, the log, and what an instance's death does to them."""
 
 import asyncio
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from kvell.engine.protocol.logprobs import PromptLogprobs, TokenLogprobs
 from kvell.engine.protocol.messages import Cancel, Finished, Heartbeat, Submit, Tokens
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
@@ -13,6 +20,7 @@ from kvell.fleet.instance.supervisor import RestartPolicy
 from kvell.front.request_log import EndedRequest, LogEntry, Mailbox, Output
 from kvell.front.request_queue import RequestQueue
 from kvell.vocabulary import FinishReason, RequestId
+from tests.front.seen import end_of
 from tests.reports import facts, load
 
 KILLED = InstanceDeath("it was killed", "killed")
@@ -380,3 +388,430 @@ def test_what_a_full_instance_does_not_take_waits_until_it_is_heard_of() -> None
     queue.on_event("mixed-0", Heartbeat(load(10, 10)), 2.0)
     [(home, again)] = queue.due(2.0)
     assert (home, again.attempt) == ("mixed-0", 1)
+
+
+PREFILL, DECODE = "prefill-0", "decode-0"
+
+MOVES = RequestId("a")
+
+MOVED = Finished(MOVES, 0, "moved", output_tokens=1)
+
+
+def dropped(reason: FinishReason) -> tuple[RequestQueue, LogEntry]:
+    """A request that is on its way when its reader ends it."""
+    queue = RequestQueue(8)
+    for number, name in enumerate((PREFILL, DECODE)):
+        queue.line(name).open(facts(4, 100 + number))
+    prompt = np.arange(9, dtype="<i4").tobytes()
+    request = LogEntry(RequestSpec(MOVES, prompt, SamplingParams(max_tokens=20)), 0.0)
+    queue.add(request)
+    queue.due(0.0)
+    queue.tokens(Tokens(MOVES, 0, 0, (7,)), 1.0)
+    cancel = Cancel(MOVES, 0)
+    assert queue.drop(MOVES, reason, 1.0) == [(PREFILL, cancel), (DECODE, cancel)]
+    return queue, request
+
+
+def reason_of(request: LogEntry) -> str:
+    end = end_of(request)
+    assert end is not None
+    return end.reason
+
+
+@pytest.mark.parametrize("reason", ["stop", "cancelled"])
+@pytest.mark.parametrize("restarts", [True, False])
+def test_its_receiver_has_died_since(reason: FinishReason, *, restarts: bool) -> None:
+    queue, request = dropped(reason)
+    queue.lost(DECODE, KILLED, 1.0)
+    if restarts:
+        queue.line(DECODE).open(facts(4, 999))
+    queue.on_finished(MOVED, 2.0)
+    assert reason_of(request) == reason
+    assert queue.in_flight == queue.waiting == 0
+    assert not queue.line(PREFILL).in_flight and not queue.line(DECODE).in_flight
+
+
+@pytest.mark.parametrize("reason", ["stop", "cancelled"])
+def test_its_receiver_ends_it(reason: FinishReason) -> None:
+    queue, request = dropped(reason)
+    queue.on_finished(MOVED, 2.0)
+    assert list(queue.line(DECODE).in_flight) == [MOVES]
+    queue.on_finished(Finished(MOVES, 0, "cancelled"), 3.0)
+    assert reason_of(request) == reason and queue.in_flight == 0
+
+
+@pytest.mark.parametrize("dies", [PREFILL, DECODE])
+def test_whoever_has_it_dies(dies: str) -> None:
+    queue, request = dropped("stop")
+    if dies == DECODE:
+        queue.on_finished(MOVED, 2.0)
+    queue.lost(dies, KILLED, 3.0)
+    assert reason_of(request) == "stop"
+    assert queue.in_flight == queue.waiting == 0
+
+
+ANSWER = (7, 8, 9, 10)
+
+
+def queue_with(request: LogEntry) -> RequestQueue:
+    queue = RequestQueue(8)
+    for number, name in enumerate((PREFILL, DECODE)):
+        queue.line(name).open(facts(4, 100 + number))
+    queue.add(request)
+    ((instance, command),) = queue.due(0.0)
+    assert (instance, command.goes_to) == (PREFILL, DECODE)
+    return queue
+
+
+def moving_entry() -> LogEntry:
+    prompt = np.arange(9, dtype="<i4").tobytes()
+    return LogEntry(RequestSpec(MOVES, prompt, SamplingParams(max_tokens=len(ANSWER))), 0.0)
+
+
+FROM_PREFILL = (Tokens(MOVES, 0, 0, (7,)), Finished(MOVES, 0, "moved", output_tokens=1))
+
+FROM_DECODE = (
+    Tokens(MOVES, 0, 1, (8,)),
+    Tokens(MOVES, 0, 2, (9, 10)),
+    Finished(MOVES, 0, "length", output_tokens=4),
+)
+
+
+def interleavings() -> list[tuple[Tokens | Finished, ...]]:
+    """What both say, each in its own order, in any order of the two."""
+    found = []
+    count = len(FROM_PREFILL) + len(FROM_DECODE)
+    for places in itertools.combinations(range(count), len(FROM_PREFILL)):
+        first, second = iter(FROM_PREFILL), iter(FROM_DECODE)
+        found.append(tuple(next(first if at in places else second) for at in range(count)))
+    return found
+
+
+@pytest.mark.parametrize("events", interleavings())
+def test_in_whatever_order_two_instances_are_heard(events: tuple[Tokens | Finished, ...]) -> None:
+    """Every token comes once and in order, and the end after all of them."""
+    request = moving_entry()
+    queue = queue_with(request)
+    for event in events:
+        told = list(request.output)
+        if isinstance(event, Tokens):
+            queue.tokens(event, 1.0)
+        else:
+            queue.on_finished(event, 1.0)
+        assert tuple(request.output[: len(told)]) == tuple(told)
+        assert tuple(request.output) == ANSWER[: len(request.output)]
+        assert end_of(request) is None or tuple(request.output) == ANSWER
+    end = end_of(request)
+    assert end is not None and end.reason == "length"
+    assert queue.in_flight == queue.waiting == 0
+    assert not queue.line(PREFILL).in_flight and not queue.line(DECODE).in_flight
+    assert queue.line(PREFILL).outstanding_prompt_tokens == 0
+    assert queue.line(DECODE).outstanding_output_tokens == 0
+
+
+def test_early_tokens_of_an_attempt_that_died_are_made_again() -> None:
+    """The first token will never come, so what came behind it does not count."""
+    request = moving_entry()
+    queue = queue_with(request)
+    queue.tokens(FROM_DECODE[0], 1.0)
+    queue.on_finished(FROM_DECODE[2], 1.0)
+    assert end_of(request) is None and not request.output
+    queue.lost(PREFILL, KILLED, 1.0)
+    queue.line(PREFILL).close()
+    ((instance, command),) = queue.due(1.0)
+    assert (instance, command.attempt, command.output) == (DECODE, 1, b"")
+    queue.tokens(FROM_PREFILL[0], 1.0)  # of the attempt before
+    assert not request.output
+    queue.tokens(Tokens(MOVES, 1, 0, ANSWER), 2.0)
+    queue.on_finished(Finished(MOVES, 1, "length", output_tokens=4), 2.0)
+    end = end_of(request)
+    assert tuple(request.output) == ANSWER and end is not None and end.attempt == 1
+
+
+def test_an_attempt_that_has_nothing_to_add_ends_at_once() -> None:
+    """Early tokens of the attempt before hold nothing up."""
+    request = moving_entry()
+    queue = queue_with(request)
+    queue.tokens(Tokens(MOVES, 0, 0, ANSWER[:3]), 1.0)
+    queue.tokens(Tokens(MOVES, 0, 5, (1,)), 1.0)
+    queue.lost(PREFILL, KILLED, 1.0)
+    queue.line(PREFILL).close()
+    queue.due(1.0)
+    queue.on_finished(Finished(MOVES, 1, "length", output_tokens=3), 2.0)
+    end = end_of(request)
+    assert end is not None and end.reason == "length"
+
+
+@pytest.mark.parametrize("reason", ["cancelled", "refused", "error"])
+def test_an_end_that_is_none_of_an_answer_waits_for_no_tokens(reason: str) -> None:
+    request = moving_entry()
+    queue = queue_with(request)
+    queue.tokens(FROM_DECODE[0], 1.0)
+    queue.on_finished(Finished(MOVES, 0, reason), 1.0)  # type: ignore[arg-type]
+    end = end_of(request)
+    assert end is not None and end.reason == reason
+    assert queue.in_flight == 0
+
+
+@dataclass
+class Follower:
+    """Keeps what it is told."""
+
+    admissions: int = 0
+    acceptances: int = 0
+    ends: list[EndedRequest] = field(default_factory=list)
+
+    def on_admitted(self) -> None:
+        self.admissions += 1
+
+    def on_accepted(self) -> None:
+        self.acceptances += 1
+
+    def on_ended(self, request: EndedRequest) -> None:
+        self.ends.append(request)
+
+
+def followed(name: str = "a") -> tuple[LogEntry, Follower]:
+    follower = Follower()
+    log_entry = LogEntry(
+        RequestSpec(RequestId(name), b"\1\0\0\0", SamplingParams()), 10.0, trace=follower
+    )
+    return log_entry, follower
+
+
+def traced_end(reason: FinishReason = "length", attempt: int = 0) -> Finished:
+    return Finished(RequestId("a"), attempt, reason, queue_seconds=0.5)
+
+
+def opened_at(*instances: str) -> RequestQueue:
+    queue = RequestQueue(2)
+    for name in instances:
+        queue.line(name).open(facts(4))
+    return queue
+
+
+def test_an_answer_is_told_with_its_times_and_its_instance() -> None:
+    queue, (log_entry, follower) = opened_at("mixed-1"), followed()
+    queue.add(log_entry)
+    assert (follower.admissions, follower.ends) == (1, [])
+    queue.due(10.25)
+    queue.tokens(Tokens(RequestId("a"), 0, 0, (1,)), 11.0)
+    queue.tokens(Tokens(RequestId("a"), 0, 1, (2, 3)), 12.0)
+    queue.on_finished(traced_end(), 13.0)
+    [end] = follower.ends
+    assert (end.arrived_seconds, end.first_token_seconds, end.seconds) == (10.0, 1.0, 3.0)
+    assert (end.line_seconds, end.instance, end.output_tokens) == (0.25, "mixed-1", 3)
+    assert end.finished == traced_end()
+
+
+def test_who_leaves_the_line_had_no_instance_and_no_token() -> None:
+    queue, (log_entry, follower) = opened_at(), followed()
+    queue.add(log_entry)
+    queue.drop(RequestId("a"), "cancelled", 13.0)
+    [end] = follower.ends
+    assert (end.finished.reason, end.first_token_seconds, end.instance) == ("cancelled", None, "")
+
+
+def test_who_finds_no_place_is_not_let_in_and_has_no_end() -> None:
+    queue, (late, follower) = opened_at(), followed("c")
+    for name in ("a", "b"):
+        queue.add(followed(name)[0])
+    with pytest.raises(TryLater):
+        queue.add(late)
+    again, twice = followed("a")
+    with pytest.raises(ChangeSomething):
+        queue.add(again)
+    for one in (follower, twice):
+        assert (one.admissions, one.ends) == (0, [])
+
+
+def test_another_attempt_is_no_end_and_no_second_admission() -> None:
+    queue, (log_entry, follower) = opened_at("mixed-0"), followed()
+    queue.add(log_entry)
+    queue.due(10.0)
+    queue.tokens(Tokens(RequestId("a"), 0, 0, (1,)), 11.0)
+    queue.lost("mixed-0", KILLED, 12.0)
+    queue.line("mixed-1").open(facts(4))
+    queue.due(12.5)
+    assert (follower.admissions, follower.ends) == (1, [])
+    queue.on_finished(traced_end(), 13.0)
+    assert follower.ends == [], "the first attempt's end says nothing of the second"
+    queue.on_finished(traced_end("stop", attempt=1), 14.0)
+    [end] = follower.ends
+    assert (end.finished.attempt, end.instance, end.first_token_seconds) == (1, "mixed-1", 1.0)
+
+
+def test_a_request_that_nobody_can_serve_any_more_ends_too() -> None:
+    queue, (log_entry, follower) = opened_at(), followed()
+    queue.add(log_entry)
+    queue.fail_waiting("gave up", 12.0)
+    [end] = follower.ends
+    assert (end.finished.reason, end.seconds) == ("error", 2.0)
+
+
+def test_a_request_that_was_dropped_ends_when_the_instance_says_so() -> None:
+    queue, (log_entry, follower) = opened_at("mixed-0"), followed()
+    queue.add(log_entry)
+    queue.due(10.0)
+    queue.drop(RequestId("a"), "stop", 11.0)
+    assert follower.ends == []
+    queue.on_finished(traced_end("cancelled"), 12.0)
+    assert [one.finished.reason for one in follower.ends] == ["stop"]
+
+
+SCORED = RequestId("a")
+
+PROMPT_TOKENS = 9
+
+OUTPUT_TOKENS = 7
+
+
+def likely(position: int) -> TokenLogprobs:
+    """Of token number ``position``, so that a wrong place is seen."""
+    return TokenLogprobs(-float(position), 1 + position, ((position, -0.5),))
+
+
+PROMPT = tuple(likely(100 + position) for position in range(PROMPT_TOKENS))
+
+OUTPUT = tuple(likely(position) for position in range(OUTPUT_TOKENS))
+
+
+def scored_entry() -> LogEntry:
+    sampling = SamplingParams(logprobs=1, prompt_logprobs=1)
+    return LogEntry(RequestSpec(SCORED, b"\1\0\0\0" * PROMPT_TOKENS, sampling), 0.0)
+
+
+def scores(attempt: int, first: int, end: int) -> PromptLogprobs:
+    """Of the prompt's tokens ``first`` … ``end - 1``."""
+    return PromptLogprobs(SCORED, attempt, first, PROMPT[first:end])
+
+
+def tokens(attempt: int, first: int, end: int) -> Tokens:
+    return Tokens(SCORED, attempt, first, tuple(range(first, end)), logprobs=OUTPUT[first:end])
+
+
+def served() -> tuple[RequestQueue, LogEntry]:
+    queue, request = RequestQueue(8), scored_entry()
+    queue.add(request)
+    again(queue)
+    return queue, request
+
+
+def again(queue: RequestQueue) -> None:
+    """Submit what waits to an instance that has just started."""
+    queue.line(ONLY).open(facts(4))
+    assert len(queue.due(0.0)) == 1
+
+
+def test_scores_wait_for_the_first_token_and_come_with_it() -> None:
+    queue, request = served()
+    queue.on_scores(scores(0, 1, 4))
+    queue.on_scores(scores(0, 4, 9))
+    queue.tokens(tokens(0, 0, 2), 1.0)
+    assert taken(request) == Output((0, 1), None, OUTPUT[:2], PROMPT[1:])
+    queue.tokens(tokens(0, 2, 3), 1.0)
+    assert taken(request) == Output((2,), None, OUTPUT[2:3])
+
+
+def test_a_death_in_the_middle_of_a_prompt_tells_nothing_twice() -> None:
+    queue, request = served()
+    queue.on_scores(scores(0, 1, 5))
+    queue.lost(ONLY, KILLED, 1.0)
+    again(queue)
+    queue.on_scores(scores(0, 5, 9))  # of the dead one
+    queue.on_scores(scores(1, 1, 3))
+    queue.on_scores(scores(1, 3, 8))
+    queue.on_scores(scores(1, 8, 9))
+    queue.tokens(tokens(1, 0, 1), 2.0)
+    assert taken(request).prompt_logprobs == PROMPT[1:]
+    assert request.scored_tokens == PROMPT_TOKENS - 1
+
+
+def test_a_death_after_the_prompt_tells_it_no_more() -> None:
+    queue, request = served()
+    queue.on_scores(scores(0, 1, 9))
+    queue.tokens(tokens(0, 0, 3), 1.0)
+    assert taken(request).prompt_logprobs == PROMPT[1:]
+    queue.lost(ONLY, KILLED, 1.0)
+    again(queue)
+    queue.on_scores(scores(1, 1, 9))
+    queue.tokens(tokens(1, 3, 5), 2.0)
+    assert taken(request) == Output((3, 4), None, OUTPUT[3:5])
+
+
+def test_scores_of_unknown_requests_are_dropped() -> None:
+    queue, request = served()
+    queue.on_scores(PromptLogprobs(RequestId("unknown"), 0, 1, PROMPT[1:]))
+    queue.tokens(tokens(0, 0, 1), 1.0)
+    assert taken(request).prompt_logprobs == ()
+
+
+def test_scores_of_a_request_that_fails_come_with_its_end() -> None:
+    queue, request = served()
+    queue.on_scores(scores(0, 1, 9))
+    end = Finished(SCORED, 0, "error")
+    queue.on_finished(end, 1.0)
+    assert taken(request) == Output((), end, (), PROMPT[1:])
+
+
+def test_tokens_that_an_attempt_repeats_are_dropped_with_their_likelihoods() -> None:
+    queue, request = served()
+    queue.tokens(tokens(0, 0, 3), 1.0)
+    queue.tokens(tokens(0, 1, 5), 1.0)
+    queue.tokens(tokens(0, 2, 4), 1.0)
+    assert taken(request) == Output((0, 1, 2, 3, 4), None, OUTPUT[:5])
+
+
+cuts = st.lists(st.integers(0, 8), max_size=5)
+
+
+def runs(marks: Sequence[int], first: int, end: int) -> list[tuple[int, int]]:
+    """The range from ``first`` to ``end``, cut at the marks inside it."""
+    inside = sorted({mark for mark in marks if first < mark < end})
+    return list(zip([first, *inside], [*inside, end], strict=True)) if first < end else []
+
+
+@given(st.lists(st.tuples(cuts, cuts, st.integers(1, 9), st.integers(0, 7)), max_size=2), cuts)
+def test_whatever_dies_when_all_is_told_once_and_in_order(
+    deaths: list[tuple[list[int], list[int], int, int]], marks: list[int]
+) -> None:
+    """Each attempt tells its scores, then tokens behind those known, and dies somewhere."""
+    queue, request = served()
+    told: list[Output] = []
+    plans = [*deaths, (marks, marks, PROMPT_TOKENS, OUTPUT_TOKENS)]
+    for attempt, (score_marks, token_marks, scored, emitted) in enumerate(plans):
+        if attempt:
+            queue.lost(ONLY, KILLED, 1.0)
+            again(queue)
+        for first, end in runs(score_marks, 1, scored):
+            queue.on_scores(scores(attempt, first, end))
+        known = request.emitted_tokens if scored == PROMPT_TOKENS else emitted
+        for first, end in runs(token_marks, known, emitted):
+            queue.tokens(tokens(attempt, first, end), 1.0)
+            told.append(taken(request))
+    assert sum((output.token_ids for output in told), ()) == tuple(range(request.emitted_tokens))
+    assert request.emitted_tokens == OUTPUT_TOKENS or not told
+    likely = tuple(one for output in told for one in output.logprobs)
+    assert likely == OUTPUT[: request.emitted_tokens]
+    prompt = [one for output in told for one in output.prompt_logprobs]
+    assert prompt == (list(PROMPT[1:]) if told else [])
+
+
+def test_a_mailbox_merges_likelihoods_like_tokens() -> None:
+    async def scenario() -> list[Output]:
+        mailbox = Mailbox()
+        mailbox.put_prompt(PROMPT[1:3])
+        reading = asyncio.ensure_future(mailbox.take())
+        await asyncio.sleep(0)
+        assert not reading.done(), "scores alone wake nobody"
+        mailbox.put_prompt(PROMPT[3:])
+        mailbox.put((0,), OUTPUT[:1])
+        mailbox.put((1, 2), OUTPUT[1:3])
+        first = await reading
+        mailbox.put((3,), OUTPUT[3:4])
+        return [first, await mailbox.take()]
+
+    assert asyncio.run(scenario()) == [
+        Output((0, 1, 2), None, OUTPUT[:3], PROMPT[1:]),
+        Output((3,), None, OUTPUT[3:4]),
+    ]

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvell.memory import GroupKind, HoldingCore, Images, audit, facts_of
+from kvell.memory import GroupKind, HoldingCore, Images, audit, create_core, facts_of
 from kvell.mempool.holds import Holds
 from kvell.mempool.owners import Owner
 from tests.depth import machine
-from tests.oracle.factory import Implementation, create_core
 from tests.pages.pools import group, images, pool_of, state
 
 LAYOUTS = {
@@ -35,13 +34,11 @@ def ints(*values: int) -> "np.ndarray[Any, np.dtype[np.int32]]":
 
 
 class HoldsMachine(RuleBasedStateMachine):
-    """Both cores in turn; every answer that a model can predict is compared with it."""
-
-    implementation: Implementation = "oracle"
+    """Every answer that a model can predict is compared with it."""
 
     @initialize(kind=st.sampled_from(list(LAYOUTS)), large=st.integers(4, 30))
     def start(self, kind: str, large: int) -> None:
-        self.core: HoldingCore = create_core(pool_of(large, *LAYOUTS[kind]), self.implementation)
+        self.core: HoldingCore = create_core(pool_of(large, *LAYOUTS[kind]))
         self.holds = Holds(self.core)
         self.step, self.now, self.kind = 0, 0, kind
         self.numbers = itertools.count()
@@ -211,22 +208,13 @@ class HoldsMachine(RuleBasedStateMachine):
         assert not any(self.core.snapshot().used)
 
 
-class CompiledHolds(HoldsMachine):
-    """The same over the compiled core."""
-
-    implementation = "compiled"
-
-
 TestHolds = HoldsMachine.TestCase
-TestHolds.settings = machine(40, 0.4)
-TestCompiledHolds = CompiledHolds.TestCase
-TestCompiledHolds.settings = machine(40, 0.4)
+TestHolds.settings = machine(40, 0.6)
 
 
-@pytest.mark.parametrize("implementation", ["oracle", "compiled"])
-def test_what_is_here_is_not_received_anew(implementation: Implementation) -> None:
+def test_what_is_here_is_not_received_anew() -> None:
     """Its half-full page stays held, and so cached, whatever others evict."""
-    core = create_core(pool_of(4, group(4, 2)), implementation)
+    core = create_core(pool_of(4, group(4, 2)))
     holds, first, again = Holds(core), Owner("arrival", "a", 1, 1), Owner("arrival", "a", 1, 2)
     holds.hold_text(first, 9, ints(2, 10, 11))
     missing = holds.receive(first, 1)
@@ -241,9 +229,8 @@ def test_what_is_here_is_not_received_anew(implementation: Implementation) -> No
     assert core.peek(ints(2, 999), "") == 1
 
 
-@pytest.mark.parametrize("implementation", ["oracle", "compiled"])
-def test_pages_without_a_text_become_one(implementation: Implementation) -> None:
-    core = create_core(pool_of(20, group(4, 2)), implementation)
+def test_pages_without_a_text_become_one() -> None:
+    core = create_core(pool_of(20, group(4, 2)))
     holds, owner = Holds(core), Owner("alloc", "a", 1, 1)
     assert holds.hold_pages(owner, 9, ints(3)) is not None
     with pytest.raises(ValueError, match="not those of this text"):
@@ -254,9 +241,8 @@ def test_pages_without_a_text_become_one(implementation: Implementation) -> None
     assert len(holds) == 0
 
 
-@pytest.mark.parametrize("implementation", ["oracle", "compiled"])
-def test_no_room_leaves_nothing_behind(implementation: Implementation) -> None:
-    core = create_core(pool_of(4, group(4, 2)), implementation)
+def test_no_room_leaves_nothing_behind() -> None:
+    core = create_core(pool_of(4, group(4, 2)))
     holds = Holds(core)
     assert holds.hold_pages(Owner("alloc", "a", 1, 1), 9, ints(9)) is None
     owner = Owner("arrival", "a", 1, 2)

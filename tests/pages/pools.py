@@ -7,8 +7,6 @@ from typing import Any
 
 from kvell.pages.layout import GroupKind, GroupSpec, LayerSpec, Layout
 from kvell.pages.shares import equal_shares
-from kvell.pages.snapshot import Key
-from tests.oracle.pages.pool import PagePool
 
 
 class Chunk(int):
@@ -79,23 +77,3 @@ def _named(index: int, spec: GroupSpec, large: int) -> GroupSpec:
 def layers(windows: Sequence[int], head_size: int = 256, kv_heads: int = 1) -> list[LayerSpec]:
     """bf16 layers with these windows (0: full attention)."""
     return [LayerSpec(i, kind_of(w), kv_heads, head_size, 2, int(w)) for i, w in enumerate(windows)]
-
-
-class Recorder:
-    """Hears what the evictor would hear."""
-
-    def __init__(self) -> None:
-        self.pages: list[tuple[int, int, Key]] = []
-        self.larges: list[int] = []
-
-    def on_cached(self, group: int, page: int, key: Key) -> None:
-        self.pages.append((group, page, key))
-
-    def evictable(self, large: int) -> None:
-        self.larges.append(large)
-
-
-def recorded_pool(num_large: int, *groups: GroupSpec) -> tuple[PagePool, Recorder]:
-    """A pool and what it told its observer."""
-    recorder = Recorder()
-    return PagePool(pool_of(num_large, *groups), recorder), recorder

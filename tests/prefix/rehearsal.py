@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from kvell.memory import create_core
 from kvell.pages.audit import audit
 from kvell.pages.layout import GroupKind, GroupSpec, Layout
 from kvell.pages.snapshot import IndexEntry, PoolSnapshot
 from kvell.prefix.groups.facts import facts_of
-from tests.oracle.factory import Implementation, create_core
 from tests.prefix.contents import PARTS, Contents, Prefixes
 from tests.prefix.mixes import Prompt
 from tests.prefix.obvious import Held, Question, drops, longest_run, pages_needed
@@ -26,8 +26,8 @@ from tests.prefix.story import ints
 class Rehearsal:
     """Requests over one core."""
 
-    def __init__(self, layout: Layout, implementation: Implementation = "oracle") -> None:
-        self.core = create_core(layout, implementation)
+    def __init__(self, layout: Layout) -> None:
+        self.core = create_core(layout)
         self.contents = Contents(layout)
         self.reader = Reader(self.contents)
         self.prefixes = Prefixes()

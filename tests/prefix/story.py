@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kvell.memory import Layout
+from kvell.memory import Layout, create_core
 from kvell.pages.audit import audit
 from kvell.pages.snapshot import PoolSnapshot
-from tests.oracle.factory import Implementation, create_core
 
 Ints = npt.NDArray[np.int32]
 Rows = list[tuple[int, int, int, int]]
@@ -21,9 +20,9 @@ def ints(values: Sequence[int] = ()) -> Ints:
 class Story:
     """Time, requests and their tokens over one core."""
 
-    def __init__(self, layout: Layout, implementation: Implementation = "oracle") -> None:
+    def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self.core = create_core(layout, implementation)
+        self.core = create_core(layout)
         self.step = 0
         self.tokens: dict[int, list[int]] = {}
 

@@ -8,20 +8,20 @@ from kvell.engine.core.core import EngineCore
 from kvell.engine.core.journal import Journal, JournaledCore, PlanAsked, replay
 from kvell.engine.protocol.messages import Cancel, Finished
 from kvell.engine.requests.plan import StepPlan, StepResult
+from kvell.memory import create_core
 from kvell.pages.audit import audit
 from kvell.vocabulary import RequestId
 from tests.depth import few
 from tests.engine.conftest import EOS, make_layout, make_submit
 from tests.engine.traffic import limits
 from tests.engine.virtual_model import VirtualModel
-from tests.oracle.factory import BOTH, Implementation, create_core
 
 LAYOUT = make_layout((0, 9), 12)
 
 
-def fresh(implementation: Implementation = "compiled") -> EngineCore:
+def fresh() -> EngineCore:
     return EngineCore(
-        create_core(LAYOUT, implementation),
+        create_core(LAYOUT),
         limits(batched=8, seats=4, max_len=36),
         frozenset({EOS}),
     )
@@ -74,11 +74,10 @@ def busy() -> Recording:
     return recording
 
 
-@pytest.mark.parametrize("replayed", BOTH)
-def test_a_replay_gives_the_same_plans_whichever_core_decides(replayed: Implementation) -> None:
+def test_a_replay_gives_the_same_plans() -> None:
     recording = busy()
     assert any(p.preempted for p in recording.plans)
-    assert replay(recording.journal.entries, fresh(replayed)) == recording.plans
+    assert replay(recording.journal.entries, fresh()) == recording.plans
 
 
 def test_a_replay_ends_where_the_original_did() -> None:
@@ -138,4 +137,4 @@ def test_any_traffic_replays(script: list[tuple[int, int, int, int]]) -> None:
         for _ in range(steps):
             recording.step(cancel=f"q{number - 1}" if steps == 4 else "")
     recording.run()
-    assert replay(recording.journal.entries, fresh("oracle")) == recording.plans
+    assert replay(recording.journal.entries, fresh()) == recording.plans

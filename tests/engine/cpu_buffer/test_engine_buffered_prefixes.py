@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import numpy as np
-import pytest
 
 from kvell.engine.core.core import EngineCore
 from kvell.engine.core.journal import Journal, replay
@@ -21,7 +20,6 @@ from tests.engine.cpu_buffer.test_engine_swapping import Losing, Run
 from tests.engine.swapping import Always, AtRandom, swapping_core
 from tests.engine.traffic import limits
 from tests.engine.virtual_model import expected_output
-from tests.oracle.factory import BOTH, Implementation
 
 FULL_AND_SLIDING = make_layout((0, 9), 12)
 LIMITS = limits(batched=16, seats=4, max_len=64)
@@ -183,16 +181,13 @@ def test_letting_go_empties_the_buffer() -> None:
     assert run.swapping.buffer.audit() == []
 
 
-@pytest.mark.parametrize("replayed", BOTH)
-def test_a_journal_replays_to_the_same_copies(replayed: Implementation) -> None:
+def test_a_journal_replays_to_the_same_copies() -> None:
     journal = Journal()
     run = run_of(120, journal=journal)
     for number in range(24):
         ask(run, str(number), [*text(number % 7), *([number, 1] if number >= 7 else [])])
     assert any(len(plan.fetches) for plan in run.plans)
-    again = swapping_core(
-        FULL_AND_SLIDING, LIMITS, 120, implementation=replayed, keeps_prefixes=True
-    )
+    again = swapping_core(FULL_AND_SLIDING, LIMITS, 120, keeps_prefixes=True)
     assert replay(journal.entries, again) == run.plans
 
 

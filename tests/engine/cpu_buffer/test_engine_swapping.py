@@ -19,7 +19,6 @@ from tests.engine.planning.test_engine_machine import Configuration, EngineMachi
 from tests.engine.swapping import AtRandom, swapping_core
 from tests.engine.traffic import limits
 from tests.engine.virtual_model import VirtualModel, expected_output
-from tests.oracle.factory import BOTH, Implementation
 
 SMALL = make_layout((0, 9), 12)
 PROMPTS = [[7 * n + i for i in range(11)] for n in range(4)]
@@ -153,23 +152,20 @@ def test_who_is_cancelled_leaves_the_buffer(moment: str) -> None:
     assert name not in run.ended or run.ended[name].reason == "cancelled"
 
 
-@pytest.mark.parametrize("replayed", BOTH)
 @pytest.mark.parametrize("seed", [None, 1, 2])
-def test_a_journal_replays_to_the_same_offloads_and_fetches(
-    replayed: Implementation, seed: int | None
-) -> None:
+def test_a_journal_replays_to_the_same_offloads_and_fetches(seed: int | None) -> None:
     journal = Journal()
     run = busy(8, journal, seed)
     run.to_the_end()
     check(run)
     assert any(len(plan.offloads) for plan in run.plans)
-    assert replay(journal.entries, again(8, replayed, seed)) == run.plans
+    assert replay(journal.entries, again(8, seed)) == run.plans
 
 
-def again(num_large: int, implementation: Implementation, seed: int | None) -> EngineCore:
+def again(num_large: int, seed: int | None) -> EngineCore:
     rule = None if seed is None else AtRandom(seed)
     chosen = limits(batched=16, seats=4, max_len=40)
-    return swapping_core(SMALL, chosen, num_large, rule, implementation)
+    return swapping_core(SMALL, chosen, num_large, rule)
 
 
 def test_a_request_that_has_computed_nothing_of_its_own_is_not_swapped() -> None:

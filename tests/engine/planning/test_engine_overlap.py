@@ -14,7 +14,8 @@ from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import PENDING, StepPlan, StepResult
-from kvell.engine.running.model_part import DrawnBefore, Pending, pending
+from kvell.engine.running.drawn import DrawnBefore, Pending, pending
+from kvell.memory import create_core
 from kvell.pages.audit import audit
 from kvell.pages.layout import GroupKind, GroupSpec, Layout
 from kvell.vocabulary import RequestId, StepNumber
@@ -22,7 +23,6 @@ from tests.depth import few
 from tests.engine.conftest import EOS, make_layout, make_submit
 from tests.engine.traffic import limits, works
 from tests.engine.virtual_model import VirtualModel, expected_output
-from tests.oracle.factory import Implementation, create_core
 from tests.pages.pools import dropping, group, images, pool_of, state
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
@@ -51,8 +51,8 @@ class Ahead:
         self.in_flight: deque[StepPlan] = deque()
         self.events: list[Event] = []
 
-    def fresh(self, implementation: Implementation = "compiled") -> EngineCore:
-        return EngineCore(create_core(self.layout, implementation), self.chosen, frozenset({EOS}))
+    def fresh(self) -> EngineCore:
+        return EngineCore(create_core(self.layout), self.chosen, frozenset({EOS}))
 
     def submit(self, name: str, prompt: list[int], max_tokens: int = 8) -> None:
         self.tell(make_submit(name, prompt, max_tokens))
@@ -262,7 +262,7 @@ traffic = st.lists(
 
 @few()
 @given(traffic, st.sampled_from([3, 8, 32]), st.integers(1, 4))
-def test_any_traffic_replays_whichever_core_decides(
+def test_any_traffic_replays(
     script: list[tuple[int, int, int, int]], batched: int, seats: int
 ) -> None:
     made = Ahead(make_layout((0, 9), 14), depth_one(max(batched, seats), seats))
@@ -274,7 +274,7 @@ def test_any_traffic_replays_whichever_core_decides(
         if steps == 4:
             made.tell(Cancel(RequestId(f"q{number - 1}")))
     made.run()
-    assert replay(made.journal.entries, made.fresh("oracle")) == made.plans
+    assert replay(made.journal.entries, made.fresh()) == made.plans
     cancelled = {e.request_id for e in made.events if isinstance(e, Finished)} - {
         e.request_id for e in made.events if isinstance(e, Finished) and e.reason == "length"
     }

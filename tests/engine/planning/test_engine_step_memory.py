@@ -16,13 +16,12 @@ from kvell.engine.protocol.messages import Event
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import StepPlan
 from kvell.errors import TryLater
-from kvell.memory import Layout, longest_request
+from kvell.memory import Layout, create_core, longest_request
 from kvell.vocabulary import StepNumber
 from tests.depth import few
 from tests.device.fake_chunks import FakeChunks
 from tests.engine.conftest import EOS
 from tests.engine.traffic import Traffic, limits
-from tests.oracle.factory import Implementation, create_core
 from tests.pages.pools import group, pool_of
 
 CHUNK_BYTES = 256
@@ -36,13 +35,12 @@ class Shared(Traffic):
         layout: Layout,
         chosen: Limits,
         model: ActivationModel,
-        implementation: Implementation = "compiled",
         chunk_bytes: int = CHUNK_BYTES,
         device: Callable[[int, int], ChunkDevice] = FakeChunks,
         committed: int | None = None,
     ) -> None:
         super().__init__(layout, chosen)
-        core = create_core(layout, implementation)
+        core = create_core(layout)
         num_chunks = -(-layout.pool_bytes // chunk_bytes)
         tiled = Tiling(num_chunks, chunk_bytes, layout.large_page_bytes, layout.num_large_pages)
         self.device = device(num_chunks, chunk_bytes)
@@ -252,12 +250,10 @@ def test_whatever_comes_is_answered_right_and_the_pool_ends_empty(
 ) -> None:
     most = longest(layout, model, chunk_bytes)
     chosen = limits(batched=max(batched, 8), max_len=most)
-    runs = [Shared(layout, chosen, model, i, chunk_bytes) for i in ("compiled", "oracle")]
-    for traffic in runs:
-        for index, (letter, length, output) in enumerate(wanted):
-            traffic.submit(str(index), [letter] * min(length, most - 1), output)
-        traffic.run(800)
-        assert not any(traffic.core.memory.snapshot().used)
-        traffic.shared.begin(StepNumber(traffic.core.step + 1), traffic.core.step)
-        assert traffic.elastic.balloon.idle_chunks == traffic.elastic.balloon.activation_chunks
-    assert runs[0].plans == runs[1].plans, "both cores decide alike, and so do both runs"
+    traffic = Shared(layout, chosen, model, chunk_bytes)
+    for index, (letter, length, output) in enumerate(wanted):
+        traffic.submit(str(index), [letter] * min(length, most - 1), output)
+    traffic.run(800)
+    assert not any(traffic.core.memory.snapshot().used)
+    traffic.shared.begin(StepNumber(traffic.core.step + 1), traffic.core.step)
+    assert traffic.elastic.balloon.idle_chunks == traffic.elastic.balloon.activation_chunks

@@ -54,7 +54,7 @@ class Touching(Shared):
         most = min(64, longest(layout, model, chunk_bytes))
         chosen = Limits(**{**vars(limits(max_len=most)), "depth": depth})
         make = partial(make_chunks, driver)
-        super().__init__(layout, chosen, model, "compiled", chunk_bytes, make, committed)
+        super().__init__(layout, chosen, model, chunk_bytes, make, committed)
 
     def launch(self) -> None:
         """Plan a step, and give the device all that it touches."""

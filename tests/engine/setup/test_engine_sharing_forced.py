@@ -1,4 +1,7 @@
-"""Chunks moved at random, mappings refused: tokens stay exact, nothing is left behind."""
+"""Chunks, swaps and parked prompts moved at random, mappings refused: tokens stay exact.
+
+Real models, one pool, one buffer; journals replay, and nothing is left behind.
+"""
 
 import random
 from collections.abc import Sequence
@@ -10,17 +13,33 @@ import torch
 from kvell.device.chunks import AddressRange, Ints
 from kvell.device.host import CHUNK_BYTES
 from kvell.elastic.arena import ActivationNeed
+from kvell.elastic.logical_buffer import CpuBuffer
 from kvell.elastic.memory import ElasticMemory
+from kvell.elastic.page_buffer import PageBuffer
 from kvell.engine.core.core import EngineCore
 from kvell.engine.core.journal import Journal, replay
+from kvell.engine.core.lateness import Lateness
+from kvell.engine.cpu_buffer.buffered_prefixes import BufferedPrefixes
+from kvell.engine.cpu_buffer.parking import Parking
+from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.engine.engine import Engine
 from kvell.engine.planning.step_memory import SharedMemory
+from kvell.engine.protocol.messages import Cancel, Event, Submit
+from kvell.engine.setup.objectives import ObjectiveWatch
 from kvell.engine.setup.options import EngineOptions
 from kvell.engine.setup.sharing import share_pool
 from kvell.errors import TryLater
 from kvell.memory import MemoryCore, create_core
 from kvell.vocabulary import MIB, StepNumber
 from tests.device.fake_chunks import FakeChunks
+from tests.engine.seen import (
+    activations_of,
+    scheduler_of,
+    swapping_of,
+    use_memory,
+    use_objectives,
+    use_rule,
+)
 from tests.engine.setup.test_engine_sharing import (
     Watched,
     answers,
@@ -61,7 +80,7 @@ def module() -> torch.nn.Module:
 
 @pytest.fixture(scope="module")
 def asked() -> list[list[int]]:
-    return prompts(14, seed=9)
+    return prompts(18, seed=9)
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +94,10 @@ def expected(module: torch.nn.Module, asked: list[list[int]]) -> dict[str, list[
     )
 
 
-def forced_engine(module: torch.nn.Module, seed: int, journal: Journal | None = None) -> Engine:
-    engine = engine_over(module, roomy(module, 14), journal)
-    core = engine.core
-    forced = Forced(core.memory, elastic_of(engine), engine._activations, seed)
-    core._scheduler._chunks.memory = forced
+def forced_engine(module: torch.nn.Module, seed: int) -> Engine:
+    engine = engine_over(module, roomy(module, 14))
+    memory = Forced(engine.core.memory, elastic_of(engine), activations_of(engine), seed)
+    use_memory(engine.core, memory)
     return engine
 
 
@@ -87,7 +105,7 @@ def assert_nothing_left(engine: Engine) -> None:
     """No page in use, no slot granted, and the books agree."""
     elastic = elastic_of(engine)
     assert not any(engine.core.memory.snapshot().used)
-    steps = engine.core._scheduler.memory
+    steps = scheduler_of(engine.core).memory
     assert isinstance(steps, SharedMemory)
     SharedMemory.begin(steps, StepNumber(engine.core.step + 1), engine.core.step)
     assert elastic.figures()["activation_used_chunks"] == 0
@@ -133,22 +151,6 @@ def test_tokens_are_exact_while_the_device_refuses_at_random(
     assert_nothing_left(engine)
 
 
-def test_a_forced_journal_replays_to_equal_plans(
-    module: torch.nn.Module, asked: list[list[int]]
-) -> None:
-    journal = Journal()
-    engine = forced_engine(module, 4, journal)
-    watched = engine.runner = Watched(engine.runner)
-    answers(engine, asked)
-    layout = engine.core.memory.layout
-    core = create_core(layout)
-    device = FakeChunks(elastic_of(engine).device.num_chunks, CHUNK_BYTES, has_bytes=False)
-    shared = share_pool(device, layout, core, engine._activations)
-    forced = Forced(core, shared.elastic, engine._activations, 4)
-    again = EngineCore(core, engine.core.limits, frozenset(), memory=forced)
-    assert replay(journal.entries, again) == watched.plans
-
-
 class Preempting(Forced):
     """Also refuses memory to decodes, so that the youngest goes to the CPU buffer."""
 
@@ -156,18 +158,63 @@ class Preempting(Forced):
         return super().before_decodes(lengths) and self._draw.random() > 0.2
 
 
+# ------------------------------------------------------- with swaps and parked prompts
+
+POOL_MIB, BUFFER_MIB = 14, 32
+
+
+class Dice(ObjectiveWatch):
+    """Reports lateness at random, of first tokens more often than of others."""
+
+    def __init__(self, seed: int) -> None:
+        self._draw = random.Random(seed)
+
+    def on_command(self, command: Submit | Cancel, events: Sequence[Event]) -> None:
+        """Ignore all commands and events."""
+
+    def after_step(self, events: Sequence[Event]) -> Lateness:
+        return Lateness(self._draw.random() < 0.8, self._draw.random() < 0.1)
+
+
+def parking_engine(module: torch.nn.Module, seed: int, journal: Journal | None = None) -> Engine:
+    """An engine whose memory, swaps and lateness follow a seed."""
+    options = roomy(module, POOL_MIB, cpu_buffer_bytes=BUFFER_MIB * MIB, slo_ttft_seconds=1.0)
+    engine = engine_over(module, options, journal)
+    memory = Preempting(engine.core.memory, elastic_of(engine), activations_of(engine), seed)
+    use_memory(engine.core, memory)
+    use_objectives(engine, Dice(seed))
+    use_rule(swapping_of(engine.core), Always())
+    return engine
+
+
+def assert_used(engine: Engine) -> None:
+    """Assert that every kind of move happened."""
+    rungs = engine.core.stats().rungs
+    ways = ("inflate", "deflate", "preempt", "swap_out", "swap_in", "offload", "cache_out")
+    assert all(rungs[way] > 0 for way in ways), rungs
+
+
+def assert_buffer_empty(engine: Engine) -> None:
+    swapping, parking = swapping_of(engine.core), scheduler_of(engine.core).parking
+    assert parking is not None
+    engine.core.let_go()
+    swapping.begin()
+    assert swapping.buffer.audit() == []
+    assert swapping.buffer.used_large == 0
+    assert not parking.sizes.held
+    assert not parking.parked
+
+
 @pytest.mark.parametrize("seed", some_fast(SEEDS, SEEDS[:1]))
-def test_tokens_are_exact_while_requests_are_swapped_and_the_device_refuses(
+def test_tokens_are_exact_whatever_moves_and_whatever_the_device_refuses(
     module: torch.nn.Module,
     asked: list[list[int]],
     expected: dict[str, list[int]],
     seed: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    engine = engine_over(module, roomy(module, 14, cpu_buffer_bytes=32 * MIB))
-    scheduler = engine.core._scheduler
-    forced = Preempting(engine.core.memory, elastic_of(engine), engine._activations, seed)
-    device: Any = forced.memory.device
+    engine = parking_engine(module, seed)
+    device: Any = elastic_of(engine).device
     draw, map_really = random.Random(seed), device.map
 
     def refusing_map(area: AddressRange, positions: Ints, chunks: Ints) -> None:
@@ -176,12 +223,44 @@ def test_tokens_are_exact_while_requests_are_swapped_and_the_device_refuses(
         map_really(area, positions, chunks)
 
     monkeypatch.setattr(device, "map", refusing_map)
-    scheduler._chunks.memory = forced
-    assert scheduler.swapping is not None
-    monkeypatch.setattr(scheduler.swapping, "_rule", Always())
     assert answers(engine, asked) == expected
-    assert engine.core.stats().rungs["swap_in"] > 1
+    assert_used(engine)
+    assert engine.core.stats().rungs["refused_by_device"] > 0
     assert_nothing_left(engine)
-    engine.core.let_go()
-    scheduler.swapping.begin()
-    assert scheduler.swapping.buffer.used_large == 0
+    assert_buffer_empty(engine)
+
+
+@pytest.mark.parametrize("seed", some_fast(SEEDS, SEEDS[:1]))
+def test_a_journal_of_all_that_replays_to_equal_plans(
+    module: torch.nn.Module, asked: list[list[int]], seed: int
+) -> None:
+    journal = Journal()
+    engine = parking_engine(module, seed, journal)
+    watched = engine.runner = Watched(engine.runner)
+    answers(engine, asked)
+    assert_used(engine)
+    assert any(plan.parked for plan in watched.plans)
+    assert any(isinstance(entry, Lateness) for entry in journal.entries)
+    assert replay(journal.entries, again(engine, seed)) == watched.plans
+
+
+def again(engine: Engine, seed: int) -> EngineCore:
+    """A new engine core for the same decisions, over a device without bytes."""
+    layout, limits = engine.core.memory.layout, engine.core.limits
+    core = create_core(layout)
+    device = FakeChunks(elastic_of(engine).device.num_chunks, CHUNK_BYTES, has_bytes=False)
+    shared = share_pool(device, layout, core, activations_of(engine))
+    num_large = BUFFER_MIB * MIB // layout.large_page_bytes
+    buffer = PageBuffer(layout.groups, num_large)
+    offloaded = scheduler_of(engine.core).offloaded
+    assert offloaded is not None
+    swapping = Swapping(core, buffer, Always(), BufferedPrefixes(core, buffer, Always()))
+    return EngineCore(
+        core,
+        limits,
+        frozenset(),
+        memory=Preempting(core, shared.elastic, activations_of(engine), seed),
+        swapping=swapping,
+        parking=Parking(core, swapping, CpuBuffer(num_large), limits.min_chunk_tokens),
+        buffer_large=offloaded.first_large,
+    )

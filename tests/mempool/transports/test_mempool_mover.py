@@ -2,16 +2,20 @@
 
 import threading
 from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import replace
 from queue import SimpleQueue
 
 import numpy as np
 import pytest
 
+from kvell.memory import GroupKind, LayerSpec, plan_layout
 from kvell.mempool.transfers.actions import Pull
 from kvell.mempool.transfers.messages import Transfer
-from kvell.mempool.transports.mover import THREADS, PullExecutor
-from kvell.mempool.transports.page_copies import Bytes, Piece
-from kvell.mempool.transports.source import STOPPED
+from kvell.mempool.transports.mover import REMEMBERED, THREADS, PullExecutor
+from kvell.mempool.transports.page_copies import Bytes, Piece, parts_of, pieces_of
+from kvell.mempool.transports.source import RIGHT_GONE, STOPPED
+from kvell.mempool.transports.staged import StagedPull
+from kvell.pages.stages import BY_LAYER, stages_of
 from tests.mempool.pools import layout_of
 
 PATIENCE_SECONDS = 30.0
@@ -164,3 +168,216 @@ def test_closing_stops_all_and_waits() -> None:
     moves.mover.close()
     assert sorted(moves.end() for _ in range(9)) == [(number, STOPPED) for number in range(9)]
     assert not any(source.running for source in sources)
+
+
+LAYERS = [
+    *(LayerSpec(2 * i, GroupKind.FULL, 1, 8, 2) for i in range(6)),
+    *(LayerSpec(2 * i + 1, GroupKind.SLIDING, 2, 8, 2, window_tokens=20) for i in range(5)),
+    LayerSpec(11, GroupKind.STATE, 0, 0, 2, state_bytes=640),
+]
+
+GROUPS = plan_layout(LAYERS, 1 << 20).groups
+
+PAGES = np.asarray(
+    [(0, 1, 2), (0, 2, 3), (0, 9, 4), (1, 40, 41), (1, 41, 47), (2, 200, 201)], np.int32
+)
+
+TRANSFER = Transfer("a", 1, 1)
+
+
+def pull_in(stages: int) -> Pull:
+    return Pull(TRANSFER, PAGES, stages)
+
+
+def bytes_of(pieces: list[Piece]) -> list[tuple[int, int]]:
+    """Every byte that is copied: from where to where, in order."""
+    moved = ((one, byte) for one in pieces for byte in range(one.size_bytes))
+    return sorted((one.source + byte, one.target + byte) for one, byte in moved)
+
+
+def whole_bytes() -> list[tuple[int, int]]:
+    """The same of all pages, without what only fills them up."""
+    sizes = {i: (0, group.page_bytes) for i, group in enumerate(GROUPS)}
+    return bytes_of(parts_of(GROUPS, PAGES, sizes))
+
+
+# ----------------------------------------------------------------------------- pieces
+
+
+def test_parts_of_pages_that_lie_together_are_no_piece_unless_they_are_whole() -> None:
+    stride, part = GROUPS[0].page_stride_bytes, GROUPS[0].layer_page_bytes
+    rows = PAGES[:2]
+    assert pieces_of(GROUPS, rows) == [Piece(stride, 2 * stride, 2 * stride)]
+    assert parts_of(GROUPS, rows, {0: (part, 2 * part)}) == [
+        Piece(stride + part, 2 * stride + part, part),
+        Piece(2 * stride + part, 3 * stride + part, part),
+    ]
+    assert parts_of(GROUPS, rows, {0: (0, stride)}) == pieces_of(GROUPS, rows)
+    assert parts_of(GROUPS, rows, {1: (0, 8)}) == parts_of(GROUPS, rows, {}) == []
+
+
+@pytest.mark.parametrize("most", [1, 2, 5, 8, 99])
+def test_all_stages_and_the_rest_are_every_byte_once(most: int) -> None:
+    staged, found = StagedPull(GROUPS, pull_in(most)), list[Piece]()
+    for stage in range(most):
+        found += staged.written(stage)
+        assert staged.written(stage) == staged.written(-1) == []
+    by_layer = [i for i, group in enumerate(GROUPS) if group.kind in BY_LAYER]
+    assert {one.source for one in staged.rest()} == {PAGES[-1, 1] * GROUPS[2].page_stride_bytes}
+    sizes = {i: (0, GROUPS[i].page_bytes) for i in by_layer}
+    assert bytes_of(found) == bytes_of(parts_of(GROUPS, PAGES, sizes))
+
+
+@pytest.mark.parametrize("told", [[], [0], [3], [1, 2], [0, 6], [7]])
+def test_what_was_not_told_comes_with_the_rest(told: list[int]) -> None:
+    staged, found = StagedPull(GROUPS, pull_in(8)), list[Piece]()
+    for stage in told:
+        found += staged.written(stage)
+    found += staged.rest()
+    assert set(bytes_of(found)) >= set(whole_bytes())
+    assert len(set(bytes_of(found))) == len(bytes_of(found))
+
+
+def test_nothing_of_a_stage_is_copied_before_it_is_written() -> None:
+    stages = stages_of(GROUPS)
+    for stage in range(len(stages)):
+        allowed = [
+            piece for one in stages[: stage + 1] for piece in parts_of(GROUPS, PAGES, one.parts)
+        ]
+        found = StagedPull(GROUPS, pull_in(8)).written(stage)
+        assert bytes_of(found) == bytes_of(allowed)
+
+
+def test_without_any_hint_pages_are_aggregated() -> None:
+    assert StagedPull(GROUPS, pull_in(8)).rest() == pieces_of(GROUPS, PAGES)
+
+
+def test_a_pull_of_nothing_has_no_pieces() -> None:
+    staged = StagedPull(GROUPS, Pull(TRANSFER, PAGES[:0], 8))
+    assert staged.written(3) == staged.rest() == []
+
+
+def test_each_model_has_its_own_stages() -> None:
+    named = [replace(group, model="small" if i else "") for i, group in enumerate(GROUPS)]
+    staged = StagedPull(named, Pull(TRANSFER, PAGES[3:5], 5))
+    assert len(staged.written(0)) == 2, "a layer of each of its pages"
+
+
+class Kept(Source):
+    """A source that answers at once, and keeps what it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__("a")
+        self.asked: list[list[Piece]] = []
+        self.came = threading.Semaphore(0)
+        self.problem = ""
+
+    def bring(self, number: int, pieces: object, target: Bytes, stop: threading.Event) -> str:
+        self.asked.append(list(pieces))  # type: ignore[call-overload]
+        self.came.release()
+        return self.problem
+
+    def wait(self) -> None:
+        assert self.came.acquire(timeout=PATIENCE_SECONDS)
+
+
+def staged(moves: Moves, number: int, source: Source | None) -> Transfer:
+    transfer = Transfer("a", 1, number)
+    rows = np.asarray([(0, 1, 2), (0, 2, 3)], np.int32)
+    moves.mover.pull(Pull(transfer, rows, 8), source)
+    return transfer
+
+
+def test_a_stage_is_brought_when_it_is_written_and_the_rest_ends_it(moves: Moves) -> None:
+    source = Kept()
+    transfer = staged(moves, 1, source)
+    assert moves.ends.empty() and not source.asked
+    moves.mover.written(transfer, 0)
+    source.wait()
+    assert moves.ends.empty()
+    moves.mover.written(transfer, 0)
+    moves.mover.rest(transfer)
+    assert moves.end() == (1, "")
+    assert [len(pieces) for pieces in source.asked] == [1 if LAYOUT.groups[0].layers else 0, 0]
+    assert moves.mover.copied_bytes == 2 * LAYOUT.groups[0].page_bytes
+
+
+def test_what_is_written_before_the_pull_begins_comes_at_once(moves: Moves) -> None:
+    source, transfer = Kept(), Transfer("a", 1, 1)
+    moves.mover.written(transfer, 0)
+    staged(moves, 1, source)
+    source.wait()
+    moves.mover.rest(transfer)
+    assert moves.end() == (1, "")
+    assert len(source.asked) == 2
+
+
+def test_so_many_hints_are_remembered(moves: Moves) -> None:
+    source = Kept()
+    for number in range(REMEMBERED + 1):
+        moves.mover.written(Transfer("a", 1, number), 0)
+    for number in (0, 1):
+        moves.mover.rest(staged(moves, number, source))
+        assert moves.end() == (number, "")
+    assert len(source.asked) == 3, "the oldest hint was forgotten, and all came with the rest"
+
+
+def test_a_pull_that_waits_for_its_stages_takes_no_thread_and_no_turn(moves: Moves) -> None:
+    waiting = [staged(moves, number, Source("a")) for number in range(20)]
+    source = Kept()
+    moves.pull(99, source)
+    assert moves.end() == (99, "")
+    for transfer in waiting:
+        moves.mover.stop(transfer)
+    assert sorted(moves.end() for _ in waiting) == [(number, STOPPED) for number in range(20)]
+
+
+def test_a_problem_ends_it_once_and_nothing_is_written_afterwards(moves: Moves) -> None:
+    source = Kept()
+    source.problem = RIGHT_GONE
+    transfer = staged(moves, 1, source)
+    moves.mover.written(transfer, 0)
+    assert moves.end() == (1, RIGHT_GONE)
+    moves.mover.written(transfer, 0)
+    moves.mover.rest(transfer)
+    moves.mover.stop(transfer)
+    moves.pull(2, source)
+    assert moves.end() == (2, RIGHT_GONE)
+    assert len(source.asked) == 2 and moves.mover.copied_bytes == 0
+
+
+def test_a_stage_behind_a_slow_one_is_not_brought_once_it_has_failed(moves: Moves) -> None:
+    source = Source("a")
+    transfer = staged(moves, 1, source)
+    moves.mover.written(transfer, 0)
+    assert source.began.get(timeout=PATIENCE_SECONDS) == 1
+    moves.mover.rest(transfer)
+    source.answers.put("it broke")
+    assert moves.end() == (1, "it broke")
+    source.answers.put("")
+    moves.pull(2, source)
+    assert moves.end() == (2, "")
+    assert source.began.get(timeout=PATIENCE_SECONDS) == 2 and source.began.empty()
+
+
+def test_a_staged_pull_is_stopped_while_a_stage_comes(moves: Moves) -> None:
+    source = Source("a")
+    transfer = staged(moves, 1, source)
+    moves.mover.written(transfer, 0)
+    assert source.began.get(timeout=PATIENCE_SECONDS) == 1
+    moves.mover.stop(transfer)
+    assert moves.end() == (1, STOPPED)
+    moves.mover.rest(transfer)
+
+
+def test_a_staged_pull_of_a_sender_that_is_gone_ends_at_once(moves: Moves) -> None:
+    staged(moves, 1, None)
+    assert moves.end() == (1, "its sender has ended")
+
+
+def test_closing_ends_pulls_that_wait_for_stages() -> None:
+    moves = Moves()
+    for number in range(3):
+        staged(moves, number, Source(number))
+    moves.mover.close()
+    assert sorted(moves.end() for _ in range(3)) == [(number, STOPPED) for number in range(3)]

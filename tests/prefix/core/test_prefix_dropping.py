@@ -3,22 +3,22 @@
 from dataclasses import replace
 
 from tests.pages.pools import dropping, group, pool_of
-from tests.prefix.conftest import MakeRehearsal
 from tests.prefix.mixes import drafter, text
+from tests.prefix.rehearsal import Rehearsal
 from tests.prefix.story import ints
 
 SHORT = text(*range(10))
 LONG = text(*range(30))
 
 
-def test_a_prompt_within_the_budget_is_shared_like_any(rehearse: MakeRehearsal) -> None:
-    rehearsal = rehearse(pool_of(40, dropping(4, 2, 12)))
+def test_a_prompt_within_the_budget_is_shared_like_any() -> None:
+    rehearsal = Rehearsal(pool_of(40, dropping(4, 2, 12)))
     assert rehearsal.finish(SHORT) == 0
     assert rehearsal.finish(text(*range(10), 5, 5)) == 10
 
 
-def test_a_prompt_beyond_the_budget_drops_once_it_is_computed(rehearse: MakeRehearsal) -> None:
-    rehearsal = rehearse(pool_of(40, dropping(4, 2, 12)))
+def test_a_prompt_beyond_the_budget_drops_once_it_is_computed() -> None:
+    rehearsal = Rehearsal(pool_of(40, dropping(4, 2, 12)))
     request = rehearsal.serve(LONG, 29)
     assert len(rehearsal.pages(request)[0]) == 8
     rehearsal.reach(request, 30)
@@ -28,8 +28,8 @@ def test_a_prompt_beyond_the_budget_drops_once_it_is_computed(rehearse: MakeRehe
     assert len(rehearsal.pages(request)[0]) == 4
 
 
-def test_what_will_be_dropped_is_named_nowhere(rehearse: MakeRehearsal) -> None:
-    rehearsal = rehearse(pool_of(40, dropping(4, 2, 12), group(4, 2)))
+def test_what_will_be_dropped_is_named_nowhere() -> None:
+    rehearsal = Rehearsal(pool_of(40, dropping(4, 2, 12), group(4, 2)))
     request = rehearsal.serve(LONG, 20)
     assert rehearsal.check().index == ()
     rehearsal.reach(request, 30)
@@ -37,9 +37,9 @@ def test_what_will_be_dropped_is_named_nowhere(rehearse: MakeRehearsal) -> None:
     assert rehearsal.check().index == ()
 
 
-def test_a_prompt_that_drops_copies_what_it_hits(rehearse: MakeRehearsal) -> None:
+def test_a_prompt_that_drops_copies_what_it_hits() -> None:
     """It will move tokens about in these pages, so they must be its own."""
-    rehearsal = rehearse(pool_of(40, dropping(4, 2, 12)))
+    rehearsal = Rehearsal(pool_of(40, dropping(4, 2, 12)))
     other = rehearsal.serve(SHORT, 10)
     request = rehearsal.open(LONG, "", "")
     assert rehearsal.core.hit_tokens(request.handle) == 8
@@ -52,25 +52,23 @@ def test_a_prompt_that_drops_copies_what_it_hits(rehearse: MakeRehearsal) -> Non
     assert rehearsal.peek(text(*range(10), 77)) == 10, "the source is as it was"
 
 
-def test_what_memory_allows_never_goes_past_the_end_of_such_a_prompt(
-    rehearse: MakeRehearsal,
-) -> None:
-    rehearsal = rehearse(pool_of(40, dropping(4, 2, 12)))
+def test_what_memory_allows_never_goes_past_the_end_of_such_a_prompt() -> None:
+    rehearsal = Rehearsal(pool_of(40, dropping(4, 2, 12)))
     request = rehearsal.open(LONG, "", "", generated=(1, 2, 3))
     assert rehearsal.core.largest(request.handle, 33) == 30
     rehearsal.reach(request, 30)
     assert rehearsal.core.largest(request.handle, 33) == 33
 
 
-def test_a_request_that_begins_again_drops_from_its_prompt_only(rehearse: MakeRehearsal) -> None:
-    rehearsal = rehearse(pool_of(40, dropping(4, 2, 12)))
+def test_a_request_that_begins_again_drops_from_its_prompt_only() -> None:
+    rehearsal = Rehearsal(pool_of(40, dropping(4, 2, 12)))
     request = rehearsal.open(SHORT, "", "", generated=range(100, 108))
     rehearsal.reach(request, 18)
     assert len(rehearsal.pages(request)[0]) == 5, "10 are within the budget: all 18 stay"
 
 
-def test_the_peak_of_a_dropping_prompt_is_its_whole_length(rehearse: MakeRehearsal) -> None:
-    rehearsal = rehearse(pool_of(7, dropping(4, 1, 12)))
+def test_the_peak_of_a_dropping_prompt_is_its_whole_length() -> None:
+    rehearsal = Rehearsal(pool_of(7, dropping(4, 1, 12)))
     nobody = ints()
     fitting = rehearsal.open(text(*range(28)), "", "")
     assert rehearsal.core.fits(fitting.handle, 28, 4, nobody, nobody)
@@ -81,22 +79,20 @@ def test_the_peak_of_a_dropping_prompt_is_its_whole_length(rehearse: MakeRehears
 # --------------------------------------------------------------------------- drafters
 
 
-def test_a_drafter_shortens_no_hit_and_takes_what_there_is(rehearse: MakeRehearsal) -> None:
+def test_a_drafter_shortens_no_hit_and_takes_what_there_is() -> None:
     """The drafter's pages go first here; what is left of them is taken, the rest refilled."""
     layout = pool_of(40, group(4, 2), drafter(group(4, 2)))
-    rehearsal = rehearse(layout)
+    rehearsal = Rehearsal(layout)
     rehearsal.finish(text(*range(20)))
     request = rehearsal.serve(text(*range(20), 5), 21)
     assert rehearsal.core.hit_tokens(request.handle) == 20
     assert sorted(rehearsal.pages(request)[1]) == list(range(6))
 
 
-def test_a_drafter_that_lost_its_pages_is_refilled_and_found_again(
-    rehearse: MakeRehearsal,
-) -> None:
+def test_a_drafter_that_lost_its_pages_is_refilled_and_found_again() -> None:
     """Twelve large pages: ten are cached; a newcomer of its own group evicts the drafter's."""
     required, spare = group(4, 1), replace(group(4, 1, 5), required_for_hit=False)
-    rehearsal = rehearse(pool_of(12, required, spare))
+    rehearsal = Rehearsal(pool_of(12, required, spare))
     rehearsal.finish(text(*range(20)))
     other = rehearsal.serve(text(*range(300, 312)), 12)
     rehearsal.close(other, renew=False)
@@ -108,8 +104,8 @@ def test_a_drafter_that_lost_its_pages_is_refilled_and_found_again(
     assert rehearsal.peek(text(*range(20), 5, 6)) == 21
 
 
-def test_hits_of_a_drafter_are_not_counted(rehearse: MakeRehearsal) -> None:
-    rehearsal = rehearse(pool_of(40, group(4, 2), drafter(group(4, 2))))
+def test_hits_of_a_drafter_are_not_counted() -> None:
+    rehearsal = Rehearsal(pool_of(40, group(4, 2), drafter(group(4, 2))))
     rehearsal.finish(text(*range(20)))
     rehearsal.finish(text(*range(20), 5))
     assert rehearsal.core.totals().group_hit_tokens == (20, 0)

@@ -8,13 +8,12 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from kvell.memory import HoldingCore, pages_of_text
+from kvell.memory import HoldingCore, create_core, pages_of_text
 from kvell.pages.audit import audit
 from kvell.pages.layout import GroupSpec, Layout
 from kvell.prefix.groups.facts import facts_of
 from kvell.prefix.groups.needs import dropped_tokens
 from tests.depth import machine
-from tests.oracle.factory import Implementation, create_core
 from tests.pages.pools import group, pool_of, state
 from tests.prefix.core.test_prefix_compiled import (
     LockStep,
@@ -156,7 +155,6 @@ LAYOUTS = {
     "window": pool_of(40, group(4, 2), group(4, 3, window=9)),
     "state": pool_of(40, group(4, 2), state(2, 3)),
 }
-implementations = pytest.mark.parametrize("implementation", ["oracle", "compiled"])
 layouts = pytest.mark.parametrize("kind", list(LAYOUTS))
 
 
@@ -177,24 +175,20 @@ def insert(core: HoldingCore, tokens: Sequence[int], computed: int) -> None:
     assert clean(core)
 
 
-@implementations
 @layouts
 @pytest.mark.parametrize("count", [1, 8, 11, 30])
-def test_what_came_is_a_hit_up_to_its_last_token(
-    kind: str, count: int, implementation: Implementation
-) -> None:
+def test_what_came_is_a_hit_up_to_its_last_token(kind: str, count: int) -> None:
     """States and half-full pages too: nothing of it was computed here."""
-    core = create_core(LAYOUTS[kind], implementation)
+    core = create_core(LAYOUTS[kind])
     core.begin_step(1)
     insert(core, range(count), count)
     assert core.peek(ints(*range(count), 99), "") == count
     assert core.peek(ints(*range(count), 99), "other") == 0
 
 
-@implementations
 @layouts
-def test_only_what_is_not_here_has_to_come(kind: str, implementation: Implementation) -> None:
-    core = create_core(LAYOUTS[kind], implementation)
+def test_only_what_is_not_here_has_to_come(kind: str) -> None:
+    core = create_core(LAYOUTS[kind])
     core.begin_step(1)
     insert(core, range(20), 20)
     handle = core.open(ints(*range(40)), "", 9)
@@ -211,10 +205,9 @@ def test_only_what_is_not_here_has_to_come(kind: str, implementation: Implementa
         assert pages[1] == [0, 1]
 
 
-@implementations
-def test_pages_behind_the_hit_are_taken_from_the_index(implementation: Implementation) -> None:
+def test_pages_behind_the_hit_are_taken_from_the_index() -> None:
     """A state is missing, so nothing is hit; yet the text's pages need not come again."""
-    core = create_core(LAYOUTS["state"], implementation)
+    core = create_core(LAYOUTS["state"])
     core.begin_step(1)
     insert(core, range(40), 40)
     handle = core.open(ints(*range(24), 77), "", 9)
@@ -227,9 +220,8 @@ def test_pages_behind_the_hit_are_taken_from_the_index(implementation: Implement
     assert clean(core)
 
 
-@implementations
-def test_a_lease_names_what_its_prefix_fills_in_part(implementation: Implementation) -> None:
-    core = create_core(LAYOUTS["state"], implementation)
+def test_a_lease_names_what_its_prefix_fills_in_part() -> None:
+    core = create_core(LAYOUTS["state"])
     core.begin_step(1)
     insert(core, range(10), 10)
     handle = core.open(ints(*range(10), 99), "", 9)
@@ -243,10 +235,9 @@ def test_a_lease_names_what_its_prefix_fills_in_part(implementation: Implementat
     assert all(named[g, page] == 10 for g, _, page, _ in rows)
 
 
-@implementations
 @layouts
-def test_a_reservation_becomes_a_text(kind: str, implementation: Implementation) -> None:
-    core = create_core(LAYOUTS[kind], implementation)
+def test_a_reservation_becomes_a_text(kind: str) -> None:
+    core = create_core(LAYOUTS[kind])
     core.begin_step(1)
     wanted = needed(core.layout, 18)
     handle = core.reserve(ints(*wanted), 9)
@@ -259,9 +250,8 @@ def test_a_reservation_becomes_a_text(kind: str, implementation: Implementation)
     assert {(e.group, e.page) for e in core.snapshot().index} == {(g, p) for g, p in pages}
 
 
-@implementations
-def test_too_few_pages_change_nothing(implementation: Implementation) -> None:
-    core = create_core(LAYOUTS["full"], implementation)
+def test_too_few_pages_change_nothing() -> None:
+    core = create_core(LAYOUTS["full"])
     before = core.snapshot()
     assert core.reserve(ints(81), 9) == 0
     assert core.snapshot() == before
@@ -271,9 +261,8 @@ def test_too_few_pages_change_nothing(implementation: Implementation) -> None:
         core.reserve(ints(-1), 9)
 
 
-@implementations
-def test_what_is_held_is_never_evicted_moved_or_lent(implementation: Implementation) -> None:
-    core = create_core(LAYOUTS["full"], implementation)
+def test_what_is_held_is_never_evicted_moved_or_lent() -> None:
+    core = create_core(LAYOUTS["full"])
     core.begin_step(1)
     held = core.reserve(ints(20), 9)
     arriving = core.open(ints(*range(30)), "", 9)
@@ -294,10 +283,9 @@ def test_what_is_held_is_never_evicted_moved_or_lent(implementation: Implementat
     assert clean(core)
 
 
-@implementations
 @layouts
-def test_a_deleted_text_leaves_what_others_share(kind: str, implementation: Implementation) -> None:
-    core = create_core(LAYOUTS[kind], implementation)
+def test_a_deleted_text_leaves_what_others_share(kind: str) -> None:
+    core = create_core(LAYOUTS[kind])
     core.begin_step(1)
     insert(core, range(40), 40)
     insert(core, [*range(16), *range(100, 124)], 40)
@@ -310,9 +298,8 @@ def test_a_deleted_text_leaves_what_others_share(kind: str, implementation: Impl
     assert clean(core)
 
 
-@implementations
-def test_a_text_in_use_is_not_deleted(implementation: Implementation) -> None:
-    core = create_core(LAYOUTS["full"], implementation)
+def test_a_text_in_use_is_not_deleted() -> None:
+    core = create_core(LAYOUTS["full"])
     core.begin_step(1)
     insert(core, range(40), 40)
     lease = core.open(ints(*range(41)), "", 9)
@@ -322,14 +309,13 @@ def test_a_text_in_use_is_not_deleted(implementation: Implementation) -> None:
 
 
 def test_reading_the_sources_of_a_request_says_what_is_copied() -> None:
-    for implementation in ("oracle", "compiled"):
-        core: Any = create_core(LAYOUTS["full"], implementation)
-        core.begin_step(1)
-        insert(core, range(10), 10)
-        handle = core.open(ints(*range(10), 99), "")
-        assert core.sources(handle)[:, 1].tolist() == [2]
-        core.claim(handle, 12)
-        core.grow(ints(handle), ints(11))
-        assert core.copies()[:, 2].tolist() == core.sources(handle)[:, 2].tolist()
-        core.advance(ints(handle), ints(11))
-        assert core.sources(handle).shape == (0, 4)
+    core: Any = create_core(LAYOUTS["full"])
+    core.begin_step(1)
+    insert(core, range(10), 10)
+    handle = core.open(ints(*range(10), 99), "")
+    assert core.sources(handle)[:, 1].tolist() == [2]
+    core.claim(handle, 12)
+    core.grow(ints(handle), ints(11))
+    assert core.copies()[:, 2].tolist() == core.sources(handle)[:, 2].tolist()
+    core.advance(ints(handle), ints(11))
+    assert core.sources(handle).shape == (0, 4)

@@ -5,12 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kvell.memory import HoldingCore
+from kvell.memory import HoldingCore, create_core
 from kvell.pages.layout import GroupKind
-from tests.oracle.factory import Implementation, create_core
 from tests.pages.pools import group, images, pool_of
 from tests.prefix.core.test_prefix_compiled import ints
-from tests.prefix.core.test_prefix_holds import clean, implementations, insert
+from tests.prefix.core.test_prefix_holds import clean, insert
 
 PICTURES = {
     "cross": pool_of(40, group(4, 2), images(GroupKind.CROSS, 4, 2)),
@@ -38,10 +37,9 @@ def held_of(core: HoldingCore, handle: int, index: int) -> list[int]:
     return found
 
 
-@implementations
-def test_images_that_text_attends_to_come_with_it(implementation: Implementation) -> None:
+def test_images_that_text_attends_to_come_with_it() -> None:
     """Three pages and one, each image's its own, and then they are hit like any."""
-    core = create_core(PICTURES["cross"], implementation)
+    core = create_core(PICTURES["cross"])
     core.begin_step(1)
     handle = shown(core, 30)
     assert held_of(core, handle, 1) == [0, 1, 2, 3]
@@ -53,10 +51,9 @@ def test_images_that_text_attends_to_come_with_it(implementation: Implementation
     assert clean(core)
 
 
-@implementations
-def test_images_behind_a_hit_are_taken_from_the_index(implementation: Implementation) -> None:
+def test_images_behind_a_hit_are_taken_from_the_index() -> None:
     """A page of the second image is gone: all of the first, and what is left of both, stays."""
-    core = create_core(PICTURES["cross"], implementation)
+    core = create_core(PICTURES["cross"])
     core.begin_step(1)
     handle = shown(core, 25)
     core.advance(ints(handle), ints(25))
@@ -69,13 +66,10 @@ def test_images_behind_a_hit_are_taken_from_the_index(implementation: Implementa
     assert {(g, position) for _, g, position, _ in rows.tolist()} == {(0, 6), (0, 7)}
 
 
-@implementations
 @pytest.mark.parametrize(("computed", "held"), [(15, [3]), (21, [3]), (25, []), (30, [])])
-def test_embeddings_that_were_read_do_not_come(
-    computed: int, held: list[int], implementation: Implementation
-) -> None:
+def test_embeddings_that_were_read_do_not_come(computed: int, held: list[int]) -> None:
     """Of an image that comes later what is cached stays with the request."""
-    core = create_core(PICTURES["vision"], implementation)
+    core = create_core(PICTURES["vision"])
     core.begin_step(1)
     handle = core.open(ints(*SHOWN), "other", images=ROWS)
     core.claim(handle, 40)
@@ -96,11 +90,10 @@ def test_embeddings_that_were_read_do_not_come(
     assert clean(core)
 
 
-@implementations
 @pytest.mark.parametrize("kind", ["cross", "vision", "in pages"])
 @pytest.mark.parametrize("computed", [7, 14, 22, 24])
-def test_no_image_comes_in_part(kind: str, computed: int, implementation: Implementation) -> None:
-    core = create_core(PICTURES[kind], implementation)
+def test_no_image_comes_in_part(kind: str, computed: int) -> None:
+    core = create_core(PICTURES[kind])
     core.begin_step(1)
     handle = core.open(ints(*SHOWN), "", 9, images=ROWS)
     before = core.snapshot()
@@ -109,12 +102,9 @@ def test_no_image_comes_in_part(kind: str, computed: int, implementation: Implem
     assert core.snapshot() == before
 
 
-@implementations
 @pytest.mark.parametrize("computed", [6, 15, 21, 25, 30])
-def test_embeddings_in_pages_of_text_leave_room_for_what_comes(
-    computed: int, implementation: Implementation
-) -> None:
-    core = create_core(PICTURES["in pages"], implementation)
+def test_embeddings_in_pages_of_text_leave_room_for_what_comes(computed: int) -> None:
+    core = create_core(PICTURES["in pages"])
     core.begin_step(1)
     handle = shown(core, computed)
     assert held_of(core, handle, 0) == list(range(-(-computed // 4)))
@@ -123,9 +113,8 @@ def test_embeddings_in_pages_of_text_leave_room_for_what_comes(
     assert core.peek(ints(*SHOWN, 99), "", images=ROWS) == computed
 
 
-@implementations
-def test_pages_that_count_images_come_without_images_alone(implementation: Implementation) -> None:
-    core = create_core(PICTURES["mixed"], implementation)
+def test_pages_that_count_images_come_without_images_alone() -> None:
+    core = create_core(PICTURES["mixed"])
     core.begin_step(1)
     handle = core.open(ints(*SHOWN), "", 9, images=ROWS)
     with pytest.raises(ValueError, match="cannot receive"):

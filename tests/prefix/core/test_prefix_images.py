@@ -8,8 +8,8 @@ import pytest
 from kvell.pages.layout import GroupKind, Layout
 from kvell.prefix.groups.facts import ImageSpan, facts_of
 from tests.pages.pools import group, images, pool_of, state
-from tests.prefix.conftest import MakeRehearsal
 from tests.prefix.mixes import Prompt, text
+from tests.prefix.rehearsal import Rehearsal
 
 CROSS, VISION = GroupKind.CROSS, GroupKind.VISION
 
@@ -27,38 +27,38 @@ def cross(num_large: int = 40) -> Layout:
 # -------------------------------------------------------------------- cross-attention
 
 
-def test_equal_images_hit_and_others_do_not(rehearse: MakeRehearsal) -> None:
-    rehearsal = rehearse(cross())
+def test_equal_images_hit_and_others_do_not() -> None:
+    rehearsal = Rehearsal(cross())
     assert rehearsal.finish(with_image(6, 1, 1, 10, 6)) == 0
     assert rehearsal.finish(with_image(6, 1, 1, 10, 9)) == 13
     assert rehearsal.peek(with_image(6, 2, 1, 10, 9)) == 6, "the text before it"
 
 
-def test_a_hit_takes_the_pages_of_its_images(rehearse: MakeRehearsal) -> None:
-    rehearsal = rehearse(cross())
+def test_a_hit_takes_the_pages_of_its_images() -> None:
+    rehearsal = Rehearsal(cross())
     first = rehearsal.serve(with_image(6, 1, 1, 10, 6), 13)
     second = rehearsal.open(with_image(6, 1, 1, 10, 9), "", "")
     assert len(rehearsal.pages(first)[1]) == 3
     assert rehearsal.pages(second)[1] == rehearsal.pages(first)[1]
 
 
-def test_an_image_has_pages_of_its_own_however_few_its_tokens(rehearse: MakeRehearsal) -> None:
-    rehearsal = rehearse(cross())
+def test_an_image_has_pages_of_its_own_however_few_its_tokens() -> None:
+    rehearsal = Rehearsal(cross())
     prompt = Prompt([5, -1, -2, 6], np.asarray([[1, 1, 5], [2, 1, 1]], np.int32))
     assert len(rehearsal.pages(rehearsal.serve(prompt, 4))[1]) == 2 + 1
 
 
-def test_an_image_begins_with_its_first_token(rehearse: MakeRehearsal) -> None:
-    rehearsal = rehearse(cross())
+def test_an_image_begins_with_its_first_token() -> None:
+    rehearsal = Rehearsal(cross())
     request = rehearsal.serve(with_image(6, 1, 1, 10, 6), 6)
     assert not rehearsal.pages(request)[1]
     rehearsal.reach(request, 7)
     assert len(rehearsal.pages(request)[1]) == 3
 
 
-def test_part_of_an_image_is_no_image(rehearse: MakeRehearsal) -> None:
+def test_part_of_an_image_is_no_image() -> None:
     """Its three pages are large pages of their own, of one age: a newcomer takes one of them."""
-    rehearsal = rehearse(cross(6))
+    rehearsal = Rehearsal(cross(6))
     rehearsal.finish(with_image(6, 1, 1, 10, 3))
     rehearsal.next_step()
     rehearsal.finish(with_image(1, 2, 1, 4, 14))
@@ -67,9 +67,9 @@ def test_part_of_an_image_is_no_image(rehearse: MakeRehearsal) -> None:
     assert rehearsal.peek(with_image(6, 1, 1, 10, 9)) <= 6
 
 
-def test_images_of_one_age_go_one_after_the_other(rehearse: MakeRehearsal) -> None:
+def test_images_of_one_age_go_one_after_the_other() -> None:
     """All pages of an image have one place in the order, whatever the image's place."""
-    rehearsal = rehearse(pool_of(40, group(4, 2), images(CROSS, 2, 2)))
+    rehearsal = Rehearsal(pool_of(40, group(4, 2), images(CROSS, 2, 2)))
     rows = np.asarray([[1, 1, 6], [4, 1, 6], [7, 1, 6]], np.int32)
     rehearsal.finish(Prompt([0, -1, 5, 5, -2, 6, 6, -3, 7], rows))
     state = rehearsal.check()
@@ -84,15 +84,15 @@ def test_images_of_one_age_go_one_after_the_other(rehearse: MakeRehearsal) -> No
 # ------------------------------------------------------------------------- embeddings
 
 
-def test_no_hit_ends_inside_an_image(rehearse: MakeRehearsal) -> None:
-    rehearsal = rehearse(pool_of(40, group(4, 2), images(VISION, 4, 2)))
+def test_no_hit_ends_inside_an_image() -> None:
+    rehearsal = Rehearsal(pool_of(40, group(4, 2), images(VISION, 4, 2)))
     rehearsal.finish(with_image(5, 1, 10, 10, 3))
     assert rehearsal.peek(with_image(5, 1, 10, 10, 0)) == 5, "the image's last token is left"
     assert rehearsal.peek(with_image(5, 1, 10, 10, 1)) == 15
 
 
-def test_embeddings_are_there_whole_and_go_page_by_page(rehearse: MakeRehearsal) -> None:
-    rehearsal = rehearse(pool_of(40, group(4, 2), images(VISION, 4, 1)))
+def test_embeddings_are_there_whole_and_go_page_by_page() -> None:
+    rehearsal = Rehearsal(pool_of(40, group(4, 2), images(VISION, 4, 1)))
     request = rehearsal.open(with_image(3, 1, 10, 10, 3), "", "")
     held = []
     for until in (3, 4, 8, 12, 13, 14):
@@ -102,8 +102,8 @@ def test_embeddings_are_there_whole_and_go_page_by_page(rehearse: MakeRehearsal)
     assert len(rehearsal.check().keys[1]) == 3, "kept for a later prompt about the same image"
 
 
-def test_the_same_image_after_other_text_takes_what_was_kept(rehearse: MakeRehearsal) -> None:
-    rehearsal = rehearse(pool_of(40, group(4, 2), images(VISION, 4, 1)))
+def test_the_same_image_after_other_text_takes_what_was_kept() -> None:
+    rehearsal = Rehearsal(pool_of(40, group(4, 2), images(VISION, 4, 1)))
     rehearsal.finish(with_image(3, 1, 10, 10, 6))
     held = rehearsal.open(with_image(8, 1, 10, 10, 2), "", "")
     assert len(rehearsal.pages(held)[1]) == 3
@@ -116,8 +116,8 @@ def test_the_same_image_after_other_text_takes_what_was_kept(rehearse: MakeRehea
     assert len(rehearsal.check().keys[1]) == 3
 
 
-def test_a_hit_beyond_an_image_asks_for_no_embedding(rehearse: MakeRehearsal) -> None:
-    rehearsal = rehearse(pool_of(40, group(4, 2), images(VISION, 4, 1)))
+def test_a_hit_beyond_an_image_asks_for_no_embedding() -> None:
+    rehearsal = Rehearsal(pool_of(40, group(4, 2), images(VISION, 4, 1)))
     prompt = with_image(3, 1, 10, 10, 6)
     rehearsal.finish(prompt)
     again = rehearsal.open(Prompt([*prompt.tokens, 9], prompt.images), "", "")
@@ -125,10 +125,8 @@ def test_a_hit_beyond_an_image_asks_for_no_embedding(rehearse: MakeRehearsal) ->
     assert not rehearsal.pages(again)[1]
 
 
-def test_embeddings_may_wait_in_the_pages_that_will_overwrite_them(
-    rehearse: MakeRehearsal,
-) -> None:
-    rehearsal = rehearse(pool_of(40, replace(group(4, 2), holds_embeddings=True)))
+def test_embeddings_may_wait_in_the_pages_that_will_overwrite_them() -> None:
+    rehearsal = Rehearsal(pool_of(40, replace(group(4, 2), holds_embeddings=True)))
     request = rehearsal.open(with_image(3, 1, 10, 10, 8), "", "")
     counts = []
     for until in (3, 4, 10, 13, 17):
@@ -140,8 +138,8 @@ def test_embeddings_may_wait_in_the_pages_that_will_overwrite_them(
 # ----------------------------------------------------- images among the tokens of a page
 
 
-def test_pages_that_count_images_hold_them_beside_the_text(rehearse: MakeRehearsal) -> None:
-    rehearsal = rehearse(pool_of(40, replace(group(4, 2), counts_images=True)))
+def test_pages_that_count_images_hold_them_beside_the_text() -> None:
+    rehearsal = Rehearsal(pool_of(40, replace(group(4, 2), counts_images=True)))
     request = rehearsal.serve(with_image(3, 1, 1, 9, 4), 8)
     assert len(rehearsal.pages(request)[0]) == 5, "8 tokens of text, 9 of the image"
     rehearsal.close(request, renew=True)
@@ -150,8 +148,8 @@ def test_pages_that_count_images_hold_them_beside_the_text(rehearse: MakeRehears
     assert rehearsal.finish(text(*range(12))) == 9, "text alone is shared as ever"
 
 
-def test_a_mixed_prompt_keeps_no_state_either(rehearse: MakeRehearsal) -> None:
-    rehearsal = rehearse(pool_of(80, replace(group(16, 2), counts_images=True), state(1, 2)))
+def test_a_mixed_prompt_keeps_no_state_either() -> None:
+    rehearsal = Rehearsal(pool_of(80, replace(group(16, 2), counts_images=True), state(1, 2)))
     rehearsal.finish(with_image(3, 1, 1, 9, 130))
     assert rehearsal.check().index == ()
 

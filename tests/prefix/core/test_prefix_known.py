@@ -7,16 +7,14 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from kvell.memory import VisibleCore
+from kvell.memory import VisibleCore, create_core
 from kvell.pages.audit import audit
 from kvell.pages.layout import GroupSpec
 from tests.depth import machine
-from tests.oracle.factory import Implementation, create_core
 from tests.pages.pools import group, pool_of, state
 from tests.prefix.core.test_prefix_compiled import LockStep, ints
 
 TEXT = list(range(100, 140))
-implementations = pytest.mark.parametrize("implementation", ["oracle", "compiled"])
 
 
 class Known(LockStep):
@@ -39,8 +37,8 @@ TestKnown = Known.TestCase
 TestKnown.settings = machine(weight=0.5)
 
 
-def core_of(implementation: Implementation, *groups: GroupSpec, num_large: int = 40) -> VisibleCore:
-    core = create_core(pool_of(num_large, *groups), implementation)
+def core_of(*groups: GroupSpec, num_large: int = 40) -> VisibleCore:
+    core = create_core(pool_of(num_large, *groups))
     core.begin_step(1)
     return core
 
@@ -73,9 +71,8 @@ def rows_of(rows: "np.ndarray[tuple[int, ...], np.dtype[np.int32]]") -> list[tup
     return [tuple(row) for row in rows.tolist()]
 
 
-@implementations
-def test_holes_half_full_pages_and_states_are_named(implementation: Implementation) -> None:
-    core = core_of(implementation, group(4, 1), state(2, 1))
+def test_holes_half_full_pages_and_states_are_named() -> None:
+    core = core_of(group(4, 1), state(2, 1))
     pages = cache(core, TEXT[:14])
     lose(core, 0, pages[0, 1])
     assert rows_of(core.known(ints(*TEXT), "")) == [
@@ -92,9 +89,8 @@ def test_holes_half_full_pages_and_states_are_named(implementation: Implementati
         core.known(ints(*TEXT), "", model="nobody's")
 
 
-@implementations
-def test_behind_a_hole_a_request_copies_what_is_known(implementation: Implementation) -> None:
-    core = core_of(implementation, group(4, 1))
+def test_behind_a_hole_a_request_copies_what_is_known() -> None:
+    core = core_of(group(4, 1))
     pages = cache(core, TEXT[:24])
     lose(core, 0, pages[0, 2])
     handle = resumed(core, TEXT, 22)
@@ -121,9 +117,8 @@ def test_behind_a_hole_a_request_copies_what_is_known(implementation: Implementa
     assert not any(core.snapshot().used)
 
 
-@implementations
-def test_the_state_and_the_half_full_page_are_copied(implementation: Implementation) -> None:
-    core = core_of(implementation, group(4, 1), state(2, 1))
+def test_the_state_and_the_half_full_page_are_copied() -> None:
+    core = core_of(group(4, 1), state(2, 1))
     pages = cache(core, TEXT[:14])
     lose(core, 0, pages[0, 0])
     handle = resumed(core, TEXT, 14)
@@ -149,10 +144,9 @@ def test_the_state_and_the_half_full_page_are_copied(implementation: Implementat
     assert audit(core.layout, core.snapshot()) == []
 
 
-@implementations
-def test_a_lease_stops_at_the_hole(implementation: Implementation) -> None:
+def test_a_lease_stops_at_the_hole() -> None:
     """Others send it the rest, and nobody copies for it."""
-    core = core_of(implementation, group(4, 1), state(1, 1))
+    core = core_of(group(4, 1), state(1, 1))
     pages = cache(core, TEXT[:24])
     lose(core, 0, pages[0, 2])
     handle = core.open(ints(*TEXT[:24]), "", 9)
@@ -164,11 +158,8 @@ def test_a_lease_stops_at_the_hole(implementation: Implementation) -> None:
     assert not len(core.copies())
 
 
-@implementations
-def test_what_is_kept_is_neither_evicted_nor_lost_when_the_request_gives_up(
-    implementation: Implementation,
-) -> None:
-    core = core_of(implementation, group(4, 1), num_large=8)
+def test_what_is_kept_is_neither_evicted_nor_lost_when_the_request_gives_up() -> None:
+    core = core_of(group(4, 1), num_large=8)
     pages = cache(core, TEXT[:24])
     lose(core, 0, pages[0, 0])
     handle = resumed(core, TEXT, 23)

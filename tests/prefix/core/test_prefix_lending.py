@@ -4,8 +4,8 @@ import pytest
 
 from kvell.pages.layout import GroupKind, GroupSpec
 from tests.pages.pools import group, images, pool_of, state
-from tests.prefix.conftest import MakeRehearsal, MakeStory
 from tests.prefix.mixes import Prompt, with_images
+from tests.prefix.rehearsal import Rehearsal
 from tests.prefix.story import Story, ints
 
 TEXT = list(range(100, 420))
@@ -32,8 +32,8 @@ def evict_all(story: Story) -> None:
 
 
 @pytest.fixture
-def story(tell: MakeStory) -> Story:
-    return tell(pool_of(8, group(4, 2)))
+def story() -> Story:
+    return Story(pool_of(8, group(4, 2)))
 
 
 # ------------------------------------------------------------------ longer than memory
@@ -42,9 +42,9 @@ def story(tell: MakeStory) -> Story:
 @pytest.mark.parametrize(
     "beside", [[], [group(4, 2, 9)], [state(1, 2)], [group(8, 1)], [group(4, 2, 9), state(2, 2)]]
 )
-def test_a_request_grows_far_beyond_the_pool(tell: MakeStory, beside: list[GroupSpec]) -> None:
+def test_a_request_grows_far_beyond_the_pool(beside: list[GroupSpec]) -> None:
     """Four times the pages of the pool, a chunk at a time; the last ones stay here."""
-    story = tell(pool_of(10, group(4, 2), *beside))
+    story = Story(pool_of(10, group(4, 2), *beside))
     tokens = [n % 7 for n in range(4 * 20 * 4)]
     handle, computed = story.open(tokens), 0
     while computed < len(tokens):
@@ -244,8 +244,8 @@ def test_it_waits_for_room(story: Story) -> None:
     assert [row[2] for row in story.grow(handle, 64)] == [6, 7]
 
 
-def test_a_step_beyond_missing_pages_is_a_slip(tell: MakeStory) -> None:
-    story = tell(pool_of(8, group(4, 2)))
+def test_a_step_beyond_missing_pages_is_a_slip() -> None:
+    story = Story(pool_of(8, group(4, 2)))
     handle = story.open(TEXT[:40])
     story.grow(handle, 39)
     story.core.advance(ints([handle]), ints([34]))
@@ -261,9 +261,9 @@ def test_a_step_beyond_missing_pages_is_a_slip(tell: MakeStory) -> None:
     story.check()
 
 
-def test_contents_are_right_whoever_has_them(rehearse: MakeRehearsal) -> None:
+def test_contents_are_right_whoever_has_them() -> None:
     """What is read here is what was written, and what came home what had been there."""
-    there = rehearse(pool_of(12, group(4, 2), group(2, 3, 7), state(1, 2)))
+    there = Rehearsal(pool_of(12, group(4, 2), group(2, 3, 7), state(1, 2)))
     request = there.serve(Prompt(TEXT[:60], with_images([1], [], 0).images), 30)
     for whole, until in [(5, 34), (8, 38), (2, 39), (2, 41), (0, 50), (12, 57), (11, 60)]:
         there.send_away(request, whole)
@@ -275,9 +275,9 @@ def test_contents_are_right_whoever_has_them(rehearse: MakeRehearsal) -> None:
 # ------------------------------------------------------------------------ other groups
 
 
-def test_only_full_attention_lies_elsewhere(tell: MakeStory) -> None:
+def test_only_full_attention_lies_elsewhere() -> None:
     """Windows and states stay; the units are pages of every group of full attention."""
-    story = tell(pool_of(30, group(4, 2), group(8, 1), group(4, 2, 12), state(2, 2)))
+    story = Story(pool_of(30, group(4, 2), group(8, 1), group(4, 2, 12), state(2, 2)))
     handle = story.open(TEXT[:40])
     story.compute(handle, 40)
     before = [positions(story, handle, index) for index in (2, 3)]
@@ -289,8 +289,8 @@ def test_only_full_attention_lies_elsewhere(tell: MakeStory) -> None:
         story.core.send_away(handle, 28)
 
 
-def test_images_beside_the_text_stay(tell: MakeStory) -> None:
-    story = tell(pool_of(30, group(4, 2), images(GroupKind.CROSS, 4, 2)))
+def test_images_beside_the_text_stay() -> None:
+    story = Story(pool_of(30, group(4, 2), images(GroupKind.CROSS, 4, 2)))
     prompt = with_images(TEXT[:40], [3, 20], 3)
     handle = story.core.open(ints(prompt.tokens), "", images=prompt.images)
     story.core.claim(handle, 40)
@@ -317,9 +317,9 @@ def test_a_request_that_moves_here_leaves_its_first_tokens_there(story: Story) -
     assert [row[2] for row in story.grow(handle, 200)] == [43, 44]
 
 
-def test_gathered_pages_keep_their_positions(tell: MakeStory) -> None:
+def test_gathered_pages_keep_their_positions() -> None:
     """Compaction counts from the first page that is here."""
-    story = tell(pool_of(16, group(1, 4)))
+    story = Story(pool_of(16, group(1, 4)))
     handles = [story.open([n]) for n in range(4)]
     story.core.grow(ints(handles), ints([1] * 4))
     story.core.advance(ints(handles), ints([1] * 4))

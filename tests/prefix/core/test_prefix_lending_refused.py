@@ -7,15 +7,14 @@ import pytest
 
 from kvell.pages.layout import GroupSpec
 from tests.pages.pools import dropping, group, pool_of
-from tests.prefix.conftest import MakeStory
 from tests.prefix.story import Story, ints
 
 TEXT = list(range(100, 140))
 
 
 @pytest.fixture
-def story(tell: MakeStory) -> Story:
-    return tell(pool_of(8, group(4, 2)))
+def story() -> Story:
+    return Story(pool_of(8, group(4, 2)))
 
 
 @pytest.mark.parametrize(
@@ -43,8 +42,8 @@ def test_numbers_of_tokens_that_cannot_be_away(story: Story, away: int, match: s
         (group(4, 2, 8), "its model has no full attention"),
     ],
 )
-def test_models_whose_tokens_cannot_be_away(tell: MakeStory, spec: GroupSpec, match: str) -> None:
-    story = tell(pool_of(8, spec))
+def test_models_whose_tokens_cannot_be_away(spec: GroupSpec, match: str) -> None:
+    story = Story(pool_of(8, spec))
     handle = story.open(TEXT[:20])
     story.compute(handle, 8)
     with pytest.raises(ValueError, match=match):

@@ -18,11 +18,11 @@ from kvell.memory import (
     LayerSpec,
     MemoryCore,
     audit,
+    create_core,
     plan_layout,
     register,
 )
 from kvell.pages.layout import Layout
-from tests.oracle.factory import Implementation, create_core
 
 PAGE = Path(__file__).parents[3] / "docs" / "memory-library.md"
 MOST_EXAMPLE_LINES = 30
@@ -48,9 +48,9 @@ def layout() -> Layout:
     return plan_layout([LayerSpec(0, GroupKind.FULL, 1, 64, 2)], 1 << 20)
 
 
-@pytest.fixture(params=["compiled", "oracle"])
-def core(layout: Layout, request: pytest.FixtureRequest) -> MemoryCore:
-    return create_core(layout, request.param)
+@pytest.fixture
+def core(layout: Layout) -> MemoryCore:
+    return create_core(layout)
 
 
 # ------------------------------------------------------------------- what it says
@@ -108,9 +108,8 @@ def test_without_the_extension_the_command_ends_with_that_line() -> None:
     assert "install a wheel of Kvell" in done.stderr
 
 
-@pytest.mark.parametrize("implementation", ["compiled", "oracle"])
-def test_a_core_knows_its_layout(layout: Layout, implementation: Implementation) -> None:
-    assert create_core(layout, implementation).layout is layout
+def test_a_core_knows_its_layout(layout: Layout) -> None:
+    assert create_core(layout).layout is layout
 
 
 # ------------------------------------------------------------------- a second model

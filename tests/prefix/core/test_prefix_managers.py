@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from kvell.pages.audit import audit
 from tests.pages.pools import confined, group, literal, pool_of
-from tests.prefix.conftest import MakeStory
 from tests.prefix.story import Story, ints
 
 
@@ -16,9 +15,9 @@ def larges(story: Story, handle: int, group_index: int = 0) -> set[int]:
 # ------------------------------------------------------- the literal order (Jenga §5.4)
 
 
-def test_everybody_gets_a_large_page_of_its_own(tell: MakeStory) -> None:
+def test_everybody_gets_a_large_page_of_its_own() -> None:
     """Two requests of half a large page; by demand they would share one."""
-    story = tell(literal(pool_of(4, group(1, 4))))
+    story = Story(literal(pool_of(4, group(1, 4))))
     first, second = story.open([1, 1], expected=2), story.open([2, 2], expected=2)
     story.grow(first, 2)
     story.grow(second, 2)
@@ -26,8 +25,8 @@ def test_everybody_gets_a_large_page_of_its_own(tell: MakeStory) -> None:
     assert story.check().rungs["own_large_page"] == 2
 
 
-def test_the_five_steps_in_their_order(tell: MakeStory) -> None:
-    story = tell(literal(pool_of(3, group(1, 3))))
+def test_the_five_steps_in_their_order() -> None:
+    story = Story(literal(pool_of(3, group(1, 3))))
     story.serve([7, 7, 7])
     holder, other = story.open([1] * 6), story.open([2] * 2)
     story.grow(holder, 1)
@@ -54,11 +53,11 @@ def _rungs(story: Story) -> dict[str, int]:
     return {name: count for name, count in story.check().rungs.items() if count}
 
 
-def test_an_evictable_large_page_goes_before_an_empty_page_of_the_group(tell: MakeStory) -> None:
+def test_an_evictable_large_page_goes_before_an_empty_page_of_the_group() -> None:
     """By demand the guest takes the empty page; to the letter, history is evicted for it."""
     hits = []
     for sharing in (lambda layout: layout, literal):
-        story = tell(sharing(pool_of(2, group(1, 4))))
+        story = Story(sharing(pool_of(2, group(1, 4))))
         story.serve([7, 7, 7, 7])
         story.grow(story.open([1], expected=1), 1)
         story.grow(story.open([2], expected=1), 1)
@@ -66,9 +65,9 @@ def test_an_evictable_large_page_goes_before_an_empty_page_of_the_group(tell: Ma
     assert hits == [4, 0]
 
 
-def test_a_feasible_step_is_placed_even_to_the_letter(tell: MakeStory) -> None:
+def test_a_feasible_step_is_placed_even_to_the_letter() -> None:
     """The first group leaves the large page that the second needs."""
-    story = tell(literal(pool_of(3, group(1, 2), group(1, 1))))
+    story = Story(literal(pool_of(3, group(1, 2), group(1, 1))))
     story.grow(story.open([1]), 1)
     second = story.open([2])
     story.grow(second, 1)
@@ -78,21 +77,21 @@ def test_a_feasible_step_is_placed_even_to_the_letter(tell: MakeStory) -> None:
 # -------------------------------------------------------------------- fixed shares
 
 
-def test_a_group_uses_its_own_share_alone(tell: MakeStory) -> None:
+def test_a_group_uses_its_own_share_alone() -> None:
     """Ten large pages in equal shares: five each, however little the window needs."""
-    story = tell(confined(pool_of(10, group(1, 2), group(1, 2, window=3))))
+    story = Story(confined(pool_of(10, group(1, 2), group(1, 2, window=3))))
     handle = story.open([1] * 40)
     assert story.core.largest(handle, 40) == 10
     story.compute(handle, 10)
     assert story.core.grow(ints([handle]), ints([11]))[0] == 0
-    free = tell(pool_of(10, group(1, 2), group(1, 2, window=3)))
+    free = Story(pool_of(10, group(1, 2), group(1, 2, window=3)))
     assert free.core.largest(free.open([1] * 40), 40) == 10
     free.compute(1, 10)
     assert free.core.largest(1, 40) > 12
 
 
-def test_a_full_share_evicts_its_own_pages_only(tell: MakeStory) -> None:
-    story = tell(confined(pool_of(4, group(1, 2), group(2, 2))))
+def test_a_full_share_evicts_its_own_pages_only() -> None:
+    story = Story(confined(pool_of(4, group(1, 2), group(2, 2))))
     story.serve([5, 5, 5, 5])
     before = story.check()
     assert [before.group.count(g) for g in range(2)] == [2, 1]

@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
+from kvell.memory import create_core
 from kvell.pages.layout import GroupSpec
-from tests.oracle.factory import Implementation, create_core
 from tests.pages.pools import Chunk, group, pool_of
 
 TOKENS = np.arange(60, dtype=np.int32)
 
 
-def positions(kind: GroupSpec, computed: int, implementation: Implementation) -> list[int]:
+def positions(kind: GroupSpec, computed: int) -> list[int]:
     """That a request holds which goes on behind so many tokens, and computes one."""
-    core = create_core(pool_of(40, kind), implementation)
+    core = create_core(pool_of(40, kind))
     core.begin_step(1)
     handle = core.open(TOKENS[: computed + 1], "")
     core.receive(handle, computed)
@@ -23,7 +23,6 @@ def positions(kind: GroupSpec, computed: int, implementation: Implementation) ->
     return held
 
 
-@pytest.mark.parametrize("implementation", ["oracle", "compiled"])
 @pytest.mark.parametrize(
     ("kind", "computed", "expected"),
     [
@@ -36,7 +35,7 @@ def positions(kind: GroupSpec, computed: int, implementation: Implementation) ->
     ],
 )
 def test_the_first_page_is_the_first_that_is_read(
-    kind: GroupSpec, computed: int, expected: list[int], implementation: Implementation
+    kind: GroupSpec, computed: int, expected: list[int]
 ) -> None:
     """A window of nine tokens at position 40 reads 32 … 40."""
-    assert positions(kind, computed, implementation) == expected
+    assert positions(kind, computed) == expected

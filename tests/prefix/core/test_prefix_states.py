@@ -4,7 +4,6 @@ from kvell.prefix.eviction.checkpoints import is_worth_displacing
 from tests.oracle.eviction.checkpoints import Sort, Usefulness, cuts
 from tests.oracle.eviction.evictor import COARSE, NORMAL, SPARE
 from tests.pages.pools import group, pool_of, state
-from tests.prefix.conftest import MakeRehearsal
 from tests.prefix.mixes import text
 from tests.prefix.rehearsal import Rehearsal
 
@@ -125,10 +124,8 @@ def test_a_state_may_displace_what_its_tokens_are_worth() -> None:
 # ------------------------------------------------------------------------- behaviour
 
 
-def test_the_second_request_makes_the_state_at_the_branch_and_the_third_hits_it(
-    rehearse: MakeRehearsal,
-) -> None:
-    rehearsal = rehearse(pool_of(200, group(16, 2), state(2, 2)))
+def test_the_second_request_makes_the_state_at_the_branch_and_the_third_hits_it() -> None:
+    rehearsal = Rehearsal(pool_of(200, group(16, 2), state(2, 2)))
     assert rehearsal.finish(PROMPT) == 0
     shared = PROMPT.tokens[:200]
     assert rehearsal.finish(text(*shared, *range(100))) == 128, "a cut on the way"
@@ -136,10 +133,8 @@ def test_the_second_request_makes_the_state_at_the_branch_and_the_third_hits_it(
     assert rehearsal.finish(text(*shared, *range(1000, 1100))) == 192
 
 
-def test_states_on_the_way_are_spare_and_those_at_ends_and_branches_are_not(
-    rehearse: MakeRehearsal,
-) -> None:
-    rehearsal = rehearse(pool_of(200, group(16, 2), state(1, 2)))
+def test_states_on_the_way_are_spare_and_those_at_ends_and_branches_are_not() -> None:
+    rehearsal = Rehearsal(pool_of(200, group(16, 2), state(1, 2)))
     rehearsal.finish(PROMPT)
     assert ends_of_states(rehearsal) == {
         64: SPARE,
@@ -149,10 +144,8 @@ def test_states_on_the_way_are_spare_and_those_at_ends_and_branches_are_not(
     }, "256 is also the prompt's last multiple of 64; 300 ends the turn"
 
 
-def test_the_end_of_a_turn_is_kept_in_place_and_the_next_turn_hits_it(
-    rehearse: MakeRehearsal,
-) -> None:
-    rehearsal = rehearse(pool_of(60, group(16, 2), state(3, 3)))
+def test_the_end_of_a_turn_is_kept_in_place_and_the_next_turn_hits_it() -> None:
+    rehearsal = Rehearsal(pool_of(60, group(16, 2), state(3, 3)))
     turn = rehearsal.serve(text(*range(20)), 20)
     pages = set(rehearsal.pages(turn)[1].values())
     rehearsal.append([turn], 7)
@@ -163,8 +156,8 @@ def test_the_end_of_a_turn_is_kept_in_place_and_the_next_turn_hits_it(
     assert rehearsal.finish(text(*range(20), 7, 8, 9)) == 21
 
 
-def test_a_resumed_state_is_copied_and_stays(rehearse: MakeRehearsal) -> None:
-    rehearsal = rehearse(pool_of(60, group(16, 2), state(2, 2)))
+def test_a_resumed_state_is_copied_and_stays() -> None:
+    rehearsal = Rehearsal(pool_of(60, group(16, 2), state(2, 2)))
     rehearsal.finish(text(*range(20)))
     first = rehearsal.serve(text(*range(20), 1, 1), 22)
     second = rehearsal.serve(text(*range(20), 2, 2), 22)
@@ -173,25 +166,25 @@ def test_a_resumed_state_is_copied_and_stays(rehearse: MakeRehearsal) -> None:
     assert rehearsal.peek(text(*range(20), 3)) == 20
 
 
-def test_what_ends_without_renewal_leaves_no_state(rehearse: MakeRehearsal) -> None:
-    rehearsal = rehearse(pool_of(60, group(16, 2), state(1, 2)))
+def test_what_ends_without_renewal_leaves_no_state() -> None:
+    rehearsal = Rehearsal(pool_of(60, group(16, 2), state(1, 2)))
     request = rehearsal.serve(text(*range(20)), 20)
     rehearsal.close(request, renew=False)
     assert ends_of_states(rehearsal) == {}
 
 
-def test_part_of_a_state_is_no_state(rehearse: MakeRehearsal) -> None:
+def test_part_of_a_state_is_no_state() -> None:
     """Three slices, each a large page; two go, and nothing is left to resume from."""
-    rehearsal = rehearse(pool_of(6, group(16, 1), state(3, 1)))
+    rehearsal = Rehearsal(pool_of(6, group(16, 1), state(3, 1)))
     rehearsal.finish(text(*range(20)))
     rehearsal.serve(text(*range(500, 510)), 10)
     assert len(ends_of_states(rehearsal)) <= 1
     assert rehearsal.peek(text(*range(20), 3)) == 0
 
 
-def test_states_on_the_way_are_not_kept_where_memory_is_in_use(rehearse: MakeRehearsal) -> None:
+def test_states_on_the_way_are_not_kept_where_memory_is_in_use() -> None:
     """Nine pages for 130 tokens and one for the state: there is room for no more."""
-    rehearsal = rehearse(pool_of(10, group(16, 1), state(1, 1)))
+    rehearsal = Rehearsal(pool_of(10, group(16, 1), state(1, 1)))
     request = rehearsal.serve(PROMPT, 130)
     assert ends_of_states(rehearsal) == {}
     assert rehearsal.check().rungs["skip_checkpoint"] == 2
@@ -199,9 +192,9 @@ def test_states_on_the_way_are_not_kept_where_memory_is_in_use(rehearse: MakeReh
     assert list(ends_of_states(rehearsal)) == [130]
 
 
-def test_spare_states_go_first(rehearse: MakeRehearsal) -> None:
+def test_spare_states_go_first() -> None:
     """Twenty-two large pages, all in use or cached: a newcomer takes those on the way."""
-    rehearsal = rehearse(pool_of(22, group(16, 1), state(1, 1)))
+    rehearsal = Rehearsal(pool_of(22, group(16, 1), state(1, 1)))
     rehearsal.finish(text(*PROMPT.tokens[:260]))
     assert sorted(ends_of_states(rehearsal)) == [64, 128, 256, 260]
     rehearsal.serve(text(1, 2, 3), 3)
@@ -211,7 +204,7 @@ def test_spare_states_go_first(rehearse: MakeRehearsal) -> None:
     assert rehearsal.peek(text(*PROMPT.tokens[:260], 5)) == 260
 
 
-def test_checkpoint_pages_are_counted(rehearse: MakeRehearsal) -> None:
-    rehearsal = rehearse(pool_of(200, group(16, 2), state(2, 2)))
+def test_checkpoint_pages_are_counted() -> None:
+    rehearsal = Rehearsal(pool_of(200, group(16, 2), state(2, 2)))
     rehearsal.finish(PROMPT)
     assert rehearsal.core.totals().checkpoint_pages == (0, 3 * 2)

@@ -1,14 +1,11 @@
 """What a core shows of its pages without a snapshot is what a snapshot says."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kvell.memory import GroupKind, LayerSpec, PoolSnapshot, VisibleCore, plan_layout
+from kvell.memory import GroupKind, LayerSpec, PoolSnapshot, VisibleCore, create_core, plan_layout
 from kvell.prefix.interface import NO_END, NO_REACH, NO_STEP, WITHHELD_GROUP
-from tests.oracle.factory import Implementation, create_core
 
 FULL = LayerSpec(0, GroupKind.FULL, kv_heads=1, head_size=64, element_bytes=2)
 SLIDING = LayerSpec(1, GroupKind.SLIDING, 1, 64, 2, window_tokens=32)
@@ -16,15 +13,14 @@ STATE = LayerSpec(2, GroupKind.STATE, 0, 0, 2, state_bytes=4096)
 LARGE_PAGES = 64
 
 
-@pytest.fixture(params=["oracle", "compiled"])
-def core(request: pytest.FixtureRequest) -> Iterator[VisibleCore]:
-    implementation: Implementation = request.param
-    yield make_core(implementation, [FULL, SLIDING])
+@pytest.fixture
+def core() -> VisibleCore:
+    return make_core([FULL, SLIDING])
 
 
-def make_core(implementation: Implementation, layers: list[LayerSpec]) -> VisibleCore:
+def make_core(layers: list[LayerSpec]) -> VisibleCore:
     large_bytes = plan_layout(layers, 1 << 20).large_page_bytes
-    return create_core(plan_layout(layers, large_bytes * LARGE_PAGES), implementation)
+    return create_core(plan_layout(layers, large_bytes * LARGE_PAGES))
 
 
 def ints(*values: int) -> npt.NDArray[np.int32]:
@@ -137,9 +133,8 @@ def test_reaching_changes_nothing(core: VisibleCore) -> None:
     assert core.snapshot() == before
 
 
-@pytest.mark.parametrize("implementation", ["oracle", "compiled"])
-def test_a_state_is_what_keeps_a_request_from_going_on(implementation: Implementation) -> None:
-    core = make_core(implementation, [FULL, STATE])
+def test_a_state_is_what_keeps_a_request_from_going_on() -> None:
+    core = make_core([FULL, STATE])
     names = [group.name for group in core.layout.groups]
     handle = compute(core, prompt(100), 1)
     reach = dict(zip(names, core.reach(prompt(90), "").tolist(), strict=True))
@@ -148,10 +143,9 @@ def test_a_state_is_what_keeps_a_request_from_going_on(implementation: Implement
     core.close(handle)
 
 
-@pytest.mark.parametrize("implementation", ["oracle", "compiled"])
-def test_groups_of_another_model_reach_nowhere(implementation: Implementation) -> None:
+def test_groups_of_another_model_reach_nowhere() -> None:
     other = LayerSpec(0, GroupKind.FULL, 1, 64, 2, model="other")
-    core = make_core(implementation, [FULL, other])
+    core = make_core([FULL, other])
     lengths = core.reach(prompt(50), "", model="other").tolist()
     models = [group.model for group in core.layout.groups]
     assert lengths[models.index("other")] == 0 and lengths[models.index("")] == NO_REACH

@@ -1,34 +1,231 @@
-"""The learned rule: classes of what requests leave, what each is worth by age, and its limits."""
+"""The learned rule in the compiled core: the same counts, classes and victims as in Python."""
+
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvell.memory import Eviction, create_core
+from kvell.pages.audit import audit
+from kvell.pages.layout import GroupKind, GroupSpec, Layout
+from kvell.prefix import _core
+from kvell.prefix.eviction import hazard
 from kvell.prefix.eviction.hazard import (
     AGES,
     BOUNDS,
-    HINTS,
-    KINDS,
-    OUTPUTS,
+    CHUNK_TOKENS,
+    NUM_CLASSES,
     REFIT_REQUESTS,
-    REMEMBERED,
+    FittedHazard,
     Floats,
     age_bounds,
+    capacity_tokens,
 )
-from tests.oracle.eviction.hazard import HazardTable, Run, class_of
-from tests.oracle.eviction.hazard_fit import PARTIAL, hazards, index_of
+from tests.depth import machine, many
+from tests.models.cases import covering, some_fast
+from tests.oracle.eviction.hazard_fit import fit
+from tests.oracle.eviction.hazard_rule import LearnedHazard
+from tests.pages.pools import group, state
+from tests.prefix.core.test_prefix_compiled import LockStep, Pair, ints, pool_of
 
-FIRST, LATER, TWICE, THREE, MORE = 1, 2, 3, 4, 5
-SHAPE = (KINDS, HINTS, OUTPUTS, AGES)
+Counts = tuple[list[float], list[float], list[float], int]
 
 
-def zeros() -> tuple[Floats, Floats, Floats]:
-    return np.zeros(SHAPE), np.zeros(SHAPE), np.zeros(SHAPE[:-1])
+def eager(entered: Floats, returned: Floats, events: Floats, requests: int) -> FittedHazard:
+    """Believes what it has seen at once, so that a few requests stir the order of classes."""
+    rates = (returned.reshape(NUM_CLASSES, AGES) + 0.01) / (
+        entered.reshape(NUM_CLASSES, AGES) + 0.1
+    )
+    index = np.minimum.accumulate(rates + 0.001 * events[:, None], axis=1)
+    return FittedHazard(index, 0.75, requests + 2)
 
 
-def access(table: HazardTable, now: int, *chain: int, output: int = 100) -> list[Run]:
-    return table.access(chain, now, output_tokens=output)
+def eager_rule() -> LearnedHazard:
+    return LearnedHazard(40, chunk_tokens=2, first_refit=1, learn=eager)
+
+
+class LearningLockStep(LockStep):
+    """The machine of both cores, with a rule whose mind changes all the time."""
+
+    def pair(self, layout: Layout) -> Pair:
+        return Pair(layout, eager_rule)
+
+
+TestLearningLockStep = LearningLockStep.TestCase
+TestLearningLockStep.settings = machine(weight=0.5)
+
+
+def noting(seen: list[Counts]) -> Callable[[Floats, Floats, Floats, int], FittedHazard]:
+    def learn(entered: Floats, returned: Floats, events: Floats, requests: int) -> FittedHazard:
+        seen.append(
+            (entered.ravel().tolist(), returned.ravel().tolist(), events.tolist(), requests)
+        )
+        return eager(entered, returned, events, requests)
+
+    return learn
+
+
+def counts_of(seed: int) -> tuple[Floats, Floats, Floats]:
+    """Many or few of everything; much of it was never seen, at most ninety-nine in a hundred."""
+    draw = np.random.default_rng(seed)
+    shape, scale = (NUM_CLASSES, AGES), 10 ** draw.uniform(-2, 4)
+    entered = scale * draw.random(shape) * (draw.random(shape) < draw.uniform(0.01, 1))
+    returned = entered * draw.random(shape) * (draw.random(shape) < draw.random())
+    events = np.floor(draw.random(NUM_CLASSES) * draw.integers(1, 500))
+    return entered, returned, events * (draw.random(NUM_CLASSES) < draw.random())
+
+
+def compiled_fit(entered: Floats, returned: Floats, events: Floats) -> Floats:
+    told = _core.fit(entered.tobytes(), returned.tobytes(), events.tobytes(), BOUNDS)
+    return np.frombuffer(told)
+
+
+@many()
+@given(st.integers(0, 2**32))
+def test_both_fits_say_the_same(seed: int) -> None:
+    counts = counts_of(seed)
+    expected = fit(*counts)
+    index = compiled_fit(*counts).reshape(expected.shape)
+    np.testing.assert_allclose(index, expected, rtol=1e-9, atol=1e-13)
+    assert (np.diff(index, axis=1) <= 0).all(), "the older is worth no more"
+    assert len(np.unique(index)) > AGES, "something to tell apart"
+
+
+def test_both_fits_say_the_same_when_nothing_was_seen() -> None:
+    nothing = np.zeros((NUM_CLASSES, AGES)), np.zeros((NUM_CLASSES, AGES)), np.zeros(NUM_CLASSES)
+    expected = fit(*nothing)
+    index = compiled_fit(*nothing).reshape(expected.shape)
+    np.testing.assert_allclose(index, expected, rtol=1e-9, atol=1e-13)
+    assert (index == index[0]).all(), "no class is told from another"
+
+
+def test_a_fit_of_counts_of_another_size_is_refused() -> None:
+    entered, returned, events = counts_of(1)
+    with pytest.raises(ValueError, match="counts of another size"):
+        compiled_fit(entered[1:], returned, events)
+    with pytest.raises(ValueError, match="bounds of another size"):
+        _core.fit(entered.tobytes(), returned.tobytes(), events.tobytes(), BOUNDS[1:])
+
+
+def test_what_is_learned_is_the_fit_of_the_counts() -> None:
+    counts = counts_of(2)
+    learned = hazard.learn(*counts, 100)
+    np.testing.assert_allclose(learned.index, fit(*counts), rtol=1e-9, atol=1e-13)
+    assert learned.next_refit == 100 + hazard.REFIT_REQUESTS
+
+
+MIXES: list[list[GroupSpec]] = [
+    [group(2, 3)],
+    [group(2, 5), group(2, 2, window=6)],
+    [group(2, 4), state(1, 2)],
+]
+
+
+def conversations(both: Pair, seed: int, requests: int, talks: int = 12) -> None:
+    """Talks of many turns that come in any order, with pauses, hints and answers."""
+    draw = np.random.default_rng(seed)
+    step = 0
+    for _ in range(requests):
+        step += int(draw.integers(0, 9)) ** 2
+        both("begin_step", step)
+        talk, turns = int(draw.integers(0, talks)), int(draw.integers(1, 6))
+        tokens = [talk] * 4 + [turn for turn in range(turns) for _ in range(3)]
+        handle = both("open", ints(*tokens), "")
+        hint = (None, None, True, False)[int(draw.integers(0, 4))]
+        both("claim", handle, len(tokens) + 4, will_return=hint)
+        until = both("largest", handle, len(tokens))
+        both("grow", ints(handle), ints(until))
+        both("checkpoint", ints(handle), ints(until))
+        both("advance", ints(handle), ints(until))
+        answer = int(draw.integers(0, 5)) if until == len(tokens) else 0
+        for token in range(answer):
+            both("append", ints(handle), ints(100 + token))
+        both("close", handle, returns=bool(draw.random() < 0.1))
+        both.check()
+
+
+@covering(
+    {
+        "groups": [
+            pytest.param(mix, id=name)
+            for mix, name in zip(MIXES, ("full", "window", "state"), strict=True)
+        ],
+        "seed": range(3),
+    },
+    together=1,
+)
+def test_both_count_the_same_to_the_bit(groups: list[GroupSpec], seed: int) -> None:
+    seen: list[list[Counts]] = []
+
+    def rule() -> LearnedHazard:
+        seen.append([])
+        return LearnedHazard(60, chunk_tokens=2, first_refit=1, learn=noting(seen[-1]))
+
+    both = Pair(pool_of(20, *groups), rule)
+    conversations(both, seed, 120)
+    assert len(seen[0]) > 30
+    assert seen[0] == seen[1]
+    assert sum(seen[0][-1][1]) > 0, "somebody returned"
+    assert sum(both.check().evicted_pages) > 0
+
+
+@pytest.mark.parametrize("capacity_tokens", some_fast([60, 400, 4000], [60]))
+def test_both_remember_and_forget_the_same_of_many(capacity_tokens: int) -> None:
+    """More chunks than a table of keys begins with, and, but for the last, than it may keep."""
+    seen: list[list[Counts]] = []
+
+    def rule() -> LearnedHazard:
+        seen.append([])
+        return LearnedHazard(capacity_tokens, chunk_tokens=2, first_refit=9, learn=noting(seen[-1]))
+
+    both = Pair(pool_of(20, group(2, 3)), rule)
+    conversations(both, 5, 500, talks=400)
+    assert len(seen[0]) > 200
+    assert seen[0] == seen[1]
+
+
+def test_a_preempted_request_has_not_ended() -> None:
+    seen: list[Counts] = []
+    rule = LearnedHazard(60, chunk_tokens=2, first_refit=1, learn=noting(seen))
+    both = Pair(pool_of(20, group(2, 3)), lambda: rule)
+    for returns in (True, True, False):
+        handle = both("open", ints(*range(8)), "")
+        both("claim", handle, 8)
+        both("grow", ints(handle), ints(8))
+        both("advance", ints(handle), ints(8))
+        both("close", handle, returns=returns)
+        both.check()
+        assert len(seen) == (0 if returns else 2), "each core once"
+
+
+def test_a_lease_that_nobody_claims_is_no_request() -> None:
+    seen: list[Counts] = []
+    rule = LearnedHazard(60, chunk_tokens=2, first_refit=1, learn=noting(seen))
+    both = Pair(pool_of(20, group(2, 3)), lambda: rule)
+    lease = both("open", ints(*range(8)), "", 5)
+    both("grow", ints(lease), ints(8))
+    both("advance", ints(lease), ints(8))
+    both("close", lease)
+    assert not seen
+
+
+def test_an_index_of_another_size_is_refused() -> None:
+    def learn(entered: Floats, returned: Floats, events: Floats, requests: int) -> FittedHazard:
+        return FittedHazard(entered[:3], 1.0, requests + 1)
+
+    rule = LearnedHazard(60, chunk_tokens=2, first_refit=1, learn=learn)
+    core = Pair(pool_of(20, group(2, 3)), lambda: rule).cores[1]
+    handle = core.open(ints(*range(8)), "")
+    core.claim(handle, 8)
+    core.grow(ints(handle), ints(8))
+    core.advance(ints(handle), ints(8))
+    with pytest.raises(ValueError, match="index of another size"):
+        core.close(handle)
+
+
+# ------------------------------------------------------------------ as the library makes it
 
 
 def test_ages_grow_by_about_the_square_root_of_two() -> None:
@@ -39,169 +236,54 @@ def test_ages_grow_by_about_the_square_root_of_two() -> None:
     assert np.all(np.diff(bounds) > 0)
 
 
-# ------------------------------------------------------------------------- classes
+PAGE = CHUNK_TOKENS // 4
 
 
-@given(st.integers(1, KINDS - 1), st.sampled_from([None, True, False]), st.integers(0, OUTPUTS - 1))
-def test_every_class_has_its_number(kind: int, hint: bool | None, output: int) -> None:
-    number = class_of(kind, hint, 2 ** (output + 4))
-    found_kind, rest = divmod(number, HINTS * OUTPUTS)
-    assert (found_kind, rest % OUTPUTS) == (kind, output)
-    assert rest // OUTPUTS == {None: 0, True: 1, False: 2}[hint]
+@pytest.mark.parametrize("kind", [GroupKind.FULL, GroupKind.STATE])
+def test_a_pool_keeps_about_so_many_tokens(kind: GroupKind) -> None:
+    layout = pool_of(3, group(PAGE, 4) if kind is GroupKind.FULL else state(1, 4))
+    (spec,) = layout.groups
+    pages = layout.pool_bytes // spec.page_stride_bytes
+    assert capacity_tokens(layout) == pages * spec.page_tokens
 
 
-def test_output_lengths_beyond_the_ends_are_the_ends() -> None:
-    assert class_of(FIRST, None, 0) == class_of(FIRST, None, 30)
-    assert class_of(FIRST, None, 30) < class_of(FIRST, None, 31)
-    assert class_of(FIRST, None, 510) == class_of(FIRST, None, 10**6) - 1
+class Server:
+    """Prompts one after the other; each takes a step, and answers with nothing."""
+
+    def __init__(self, layout: Layout, eviction: Eviction) -> None:
+        self.layout, self.step = layout, 0
+        self.core = create_core(layout, eviction)
+
+    def serve(self, tokens: list[int], *, will_return: bool | None = None) -> int:
+        """Return the tokens that hit."""
+        self.step += 1
+        self.core.begin_step(self.step)
+        handle = self.core.open(ints(*tokens), "")
+        self.core.claim(handle, len(tokens), will_return=will_return)
+        served, _ = self.core.grow(ints(handle), ints(len(tokens)))
+        assert served == 1
+        self.core.advance(ints(handle), ints(len(tokens)))
+        hit = self.core.hit_tokens(handle)
+        self.core.close(handle)
+        assert audit(self.layout, self.core.snapshot()) == []
+        return hit
 
 
-def test_a_partial_chunk_is_one_class_whatever_the_request() -> None:
-    assert class_of(PARTIAL, None, 1) == class_of(PARTIAL, True, 5_000) == PARTIAL
+def later_hits(eviction: Eviction, *, hinted: bool) -> int:
+    """Every other conversation returns after twenty requests; there is room for fifteen."""
+    server, hits = Server(pool_of(30, group(PAGE, 4)), eviction), 0
+    for turn in range(4 * REFIT_REQUESTS):
+        again = turn % 2 == 0 and turn % 40 >= 20
+        comes = turn % 2 == 0 and not again
+        talk = turn - 20 if again else turn
+        tokens = [talk + 1] * 2 * CHUNK_TOKENS
+        hit = server.serve(tokens, will_return=comes if hinted else None)
+        hits += hit if turn >= 2 * REFIT_REQUESTS else 0
+    return hits
 
 
-def test_chunks_are_classed_by_how_often_they_were_used() -> None:
-    table = HazardTable(100)
-    assert access(table, 1, 1, 2, 3) == [Run(3, class_of(FIRST, None, 100))]
-    assert access(table, 2, 1, 2, 4) == [
-        Run(2, class_of(TWICE, None, 100)),
-        Run(3, class_of(LATER, None, 100)),
-    ]
-    assert access(table, 3, 1, 5) == [
-        Run(1, class_of(THREE, None, 100)),
-        Run(2, class_of(FIRST, None, 100)),
-    ]
-    assert access(table, 4, 1) == access(table, 5, 1) == [Run(1, class_of(MORE, None, 100))]
-
-
-def test_a_partial_last_chunk_is_apart() -> None:
-    table = HazardTable(100)
-    runs = table.access([1, 2, 3], 1, output_tokens=9, ends_partial=True)
-    assert runs == [Run(2, class_of(FIRST, None, 9)), Run(3, PARTIAL)]
-    assert table.access([7], 2, output_tokens=9, ends_partial=True) == [Run(1, PARTIAL)]
-    assert table.access([], 3, output_tokens=9) == []
-
-
-def test_keys_are_remembered_for_so_many_chunks_the_prompts_end_forgotten_first() -> None:
-    table = HazardTable(1)
-    access(table, 1, *range(REMEMBERED))
-    access(table, 2, 100)
-    assert access(table, 3, *range(REMEMBERED - 1)) == [
-        Run(REMEMBERED - 1, class_of(TWICE, None, 100))
-    ]
-    assert access(table, 4, 100) == [Run(1, class_of(TWICE, None, 100))]
-    assert access(table, 5, REMEMBERED - 1) == [Run(1, class_of(FIRST, None, 100))]
-
-
-# ------------------------------------------------------------------- what is learned
-
-
-def test_nothing_is_worth_more_before_anything_is_learned() -> None:
-    table = HazardTable(100)
-    for now in range(REFIT_REQUESTS - 1):
-        access(table, now, now % 7)
-    assert {table.value(number, age) for number in range(20) for age in (0, 5, 900)} == {0.0}
-
-
-def taught(hints: bool) -> HazardTable:
-    """Every other conversation returns after 10 requests, and the others never."""
-    table = HazardTable(1_000)
-    for now in range(20 * REFIT_REQUESTS):
-        returns = now % 2 == 0
-        key = now // 20 * 10 + now % 20 // 2 if returns else 10**6 + now
-        again = returns and now % 20 >= 10
-        hint = (returns and not again) if hints else None
-        chain = [now // 20 * 5 + now % 10 // 2, 10**7 + key] if returns else [key, key + 10**6]
-        table.access(chain, now, output_tokens=100, will_return=hint)
-    return table
-
-
-def test_who_says_that_he_returns_and_does_is_worth_more() -> None:
-    table = taught(hints=True)
-    told, untold = class_of(FIRST, True, 100), class_of(FIRST, False, 100)
-    assert table.value(told, 5) > 5 * table.value(untold, 5)
-    assert table.value(told, 5) > 5 * table.value(told, 500), "by then he would have come"
-
-
-def test_a_hint_that_means_nothing_is_worth_nothing() -> None:
-    table = HazardTable(1_000)
-    for now in range(20 * REFIT_REQUESTS):
-        table.access([now // 3], now, output_tokens=100, will_return=now % 5 < 2)
-    told, untold = class_of(FIRST, True, 100), class_of(FIRST, False, 100)
-    assert table.value(told, 1) == pytest.approx(table.value(untold, 1), rel=0.25)
-
-
-@given(st.integers(0, KINDS * HINTS * OUTPUTS - 1), st.integers(0, 40_000), st.integers(0, 999))
-def test_of_one_class_the_oldest_goes_first(number: int, age: int, later: int) -> None:
-    assert TAUGHT.value(number, age) >= TAUGHT.value(number, age + later) >= 0
-
-
-TAUGHT = taught(hints=False)
-
-
-def test_an_age_beyond_all_buckets_has_a_value_too() -> None:
-    assert TAUGHT.value(FIRST, BOUNDS[-1] + 10**6) == TAUGHT.value(FIRST, 10**9)
-
-
-def test_a_prefix_is_worth_what_goes_on_from_it() -> None:
-    table = taught(hints=True)
-    runs = table.access([10**9, 10**9 + 1], 2_000, output_tokens=100, will_return=True)
-    assert len(runs) == 1
-    runs = table.access([10**9, 10**9 + 5], 2_001, output_tokens=100, will_return=False)
-    values = [table.value(run.eviction_class, 0) for run in runs]
-    assert values == sorted(values, reverse=True)
-
-
-@given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5), max_size=60))
-def test_memory_is_bounded(chains: list[list[int]]) -> None:
-    table = HazardTable(1)
-    for now, steps in enumerate(chains):
-        chain = tuple(hash(tuple(steps[: i + 1])) for i in range(len(steps)))
-        runs = table.access(chain, now, output_tokens=len(steps))
-        assert runs[-1].end == len(chain)
-        assert len(table._known) <= REMEMBERED
-
-
-# -------------------------------------------------------------------------- the fit
-
-
-def test_hazards_are_what_was_counted_where_much_was() -> None:
-    entered, returned, events = zeros()
-    entered[FIRST, 0, 2] = 100_000
-    returned[FIRST, 0, 2] = 10_000
-    events[FIRST, 0, 2] = 90_000
-    assert hazards(entered, returned, events)[FIRST, 0, 2] == pytest.approx(0.1, rel=0.02)
-
-
-def test_a_few_returns_do_not_make_a_class_better() -> None:
-    entered, returned, events = zeros()
-    entered[FIRST, 0, 2], entered[TWICE, 0, 2] = 100_000, 10
-    returned[FIRST, 0, 2], returned[TWICE, 0, 2] = 10_000, 1.5
-    events[FIRST, 0, 2], events[TWICE, 0, 2] = 90_000, 1
-    chances = hazards(entered, returned, events)
-    assert chances[TWICE, 0, 2] == pytest.approx(chances[FIRST, 0, 2], rel=0.05)
-
-
-def test_many_returns_do() -> None:
-    entered, returned, events = zeros()
-    entered[FIRST, 0, 2] = entered[TWICE, 0, 2] = 100_000
-    returned[FIRST, 0, 2], returned[TWICE, 0, 2] = 1_000, 3_000
-    events[FIRST, 0, 2], events[TWICE, 0, 2] = 10_000, 30_000
-    chances = hazards(entered, returned, events)
-    assert np.all(chances[TWICE, 0, 2] > 2.5 * chances[FIRST, 0, 2])
-
-
-def test_the_index_of_a_constant_hazard_is_the_same_at_every_age() -> None:
-    widths = np.diff(age_bounds())
-    chances = np.minimum(0.001 * widths, 0.5)[None, :]
-    assert index_of(chances)[0, :12] == pytest.approx(0.001, rel=0.15)
-
-
-def test_the_index_looks_ahead_and_falls() -> None:
-    chances = np.zeros((1, AGES))
-    chances[0, 10] = 0.9
-    row = index_of(chances)[0]
-    bounds = age_bounds()
-    assert row[0] == pytest.approx(0.9 / (bounds[10] + 0.55 * (bounds[11] - bounds[10])))
-    assert row[9] == row[0], "it is nearer by then, but the oldest goes first"
-    assert np.all(row[11:] == 0)
+def test_a_request_that_will_not_return_is_evicted_first() -> None:
+    assert later_hits("lru", hinted=True) == 0
+    hits = later_hits("hazard", hinted=True)
+    assert hits > 0.9 * REFIT_REQUESTS / 2 * (2 * CHUNK_TOKENS - 1)
+    assert hits >= later_hits("hazard", hinted=False)

@@ -15,8 +15,8 @@ from tests.oracle.eviction.checkpoints import (
 )
 from tests.oracle.eviction.evictor import NORMAL
 from tests.pages.pools import Chunk, group, pool_of, state
-from tests.prefix.conftest import MakeRehearsal
 from tests.prefix.mixes import text
+from tests.prefix.rehearsal import Rehearsal
 
 TOKEN_BYTES = 100
 
@@ -123,10 +123,8 @@ def test_attention_alone_needs_none_and_states_alone_have_none() -> None:
 
 
 @pytest.mark.parametrize("own", [state(1, 16), group(16, 16, 64)])
-def test_a_prompt_that_parts_in_the_midst_resumes_at_the_waypoint_before(
-    rehearse: MakeRehearsal, own: GroupSpec
-) -> None:
-    rehearsal = rehearse(pool_of(40, group(16, 16), own))
+def test_a_prompt_that_parts_in_the_midst_resumes_at_the_waypoint_before(own: GroupSpec) -> None:
+    rehearsal = Rehearsal(pool_of(40, group(16, 16), own))
     first = text(*range(5_000))
     assert rehearsal.finish(first) == 0
     kept = rehearsal.check()
@@ -137,12 +135,10 @@ def test_a_prompt_that_parts_in_the_midst_resumes_at_the_waypoint_before(
 
 
 @pytest.mark.parametrize(("window", "way", "waits"), [(256, 17_920, True), (8_192, 11_776, False)])
-def test_prompt_ends_outlive_waypoints_that_overlap(
-    rehearse: MakeRehearsal, window: int, way: int, *, waits: bool
-) -> None:
+def test_prompt_ends_outlive_waypoints_that_overlap(window: int, way: int, *, waits: bool) -> None:
     """While the request runs its prompt's end counts as accessed when it is expected to end;
     what is kept on the way so only where that is little."""
-    rehearsal = rehearse(pool_of(220, group(16, 12), group(16, 12, window)))
+    rehearsal = Rehearsal(pool_of(220, group(16, 12), group(16, 12, window)))
     rehearsal.next_step()
     request = rehearsal.open(text(*range(20_000)), "", "", extra=100)
     rehearsal.reach(request, 20_000)

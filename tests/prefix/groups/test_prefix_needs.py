@@ -5,9 +5,8 @@ from hypothesis import strategies as st
 
 from kvell.pages.layout import GroupSpec
 from kvell.prefix.groups.facts import Facts
-from kvell.prefix.groups.needs import peak_pages
+from kvell.prefix.groups.needs import alignment_tokens, peak_pages, resumed_from
 from kvell.prefix.groups.policies import policy_of
-from tests.oracle.needs import demand_pages
 from tests.pages.pools import Chunk, group
 
 TEXT = Facts(1 << 20)
@@ -76,14 +75,18 @@ def test_full_attention_needs_every_token_whatever_the_chunk() -> None:
     assert [peak_pages(group(4, 1), TEXT, 33, chunk) for chunk in (1, 8, 33)] == [9, 9, 9]
 
 
-def test_demand_is_what_is_still_to_come() -> None:
-    assert demand_pages(group(4, 8), TEXT, expected_tokens=40, held_end=4, need=2) == 6
+def test_positions_that_a_resumed_request_needs_are_those_its_next_token_reads() -> None:
+    firsts = {
+        0: group(4, 2),
+        1: group(4, 2, 6),
+        2: group(4, 2, Chunk(8)),
+        3: group(4, 2, 1),
+    }
+    for first, spec in firsts.items():
+        assert resumed_from(spec, policy_of(spec), TEXT, 12) == first
+    spec = group(4, 2, Chunk(6))
+    assert resumed_from(spec, policy_of(spec), TEXT, 12) == 3
 
 
-def test_demand_is_never_below_what_is_asked_for_now() -> None:
-    assert demand_pages(group(4, 8), TEXT, expected_tokens=8, held_end=5, need=3) == 3
-
-
-def test_a_window_never_demands_more_than_it_keeps_alive() -> None:
-    spec = group(4, 8, window=9)
-    assert demand_pages(spec, TEXT, expected_tokens=4000, held_end=0, need=1) == 4
+def test_prefixes_are_aligned_to_whole_pages_of_every_group() -> None:
+    assert alignment_tokens([group(4, 2), group(6, 2)]) == 12

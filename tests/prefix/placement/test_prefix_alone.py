@@ -1,13 +1,11 @@
 """The contract's promise: what is said to fit alone gets through, whatever is cached."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.memory import MANAGERS, Manager, longest_request
+from kvell.memory import MANAGERS, Manager, create_core, longest_request
 from tests.depth import many
-from tests.oracle.factory import Implementation, create_core
 from tests.pages.pools import Chunk
 from tests.prefix.mixes import small_layout
 from tests.prefix.story import Story
@@ -28,7 +26,6 @@ SHAPES = st.sampled_from(
 )
 
 
-@pytest.mark.parametrize("implementation", ["oracle", "compiled"])
 @given(
     shape=SHAPES,
     num_large=st.integers(4, 30),
@@ -39,7 +36,6 @@ SHAPES = st.sampled_from(
 )
 @many()
 def test_longest_request_gets_through_from_nothing(
-    implementation: Implementation,
     shape: tuple[list[int], list[int]],
     num_large: int,
     manager: Manager,
@@ -54,7 +50,7 @@ def test_longest_request_gets_through_from_nothing(
     """
     layout = small_layout(*shape, num_large, manager)
     length = longest_request(layout, 120, chunk)
-    story = Story(layout, implementation)
+    story = Story(layout)
     for size, renew in history:
         story.next_step()
         earlier = story.open([size % 3, *range(size)])
@@ -74,9 +70,8 @@ def test_longest_request_gets_through_from_nothing(
         computed = reached
 
 
-@pytest.mark.parametrize("implementation", ["oracle", "compiled"])
-def test_nothing_is_reused_unless_asked_for(implementation: Implementation) -> None:
-    story = Story(small_layout([0], [1], 8), implementation)
+def test_nothing_is_reused_unless_asked_for() -> None:
+    story = Story(small_layout([0], [1], 8))
     first = story.open(range(20))
     story.compute(first, 20)
     core = story.core

@@ -7,12 +7,11 @@ from hypothesis import strategies as st
 
 from tests.depth import some
 from tests.pages.pools import group, pool_of
-from tests.prefix.conftest import MakeStory
 from tests.prefix.story import Story, ints
 
 
-def test_growth_answers_with_new_pages_only(tell: MakeStory) -> None:
-    story = tell(pool_of(8, group(4, 2), group(2, 4, window=5)))
+def test_growth_answers_with_new_pages_only() -> None:
+    story = Story(pool_of(8, group(4, 2), group(2, 4, window=5)))
     handle = story.open([1] * 12)
     assert [row[1:3] for row in story.grow(handle, 5)] == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)]
     assert [row[1:3] for row in story.grow(handle, 6)] == []
@@ -20,8 +19,8 @@ def test_growth_answers_with_new_pages_only(tell: MakeStory) -> None:
     assert story.grow(handle, 3) == [], "never shrinks"
 
 
-def test_held_pages_are_hits_and_growth_in_order_of_position(tell: MakeStory) -> None:
-    story = tell(pool_of(8, group(4, 2)))
+def test_held_pages_are_hits_and_growth_in_order_of_position() -> None:
+    story = Story(pool_of(8, group(4, 2)))
     story.serve([1] * 9)
     handle = story.open([1] * 14)
     new = story.grow(handle, 14)
@@ -31,9 +30,9 @@ def test_held_pages_are_hits_and_growth_in_order_of_position(tell: MakeStory) ->
     assert [(g, p, page) for _, g, p, page in held[2:].tolist()] == [row[1:] for row in new]
 
 
-def test_windows_give_pages_back_while_they_move(tell: MakeStory) -> None:
+def test_windows_give_pages_back_while_they_move() -> None:
     """A window of 9 over pages of 4: never more than 3 pages while decoding."""
-    story = tell(pool_of(12, group(4, 1, window=9)))
+    story = Story(pool_of(12, group(4, 1, window=9)))
     handle = story.open([1] * 8, expected=60)
     story.compute(handle, 8)
     for token in range(40):
@@ -42,9 +41,9 @@ def test_windows_give_pages_back_while_they_move(tell: MakeStory) -> None:
     assert min(story.pages(handle, 0)) == (48 - 9) // 4
 
 
-def test_fits_counts_what_others_still_need(tell: MakeStory) -> None:
+def test_fits_counts_what_others_still_need() -> None:
     """Ten pages: a long prompt holds one and needs seven more; three are left for others."""
-    story = tell(pool_of(10, group(4, 1)))
+    story = Story(pool_of(10, group(4, 1)))
     long = story.open([1] * 32)
     story.compute(long, 4)
     short = story.open([2] * 12)
@@ -54,16 +53,16 @@ def test_fits_counts_what_others_still_need(tell: MakeStory) -> None:
     assert story.core.fits(short, 8, 4, ints([long]), ints([32]))
 
 
-def test_fits_counts_the_chunk_in_sliding_groups(tell: MakeStory) -> None:
-    story = tell(pool_of(6, group(4, 1, window=9)))
+def test_fits_counts_the_chunk_in_sliding_groups() -> None:
+    story = Story(pool_of(6, group(4, 1, window=9)))
     handle = story.open([1] * 100)
     nobody = ints()
     assert story.core.fits(handle, 100, 4, nobody, nobody)
     assert not story.core.fits(handle, 100, 16, nobody, nobody)
 
 
-def test_fits_changes_nothing(tell: MakeStory) -> None:
-    story = tell(pool_of(6, group(4, 1)))
+def test_fits_changes_nothing() -> None:
+    story = Story(pool_of(6, group(4, 1)))
     handle = story.open([1] * 20)
     before = story.check()
     story.core.fits(handle, 20, 4, ints(), ints())
@@ -72,16 +71,16 @@ def test_fits_changes_nothing(tell: MakeStory) -> None:
     assert story.check() == before
 
 
-def test_cached_pages_count_as_room(tell: MakeStory) -> None:
-    story = tell(pool_of(5, group(4, 1)))
+def test_cached_pages_count_as_room() -> None:
+    story = Story(pool_of(5, group(4, 1)))
     story.serve([1] * 20)
     handle = story.open([2] * 20)
     assert story.core.largest(handle, 20) == 20
     assert story.core.fits(handle, 20, 20, ints(), ints())
 
 
-def test_ones_own_hit_is_not_evicted_for_ones_own_growth(tell: MakeStory) -> None:
-    story = tell(pool_of(5, group(4, 1)))
+def test_ones_own_hit_is_not_evicted_for_ones_own_growth() -> None:
+    story = Story(pool_of(5, group(4, 1)))
     story.serve([1] * 12)
     handle = story.open([1] * 12 + [2] * 12)
     hit = story.pages(handle, 0)
@@ -91,8 +90,8 @@ def test_ones_own_hit_is_not_evicted_for_ones_own_growth(tell: MakeStory) -> Non
 
 
 @pytest.mark.parametrize("release", [True, False])
-def test_appended_tokens_are_published_like_the_prompt(tell: MakeStory, release: bool) -> None:
-    story = tell(pool_of(9, group(4, 1)))
+def test_appended_tokens_are_published_like_the_prompt(release: bool) -> None:
+    story = Story(pool_of(9, group(4, 1)))
     story.next_step()
     handle = story.open([1, 2, 3])
     story.compute(handle, 3)

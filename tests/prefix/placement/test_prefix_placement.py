@@ -5,7 +5,6 @@ from hypothesis import strategies as st
 
 from tests.depth import some
 from tests.pages.pools import group, pool_of
-from tests.prefix.conftest import MakeStory
 from tests.prefix.story import Story, ints
 
 
@@ -14,9 +13,9 @@ def larges(story: Story, handle: int, group_index: int = 0) -> set[int]:
     return {page // per_large for page in story.pages(handle, group_index).values()}
 
 
-def test_jenga_fig_8_interleaved_growth_ends_in_large_pages_of_ones_own(tell: MakeStory) -> None:
+def test_jenga_fig_8_interleaved_growth_ends_in_large_pages_of_ones_own() -> None:
     """Four small pages in a large one; A and B grow in turn, and A ends."""
-    story = tell(pool_of(4, group(1, 4)))
+    story = Story(pool_of(4, group(1, 4)))
     a = story.open([1] * 8, expected=8)
     b = story.open([2] * 8, expected=8)
     for until in range(1, 9):
@@ -28,9 +27,9 @@ def test_jenga_fig_8_interleaved_growth_ends_in_large_pages_of_ones_own(tell: Ma
     assert story.check().num_empty_large == 2
 
 
-def test_small_requests_pack_into_shared_large_pages(tell: MakeStory) -> None:
+def test_small_requests_pack_into_shared_large_pages() -> None:
     """By demand: two requests of half a large page share one, where Jenga would take two."""
-    story = tell(pool_of(4, group(1, 4)))
+    story = Story(pool_of(4, group(1, 4)))
     first, second = story.open([1, 1], expected=2), story.open([2, 2], expected=2)
     story.grow(first, 2)
     story.grow(second, 2)
@@ -38,8 +37,8 @@ def test_small_requests_pack_into_shared_large_pages(tell: MakeStory) -> None:
     assert story.check().num_empty_large == 3
 
 
-def test_a_remainder_packs_where_it_fits_best(tell: MakeStory) -> None:
-    story = tell(pool_of(6, group(1, 4)))
+def test_a_remainder_packs_where_it_fits_best() -> None:
+    story = Story(pool_of(6, group(1, 4)))
     for size in (1, 2):
         filler = story.open([size] * size, expected=4 * size)
         story.grow(filler, size)
@@ -49,10 +48,10 @@ def test_a_remainder_packs_where_it_fits_best(tell: MakeStory) -> None:
     assert story.check().rungs["own_large_page"] >= 1
 
 
-def test_a_group_leaves_the_large_page_that_another_needs(tell: MakeStory) -> None:
+def test_a_group_leaves_the_large_page_that_another_needs() -> None:
     """One whole large page is left. The first group has a page in a used one and could take
     the whole one; the second needs it. Group by group the step would fail."""
-    story = tell(pool_of(3, group(1, 2), group(1, 1, window=2)))
+    story = Story(pool_of(3, group(1, 2), group(1, 1, window=2)))
     first = story.open([1], expected=1)
     story.grow(first, 1)
     assert story.check().num_empty_large == 1
@@ -62,10 +61,8 @@ def test_a_group_leaves_the_large_page_that_another_needs(tell: MakeStory) -> No
     assert len(story.pages(second, 1)) == 1
 
 
-def test_growth_is_all_or_nothing_and_serves_the_longest_run_from_the_front(
-    tell: MakeStory,
-) -> None:
-    story = tell(pool_of(4, group(1, 2), group(1, 2, window=3)))
+def test_growth_is_all_or_nothing_and_serves_the_longest_run_from_the_front() -> None:
+    story = Story(pool_of(4, group(1, 2), group(1, 2, window=3)))
     handles = [story.open([n] * 4, expected=4) for n in range(3)]
     before = story.check()
     served, rows = story.core.grow(ints(handles), ints([2, 2, 2]))
@@ -78,8 +75,8 @@ def test_growth_is_all_or_nothing_and_serves_the_longest_run_from_the_front(
     assert not story.pages(handles[2], 0)
 
 
-def test_a_refused_growth_changes_nothing(tell: MakeStory) -> None:
-    story = tell(pool_of(2, group(1, 2)))
+def test_a_refused_growth_changes_nothing() -> None:
+    story = Story(pool_of(2, group(1, 2)))
     handle = story.open([1] * 9, expected=9)
     story.grow(handle, 3)
     before = story.check()
@@ -89,8 +86,8 @@ def test_a_refused_growth_changes_nothing(tell: MakeStory) -> None:
     assert story.core.largest(handle, 9) == 4
 
 
-def test_cached_pages_are_evicted_last_and_counted(tell: MakeStory) -> None:
-    story = tell(pool_of(3, group(1, 2)))
+def test_cached_pages_are_evicted_last_and_counted() -> None:
+    story = Story(pool_of(3, group(1, 2)))
     story.serve([1, 2])
     story.serve([3, 4])
     busy = story.open([5] * 4, expected=4)
@@ -104,11 +101,9 @@ def test_cached_pages_are_evicted_last_and_counted(tell: MakeStory) -> None:
     assert story.peek([3, 4, 0]) == 2
 
 
-def test_a_page_beside_used_ones_is_evicted_when_no_whole_large_page_may_go(
-    tell: MakeStory,
-) -> None:
+def test_a_page_beside_used_ones_is_evicted_when_no_whole_large_page_may_go() -> None:
     """Jenga §5.4, last step: one page of the own group."""
-    story = tell(pool_of(1, group(1, 3)))
+    story = Story(pool_of(1, group(1, 3)))
     story.serve([1, 2])
     holder = story.open([9] * 2, expected=2)
     story.compute(holder, 1)
@@ -118,11 +113,9 @@ def test_a_page_beside_used_ones_is_evicted_when_no_whole_large_page_may_go(
     assert story.peek([1, 2, 0]) == 1, "the longest prefix of one age went first"
 
 
-def test_what_lies_beside_an_evicted_page_goes_along_only_if_it_is_no_younger(
-    tell: MakeStory,
-) -> None:
+def test_what_lies_beside_an_evicted_page_goes_along_only_if_it_is_no_younger() -> None:
     """Two large pages in use: in one the oldest page and the youngest, in the other one between."""
-    story = tell(pool_of(2, group(1, 3)))
+    story = Story(pool_of(2, group(1, 3)))
     story.serve([1])
     story.next_step()
     for token in (2, 9):
@@ -146,11 +139,9 @@ def leave_a_hole(story: Story, beside: int) -> None:
     story.close(brief)
 
 
-def test_where_large_pages_are_scarce_holes_are_filled_before_older_history_goes(
-    tell: MakeStory,
-) -> None:
+def test_where_large_pages_are_scarce_holes_are_filled_before_older_history_goes() -> None:
     """Twenty large pages, two without a used page: the older history stays, a hole goes."""
-    story = tell(pool_of(20, group(1, 2)))
+    story = Story(pool_of(20, group(1, 2)))
     story.serve([7] * 4)
     story.next_step()
     leave_a_hole(story, beside=33)
@@ -165,9 +156,9 @@ def test_where_large_pages_are_scarce_holes_are_filled_before_older_history_goes
     assert story.peek([2, 0]) == 0
 
 
-def test_where_prompts_hit_a_young_hole_stays_and_older_history_goes(tell: MakeStory) -> None:
+def test_where_prompts_hit_a_young_hole_stays_and_older_history_goes() -> None:
     """As before, but the older history was hit often, and not for long."""
-    story = tell(pool_of(20, group(1, 2)))
+    story = Story(pool_of(20, group(1, 2)))
     for _ in range(30):
         story.serve([7] * 4)
     for _ in range(20):
@@ -181,9 +172,9 @@ def test_where_prompts_hit_a_young_hole_stays_and_older_history_goes(tell: MakeS
     assert story.peek([2, 0]) == 1
 
 
-def test_while_there_is_room_the_oldest_goes_wherever_it_lies(tell: MakeStory) -> None:
+def test_while_there_is_room_the_oldest_goes_wherever_it_lies() -> None:
     """As before, but two of six large pages have no used page."""
-    story = tell(pool_of(6, group(1, 2)))
+    story = Story(pool_of(6, group(1, 2)))
     story.serve([7] * 4)
     story.next_step()
     leave_a_hole(story, beside=5)
@@ -194,8 +185,8 @@ def test_while_there_is_room_the_oldest_goes_wherever_it_lies(tell: MakeStory) -
     assert story.peek([2, 0]) == 1
 
 
-def test_pages_associated_with_others_serve_before_anything_is_evicted(tell: MakeStory) -> None:
-    story = tell(pool_of(2, group(1, 4)))
+def test_pages_associated_with_others_serve_before_anything_is_evicted() -> None:
+    story = Story(pool_of(2, group(1, 4)))
     owner = story.open([1] * 8, expected=8)
     story.grow(owner, 5)
     guest = story.open([2] * 2, expected=2)

@@ -5,12 +5,11 @@ import pytest
 
 from kvell.prefix.interface import CACHED, EMPTY, RANK_SHIFT, USED, WITHHELD
 from tests.pages.pools import confined, group, pool_of
-from tests.prefix.conftest import MakeStory
-from tests.prefix.story import ints
+from tests.prefix.story import Story, ints
 
 
-def test_a_withheld_large_page_is_passed_over_until_it_is_restored(tell: MakeStory) -> None:
-    story = tell(pool_of(3, group(1, 2)))
+def test_a_withheld_large_page_is_passed_over_until_it_is_restored() -> None:
+    story = Story(pool_of(3, group(1, 2)))
     story.core.withhold(ints([0, 2]))
     state = story.check()
     assert (state.whole, state.num_empty_large, state.withheld) == (1, 1, (0, 2))
@@ -25,8 +24,8 @@ def test_a_withheld_large_page_is_passed_over_until_it_is_restored(tell: MakeSto
     assert story.check().withheld == ()
 
 
-def test_what_it_cached_is_evicted_and_can_no_longer_be_hit(tell: MakeStory) -> None:
-    story = tell(pool_of(4, group(1, 2)))
+def test_what_it_cached_is_evicted_and_can_no_longer_be_hit() -> None:
+    story = Story(pool_of(4, group(1, 2)))
     story.serve([1] * 4)
     story.serve([2] * 4)
     assert story.peek([1] * 4 + [0]) == story.peek([2] * 4 + [0]) == 4
@@ -38,8 +37,8 @@ def test_what_it_cached_is_evicted_and_can_no_longer_be_hit(tell: MakeStory) -> 
     assert story.check().evicted_pages == (4,)
 
 
-def test_the_order_tells_withheld_empty_cached_by_age_and_used_apart(tell: MakeStory) -> None:
-    story = tell(pool_of(5, group(1, 2)))
+def test_the_order_tells_withheld_empty_cached_by_age_and_used_apart() -> None:
+    story = Story(pool_of(5, group(1, 2)))
     story.serve([1] * 2)
     story.serve([2] * 2)
     running = story.open([3] * 2, expected=2)
@@ -57,8 +56,8 @@ def test_the_order_tells_withheld_empty_cached_by_age_and_used_apart(tell: MakeS
     assert order[4] == WITHHELD
 
 
-def test_used_withheld_and_unknown_large_pages_are_refused(tell: MakeStory) -> None:
-    story = tell(pool_of(3, group(1, 2)))
+def test_used_withheld_and_unknown_large_pages_are_refused() -> None:
+    story = Story(pool_of(3, group(1, 2)))
     handle = story.open([1, 1], expected=2)
     story.compute(handle, 2)
     story.core.withhold(ints([2]))
@@ -77,7 +76,7 @@ def test_used_withheld_and_unknown_large_pages_are_refused(tell: MakeStory) -> N
     assert story.check() == before
 
 
-def test_a_pool_cut_into_shares_has_none_to_give(tell: MakeStory) -> None:
-    story = tell(confined(pool_of(4, group(1, 2))))
+def test_a_pool_cut_into_shares_has_none_to_give() -> None:
+    story = Story(confined(pool_of(4, group(1, 2))))
     with pytest.raises(ValueError, match="cut into shares"):
         story.core.withhold(ints([0]))
