@@ -13,6 +13,7 @@ from kvell.async_engine import AsyncEngine
 from kvell.engine.lending.placement import NOBODY_LENDS
 from kvell.fleet.instance.supervisor import RestartPolicy
 from kvell.fleet.started.front_limits import FrontLimits
+from tests.async_engine.fault_cases import ACTS, SHAPES
 from tests.async_engine.faults import REFUSALS
 from tests.async_engine.handover_faults import (
     LENDING_KINDS,
@@ -27,7 +28,6 @@ from tests.async_engine.jobs import Job
 from tests.async_engine.lending_jobs import everything, mixed_jobs
 
 pytestmark = pytest.mark.long
-SHAPES = ("prefill=1,decode=2", "mixed=3")
 MAKE = partial(Faults, find=anywhere, most_stopped_seconds=4.0)
 STREAMS = 8
 KINDS = list(itertools.islice(itertools.cycle(LENDING_KINDS), 40))
@@ -37,8 +37,6 @@ LIMITS = FrontLimits(
     drain_seconds=60, silence_seconds=6.0, restart=RestartPolicy(0.05, 0.5, attempts=1000)
 )
 MOST_SECONDS = 1500
-ACTS = ("deflate", "draft", "borrow", "moved")
-"""What must have happened in a run, besides faults."""
 
 
 @pytest.fixture(scope="module")

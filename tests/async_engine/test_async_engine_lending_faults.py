@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from kvell.async_engine import AsyncEngine
-from kvell.engine.lending.placement import NOBODY_LENDS
-from kvell.fleet.instance.supervisor import RestartPolicy
+from kvell.fleet.instance.restart import RestartPolicy
 from kvell.fleet.started.front_limits import FrontLimits
-from tests.async_engine.faults import REFUSALS
+from tests.async_engine.fault_cases import LENDING_REFUSALS
 from tests.async_engine.handover_faults import (
     LENDING_KINDS,
     Faults,
@@ -31,8 +30,6 @@ MAKE = partial(Faults, find=borrowing, most_stopped_seconds=4.0)
 """One that wakes may find that what it read was recalled and taken back: after two seconds."""
 STREAMS = 5
 FEW = ("pause creditor", "kill creditor", "kill debtor")
-LENDING_REFUSALS = (*REFUSALS, NOBODY_LENDS, "the instances can hold together")
-"""Why an accepted request may get no answer: deaths, or too little memory is left."""
 LIMITS = FrontLimits(
     drain_seconds=60, silence_seconds=6.0, restart=RestartPolicy(0.05, 0.5, attempts=1000)
 )

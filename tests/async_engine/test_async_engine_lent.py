@@ -5,65 +5,23 @@ from pathlib import Path
 
 import pytest
 
-from kvell import LLM
 from kvell.async_engine import AsyncEngine
-from kvell.engine.protocol.logprobs import TokenLogprobs
-from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.mempool.rendezvous import PageTransport
-from kvell.vocabulary import MIB
-from tests.async_engine.conftest import greedy_rows
 from tests.async_engine.lending_jobs import KV_BYTES as WIDE_KV_BYTES
 from tests.async_engine.lending_jobs import wide_model
+from tests.async_engine.lent_texts import KV_BYTES, Said, alone, said, sections, texts
 
-KV_BYTES = 96 * MIB
-"""2,184 tokens of SmolLM2 in float32."""
 PATIENCE_SECONDS = 300
 LONG_TOKENS, LONG_ANSWER = 1950, 200
 """Together they fill the pool but for one token in 60."""
 WIDE_LONG = [7 + i * i % 40_000 for i in range(2200)], 120
 """Longer than the pool: it borrows from the first."""
 
-Said = tuple[list[int], list[TokenLogprobs]]
-
-
-def texts() -> list[list[int]]:
-    return [row["prompt_token_ids"] for row in greedy_rows()]
-
 
 def long_prompt() -> list[int]:
     joined = [token for text in texts() for token in text]
     return (joined * (1 + LONG_TOKENS // len(joined)))[:LONG_TOKENS]
-
-
-def sampling(max_tokens: int) -> SamplingParams:
-    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, logprobs=2)
-
-
-def alone(
-    smollm2_path: Path, prompts: list[tuple[list[int], int]], kv_bytes: int = 2 * KV_BYTES
-) -> list[Said]:
-    """What one engine with more memory says."""
-    llm = LLM(str(smollm2_path), dtype="float32", kv_memory_bytes=kv_bytes)
-    outputs = llm.generate(
-        [{"prompt_token_ids": prompt} for prompt, _ in prompts],
-        [sampling(count) for _, count in prompts],
-        sequential=True,
-    )
-    return [(one.token_ids, one.logprobs or []) for one in outputs]
-
-
-async def said(engine: AsyncEngine, prompt: list[int], count: int, model: str = "") -> Said:
-    found: Said = ([], [])
-    asked = {"prompt_token_ids": prompt, "model": model}
-    async for output in engine.generate(asked, sampling(count)):
-        found = (list(output.token_ids), list(output.logprobs or []))
-    return found
-
-
-async def sections(engine: AsyncEngine, name: str) -> int:
-    """Return so many sections of all instances: ``lent``, ``borrowed``, ``returned``, ``lost``."""
-    return sum(stats.sections[name] for stats in (await engine.stats()).values())
 
 
 async def scenario(

@@ -11,7 +11,7 @@ from kvell.engine.protocol.statistics import Stats
 from kvell.errors import ChangeSomething
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.vocabulary import MIB
-from tests.async_engine.test_async_engine_lent import Said, alone, said, texts
+from tests.async_engine.lent_texts import Said, alone, said, text_of
 
 LONG_ANSWER = 24
 PAGES_OF_SECTION = 32
@@ -44,12 +44,6 @@ SIX = Setting(6, 48 * MIB, 4000, 50, 2, 0.0)
 NINE = Setting(9, 60 * MIB, 8110, 130, 23, 0.25, 30, "most-free-memory")
 """With its answer the prompt takes six pools.  Beside two sections of 22.5 MiB a creditor has room
 for two short requests of ten pages, beside one for five: so they must go where there is memory."""
-
-
-def text_of(tokens: int, start: int = 0) -> list[int]:
-    joined = [token for text in texts() for token in text]
-    joined = joined[start % len(joined) :] + joined[: start % len(joined)]
-    return (joined * (1 + tokens // len(joined)))[:tokens]
 
 
 def short_prompts(setting: Setting) -> list[list[int]]:

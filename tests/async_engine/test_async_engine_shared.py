@@ -9,8 +9,7 @@ from kvell.async_engine import AsyncEngine
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.mempool.rendezvous import PageTransport
 from kvell.vocabulary import MIB
-from tests.async_engine.test_async_engine_lent import Said, alone, said, sections
-from tests.async_engine.test_async_engine_reach import text_of
+from tests.async_engine.lent_texts import Said, alone, said, sections, text_of
 
 KV_BYTES, INSTANCES = 48 * MIB, 6
 TOKENS, FIRST_ANSWER, SECOND_ANSWER = 4000, 60, 12

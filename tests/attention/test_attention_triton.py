@@ -26,7 +26,7 @@ from tests.attention.cases import (
     starts_of,
     store,
 )
-from tests.attention.test_attention_poisoned import NAN, check, poison_each, poison_the_rest
+from tests.attention.poison import NAN, check, poison_each, poison_the_rest
 from tests.models.cases import long_unless
 
 pytest.importorskip("triton", reason="Triton is not made for this system")

@@ -7,7 +7,7 @@ from bench.elastic.narrow_models import SHAPES, narrow_config
 from bench.elastic.served import MAX_NUM_SEQS, Load, SideRun, lines, options_of
 from bench.replay.shapes import read_shape
 from kvell.models.config.description import describe
-from tests.engine.setup.test_engine_sharing import wide_module
+from tests.engine.setup.shared_pool import wide_module
 from tests.models.fused_models import fused_model
 
 LOAD = Load(prompt_tokens=300, output_tokens=6, requests=3, fits=60.0)

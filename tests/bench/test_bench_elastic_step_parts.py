@@ -13,7 +13,7 @@ from kvell.errors import TryLater
 from kvell.testing.accepting import is_accepted
 from kvell.vocabulary import MIB, RequestId
 from tests.device.fake_chunks import FakeChunks
-from tests.engine.setup.test_engine_sharing import (
+from tests.engine.setup.shared_pool import (
     SAMPLING,
     elastic_of,
     engine_over,

@@ -14,7 +14,7 @@ from bench.gpu.check import PROBE, STAGES
 from bench.gpu.installing import SOURCE, installed
 from bench.gpu.wheels import REPOSITORY, expected_packages
 from bench.result_file import read
-from tests.bench.test_bench_gpu_wheels import carried
+from tests.bench.wheels import carried
 
 REMOVED = {"asynchat", "asyncore", "distutils", "imp", "smtpd"}
 """Of the standard library, in Python 3.12."""

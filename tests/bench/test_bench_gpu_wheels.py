@@ -1,17 +1,14 @@
 """What travels to a machine with a GPU: complete, pinned, and small enough."""
 
 import zipfile
-from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
 
 from bench.gpu import wheels
 from bench.gpu.wheels import (
-    base_requirements,
     can_build,
     compiled_line,
-    expected_packages,
     find_python,
     has_kvell,
     missing_packages,
@@ -20,6 +17,7 @@ from bench.gpu.wheels import (
     size_problem,
     wheel_requirements,
 )
+from tests.bench.wheels import carried
 
 NEEDS = {
     "a": ["b>=1", "c"],
@@ -37,13 +35,6 @@ def test_all_that_is_needed_is_missing_but_for_what_is_expected() -> None:
 def test_extras_are_not_followed_silently() -> None:
     with pytest.raises(ValueError, match="name their packages"):
         missing_packages(["a[more]"], set(), NEEDS.__getitem__)
-
-
-def carried() -> list[str]:
-    """The packages whose wheels are fetched, by what is installed here."""
-    return missing_packages(
-        base_requirements(), expected_packages(), lambda name: requires(name) or []
-    )
 
 
 def test_wheels_are_those_of_all_dependencies_and_pinned() -> None:

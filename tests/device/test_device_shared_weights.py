@@ -3,16 +3,15 @@
 import fcntl
 import os
 import signal
-import struct
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
 from kvell.device.host import CHUNK_BYTES
 from kvell.device.shared_weights import MANIFEST_BYTES, SharedWeights
 from kvell.errors import ChangeSomething
+from tests.device.locks import holder_of_the_lock
 
 HOLDER = """
 import sys
@@ -33,13 +32,6 @@ piece.memory[0] = 1
 """
 
 
-@pytest.fixture
-def descriptor() -> Iterator[int]:
-    made = os.memfd_create("kvell-weights")
-    yield made
-    os.close(made)
-
-
 def fill(descriptor: int, key: str, what: str, content: bytes) -> bool:
     """Put a model of one piece there, or find it; return whether it was found."""
     with SharedWeights(descriptor).memory_of(key) as memory:
@@ -48,13 +40,6 @@ def fill(descriptor: int, key: str, what: str, content: bytes) -> bool:
             piece.memory[: len(content)] = content
     assert bytes(piece.memory[: len(content)]) == content
     return piece.is_filled
-
-
-def holder_of_the_lock(descriptor: int) -> int:
-    """Id of the process that holds the file's lock; 0 if none does."""
-    asked = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-    kind, _, _, _, pid = struct.unpack("hhqqi", fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
-    return 0 if kind == fcntl.F_UNLCK else pid
 
 
 def child(code: str, descriptor: int) -> "subprocess.Popen[bytes]":

@@ -2,12 +2,20 @@
 
 from kvell.cost.swap_rule import SwapRule
 from kvell.elastic.arena import ActivationNeed
+from kvell.elastic.page_buffer import PageBuffer
 from kvell.engine.core.core import EngineCore
-from kvell.engine.cpu_buffer.swapping import Swapping
+from kvell.engine.cpu_buffer.swapping import SavedPages, Swapping
 from kvell.engine.engine import Engine
+from kvell.engine.lending.borrowing_requests import BorrowingRequests
+from kvell.engine.lending.distributed_request import DistributedRequest
 from kvell.engine.planning.scheduler import Scheduler
 from kvell.engine.planning.step_memory import StepMemory
+from kvell.engine.requests.request import Request
+from kvell.engine.running.engine_link import EngineLink
 from kvell.engine.setup.objectives import ObjectiveWatch
+from kvell.models.images.image_content import ContentIds, Span
+from kvell.models.images.image_store import ImageStore
+from kvell.vocabulary import RequestId
 
 
 def scheduler_of(core: EngineCore) -> Scheduler:
@@ -42,3 +50,43 @@ def use_objectives(engine: Engine, watch: ObjectiveWatch) -> None:
 def activations_of(engine: Engine) -> ActivationNeed:
     """Return what an engine's steps need for activations."""
     return engine._activations
+
+
+def requests_of(core: EngineCore) -> dict[RequestId, Request]:
+    """Return all requests of an engine core by name."""
+    return core._requests
+
+
+def spans_of(store: ImageStore) -> dict[int, Span]:
+    """Return the spans of memory that images take, by content."""
+    return store._spans
+
+
+def ids_of(store: ImageStore) -> ContentIds:
+    """Return the store's ids of images."""
+    return store._ids
+
+
+def link_of(engine: Engine) -> EngineLink:
+    """Return an engine's link to its pool."""
+    return engine._link
+
+
+def borrowers_of(borrowing: BorrowingRequests) -> dict[RequestId, DistributedRequest]:
+    """Return the requests that have pages on other instances."""
+    return borrowing._borrowers
+
+
+def saved_of(swapping: Swapping) -> dict[RequestId, SavedPages]:
+    """Return the pages that the CPU buffer has of requests."""
+    return swapping._saved
+
+
+def held_by(buffer: PageBuffer) -> dict[int, tuple[tuple[int, int], ...]]:
+    """Return the places of a buffer by holder."""
+    return buffer._held
+
+
+def copy_out_everything(core: EngineCore) -> None:
+    """Let every plan copy out whatever is cached."""
+    scheduler_of(core)._wanted_large = lambda: 1 << 20  # type: ignore[method-assign]

@@ -1,9 +1,37 @@
 """Accessors of the front's parts that tests look at."""
 
+from kvell.async_engine import AsyncEngine
 from kvell.engine.protocol.messages import Finished
+from kvell.fleet.fleet import Fleet
+from kvell.fleet.instance.instance_line import InstanceLine
+from kvell.fleet.instance.supervisor import Supervisor
+from kvell.front.front import Front
 from kvell.front.request_log import LogEntry
+from kvell.front.request_queue import RequestQueue
 
 
 def end_of(request: LogEntry) -> Finished | None:
     """Return the end that a request's reader will receive, or None while there is none."""
     return request.mailbox._finished
+
+
+def queue_of(front: Front) -> RequestQueue:
+    """Return a front's requests."""
+    return front._request_queue
+
+
+def members_of(front: Front) -> Fleet:
+    """Return the instances of a front."""
+    return front._members
+
+
+def front_of(engine: AsyncEngine) -> Front:
+    """Return the front of an engine."""
+    return engine._front
+
+
+def line_of(supervisor: Supervisor) -> InstanceLine:
+    """Return the connection to an instance that is up."""
+    process = supervisor._process
+    assert process is not None
+    return process._line

@@ -11,50 +11,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvell.engine.protocol.messages import SCHEMA_VERSION, Finished
+from kvell.engine.protocol.messages import SCHEMA_VERSION
 from kvell.engine.protocol.sampling_params import SamplingParams, SeedSource
-from kvell.engine.protocol.statistics import Stats
 from kvell.errors import InstanceDied, TryLater
 from kvell.fleet.instance.instance_process import InstanceStartError
-from kvell.fleet.instance.supervisor import RestartPolicy
 from kvell.fleet.started.front_limits import FrontLimits
-from kvell.fleet.started.members import MemberStatus
 from kvell.front.front import Front
 from kvell.testing.instance import fake_token
 from tests.engine.works import spec_of
-from tests.front.scenarios import run, until
+from tests.front.scenarios import QUICK, finish_of, only, run, stats_of, stats_when, until
 
 FOREVER = SamplingParams(max_tokens=1 << 30)
-QUICK = FrontLimits(max_waiting=1, drain_seconds=5, restart=RestartPolicy(0.01, 0.05, 3))
 CommandFactory = Callable[..., list[str]]
 PROMPT = np.array([104, 105], np.int32)
-
-
-async def finish_of(
-    front: Front, sampling: SamplingParams, prompt: "np.ndarray[tuple[int], np.dtype[np.int32]]"
-) -> tuple[list[int], Finished]:
-    tokens: list[int] = []
-    async for output in front.generate(spec_of(prompt, sampling)):
-        tokens += output.token_ids
-        if output.finished is not None:
-            return tokens, output.finished
-    raise AssertionError("the outputs ended without an end")
-
-
-async def stats_of(front: Front) -> Stats:
-    [stats] = (await front.stats()).values()
-    return stats
-
-
-async def stats_when(front: Front, condition: Callable[[Stats], bool]) -> Stats:
-    while not condition(stats := await stats_of(front)):
-        await asyncio.sleep(0.005)
-    return stats
-
-
-def only(front: Front) -> MemberStatus:
-    [(status, _)] = front.instances()
-    return status
 
 
 def expected(prompt: "np.ndarray[tuple[int], np.dtype[np.int32]]", count: int) -> list[int]:

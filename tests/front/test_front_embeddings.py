@@ -23,8 +23,7 @@ from kvell.server.text.text_stream import RequestRefused
 from kvell.testing.instance import CHUNK_TOKENS, CRASH_TOKEN, REFUSE_TOKEN, fake_vector
 from kvell.vocabulary import RequestId
 from tests.engine.works import spec_of
-from tests.front.scenarios import run, until
-from tests.front.test_front import QUICK, finish_of, only, stats_when
+from tests.front.scenarios import QUICK, finish_of, only, run, stats_when, until
 from tests.reports import facts, load
 
 CommandFactory = Callable[..., list[str]]

@@ -2,15 +2,12 @@
 
 import asyncio
 
-import numpy as np
 import pytest
 from msgspec import structs
 
 from kvell.cost.prices import ExecCosts
 from kvell.engine.protocol.messages import Cancel, Finished, Heartbeat, OtherFronts, Submit
 from kvell.engine.protocol.placements import RequestPlacementEntry
-from kvell.engine.protocol.request_spec import RequestSpec
-from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.statistics import InstanceFacts, ModelLengths
 from kvell.errors import ChangeSomething
 from kvell.fleet.instance.death import InstanceDeath
@@ -19,6 +16,7 @@ from kvell.front.request_log import LogEntry
 from kvell.front.request_queue import Dispatch, RequestQueue
 from kvell.vocabulary import RequestId
 from tests.engine.works import with_spec
+from tests.front.scenarios import entry
 from tests.reports import facts, load
 
 SECTION = 8
@@ -41,13 +39,6 @@ def opened(*names: str, limits: InstanceFacts = LENDS, credits: int = 4) -> Requ
     for number, name in enumerate(names):
         queue.line(name).open(structs.replace(limits, credits=credits, incarnation=100 + number))
     return queue
-
-
-def entry(tokens: int, max_tokens: int | None = 4, name: str = "long") -> LogEntry:
-    prompt = np.arange(tokens, dtype="<i4").tobytes()
-    return LogEntry(
-        RequestSpec(RequestId(name), prompt, SamplingParams(max_tokens=max_tokens)), 0.0
-    )
 
 
 def submitted(queue: RequestQueue, request: LogEntry) -> tuple[str, Submit]:

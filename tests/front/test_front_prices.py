@@ -12,8 +12,7 @@ from kvell.cost.prices import USUAL_PRICES, ExecCosts
 from kvell.engine.protocol.messages import Submit, Tokens
 from kvell.engine.protocol.notices import IndexedGroup, IndexNotice
 from kvell.front.request_queue import RequestQueue
-from tests.front.test_front_placements import entry
-from tests.front.test_front_routes import stored
+from tests.front.scenarios import entry, stored
 from tests.reports import facts
 
 TEXT = range(2000)

@@ -11,7 +11,6 @@ from kvell.cluster.routing.views import RequestView, RoutableInstance
 from kvell.cluster.steering.steering import Orders, Steering
 from kvell.engine.protocol.messages import Heartbeat, Submit
 from kvell.engine.protocol.notices import (
-    NO_BLOCK,
     BlocksHeld,
     BlocksRemoved,
     BlocksStored,
@@ -28,9 +27,9 @@ from kvell.front.instance_load import InstanceLoad
 from kvell.front.request_log import LogEntry
 from kvell.front.request_queue import RequestQueue
 from kvell.vocabulary import RequestId
+from tests.front.scenarios import SIZE, hashes, stored
 from tests.reports import facts, load
 
-SIZE = 4
 FULL = (IndexedGroup("full", SIZE),)
 
 
@@ -79,15 +78,6 @@ class Front:
         told = self.queue.on_event(name, notice, 0.0)
         assert all(instance == name for instance, _ in told)
         return [command for _, command in told if isinstance(command, WatchIndex)]
-
-
-def hashes(tokens: Sequence[int], root: str = "") -> tuple[int, ...]:
-    chain, text = BlockHashes(SIZE, "", root), np.asarray(tokens, np.int32)
-    return tuple(chain.up_to(text[:end]) for end in range(SIZE, len(text) + 1, SIZE))
-
-
-def stored(tokens: Sequence[int], root: str = "") -> BlocksStored:
-    return BlocksStored(0, "full", NO_BLOCK, hashes(tokens, root), b"", SIZE)
 
 
 TEXT = list(range(20))

@@ -27,14 +27,13 @@ from kvell.memory import GroupKind, Layout, create_core, longest_request
 from kvell.mempool.transfers.actions import Action
 from kvell.vocabulary import RequestId
 from tests.engine.conftest import EOS, make_layout, make_submit
-from tests.engine.cpu_buffer.test_engine_swapping import Losing
-from tests.engine.lending.test_engine_asked import asking
-from tests.engine.lending.test_engine_borrowed import end, run
-from tests.engine.lending.test_engine_placed import placed
+from tests.engine.cpu_buffer.machines import Losing
+from tests.engine.lending.borrowing import asking, end, run
+from tests.engine.lending.placing import placed
 from tests.engine.moving.handing_over import Cluster
-from tests.engine.planning.test_engine_step_memory import longest
-from tests.engine.setup.test_engine_elastic_machine import MORE_LARGE, TOKENS_A_CHUNK, Refusing
-from tests.engine.setup.test_engine_several import core_over, pool
+from tests.engine.planning.shared_traffic import longest
+from tests.engine.setup.elastic_traffic import MORE_LARGE, TOKENS_A_CHUNK, Refusing
+from tests.engine.setup.several_models import core_over, pool
 from tests.engine.swapping import AtRandom, swapping_core
 from tests.engine.virtual_model import VirtualModel
 from tests.engine.works import with_spec

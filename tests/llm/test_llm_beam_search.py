@@ -18,9 +18,8 @@ from kvell.llm import LLM
 from kvell.memory import GroupKind
 from kvell.testing.accepting import is_accepted
 from kvell.vocabulary import RequestId
+from tests.llm.exactness import read_oracle, small_engine
 from tests.llm.teacher import model_at, smollm2
-from tests.llm.test_llm_exactness import read_oracle
-from tests.llm.test_llm_random_shapes import small_engine
 
 PROMPTS = [answer.prompt for answer in sorted(read_oracle(), key=lambda a: len(a.prompt))[3:10:3]]
 """9 to 37 tokens."""

@@ -10,7 +10,7 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.memory import GroupKind
 from kvell.testing.accepting import is_accepted
 from kvell.vocabulary import RequestId
-from tests.llm.test_llm_random_shapes import small_engine
+from tests.llm.exactness import small_engine
 
 PROMPT = np.random.default_rng(3).integers(3, 509, 40).astype("<i4")
 """Two pages of 16 tokens and a half."""

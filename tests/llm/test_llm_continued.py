@@ -16,8 +16,8 @@ from kvell.engine.protocol.structured_outputs import StructuredOutputs
 from kvell.llm import LLM
 from kvell.serving.lone import LocalInstance
 from kvell.vocabulary import RequestId
+from tests.llm.exactness import read_oracle
 from tests.llm.teacher import FORM, MAX_ERROR, PERIOD, SCHEMA, THOUGHT_FORM, smollm2
-from tests.llm.test_llm_exactness import read_oracle
 
 PROMPT = min((answer.prompt for answer in read_oracle()), key=lambda ids: abs(len(ids) - 16))
 PENALISED = SamplingParams(

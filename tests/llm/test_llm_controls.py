@@ -16,6 +16,7 @@ from kvell.engine.sampling.grammar_process.masking import Found, MaskJob, MaskWo
 from kvell.errors import ChangeSomething
 from kvell.llm import LLM, RequestOutput
 from kvell.vocabulary import KIB
+from tests.llm.exactness import read_oracle
 from tests.llm.teacher import (
     FORM,
     MAX_ERROR,
@@ -27,7 +28,6 @@ from tests.llm.teacher import (
     model_at,
     smollm2,
 )
-from tests.llm.test_llm_exactness import read_oracle
 
 PROMPTS = [answer.prompt for answer in sorted(read_oracle(), key=lambda a: len(a.prompt))[2:7]]
 """8 to 19 tokens."""

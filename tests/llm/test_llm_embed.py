@@ -2,8 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +16,13 @@ from kvell.llm import LLM
 from kvell.models.loading.random_weights import write_random_model
 from kvell.models.sources.packaged import MODEL_NAME
 from kvell.vocabulary import MIB
+from tests.llm.exactness import read_oracle, truth
 from tests.llm.teacher import model_at, smollm2
-from tests.llm.test_llm_exactness import read_oracle
 from tests.models.harness import tiny_config
 
 PROMPTS = [answer.prompt for answer in sorted(read_oracle(), key=lambda a: len(a.prompt))[::6]]
 """Token ids."""
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-
-
-@cache
-def _truth(path: Path, ids: tuple[int, ...]) -> torch.Tensor:
-    with torch.no_grad():
-        hidden = model_at(path).model(torch.tensor([ids])).last_hidden_state[0, -1]
-    return torch.nn.functional.normalize(hidden, dim=0)
-
-
-def truth(path: Path, ids: Sequence[int]) -> torch.Tensor:
-    """transformers' hidden state of the last token, of length one; computed once."""
-    return _truth(path, tuple(ids))
 
 
 @pytest.fixture(scope="module")

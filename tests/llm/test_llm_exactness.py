@@ -5,8 +5,6 @@ to the fifty committed prompts (``scripts/greedy_oracle.py`` makes it again).
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,46 +13,16 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.llm import LLM, RequestOutput
-from kvell.models.sources.packaged import MODEL_NAME
+from kvell.llm import LLM
 from kvell.vocabulary import MIB
+from tests.llm.exactness import DATA, Answer, assert_same, cut, read_oracle, smollm2
 
-DATA = Path(__file__).parents[1] / "data"
 GREEDY = SamplingParams(temperature=0, max_tokens=64)
-
-
-@dataclass(frozen=True)
-class Answer:
-    prompt: list[int]
-    tokens: list[int]
-    near_ties: list[int]
-
-
-def read_oracle() -> list[Answer]:
-    lines = (DATA / "smollm2_greedy.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
-    return [Answer(r["prompt_token_ids"], r["token_ids"], r["near_ties"]) for r in rows]
 
 
 @pytest.fixture(scope="module")
 def oracle() -> list[Answer]:
     return read_oracle()
-
-
-def cut(answer: Answer, count: int) -> Answer:
-    return Answer(answer.prompt, answer.tokens[:count], [])
-
-
-def smollm2(cache: Path, **options: Any) -> LLM:
-    options = {"kv_memory_bytes": 256 * MIB} | options
-    return LLM(MODEL_NAME, dtype="float32", cache_dir=cache, **options)
-
-
-def assert_same(outputs: Sequence[RequestOutput], answers: Sequence[Answer]) -> None:
-    assert len(outputs) == len(answers)
-    for output, answer in zip(outputs, answers, strict=True):
-        assert output.prompt_token_ids == answer.prompt
-        assert output.token_ids == answer.tokens, f"prompt {output.index}"
 
 
 @pytest.mark.parametrize(("last", "count"), [(4, 8), pytest.param(5, 20, marks=pytest.mark.long)])

@@ -10,8 +10,8 @@ from kvell.engine.protocol.logprobs import PromptLogprobs
 from kvell.engine.protocol.messages import Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.llm import LLM
+from tests.llm.exactness import read_oracle
 from tests.llm.teacher import assert_output_likely, assert_prompt_likely, smollm2
-from tests.llm.test_llm_exactness import read_oracle
 
 ASKING = SamplingParams(temperature=0, max_tokens=5, logprobs=4, prompt_logprobs=2, ignore_eos=True)
 PROMPTS = [answer.prompt for answer in sorted(read_oracle(), key=lambda a: len(a.prompt))[2:10:2]]

@@ -21,8 +21,7 @@ from kvell.memory import create_core
 from kvell.models.loading.random_model import random_paged_model
 from kvell.serving.lone import LocalInstance
 from kvell.vocabulary import KIB, RequestId
-from tests.llm.test_llm_exactness import assert_same, cut, read_oracle, smollm2
-from tests.llm.test_llm_random_shapes import prompts_with_shared_halves
+from tests.llm.exactness import assert_same, cut, prompts_with_shared_halves, read_oracle, smollm2
 from tests.models.harness import tiny_module
 
 OUTPUT_TOKENS = 24

@@ -4,16 +4,13 @@ The oracle is transformers' own eager model over each request's prompt and answe
 every logits row from which the engine drew a token is compared with the oracle's.
 """
 
-import copy
 import itertools
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 
-from kvell.attention.choice import choose_kernels
 from kvell.engine.assembly import EngineOptions, build_engine
 from kvell.engine.engine import Engine
 from kvell.engine.protocol.messages import Finished, Submit, Tokens
@@ -21,29 +18,14 @@ from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.memory import plan_layout
 from kvell.models.config.description import describe
-from kvell.models.paged_model import ForwardBatch, PagedModel
 from kvell.testing.accepting import is_accepted
 from kvell.vocabulary import KIB, RequestId
+from tests.llm.exactness import Recorder, model_of, prompts_with_shared_halves, small_engine
 from tests.models.harness import tiny_module
 
 SHAPES = ("LlamaForCausalLM", "Gemma3ForCausalLM")
 """Gemma 3 has five sliding layers (window 9) to one full; prompts are longer than that."""
 OUTPUT_TOKENS = 36
-
-
-@dataclass
-class Recorder:
-    """A model that remembers the logits of its last step."""
-
-    model: PagedModel
-    logits: torch.Tensor = field(default_factory=lambda: torch.empty(0))
-
-    def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        self.logits = self.model.forward(batch)
-        return self.logits
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
 
 
 @dataclass
@@ -53,33 +35,6 @@ class Run:
     outputs: dict[str, list[int]]
     logits: dict[str, dict[int, torch.Tensor]]
     finished: dict[str, Finished]
-
-
-def prompts_with_shared_halves(count: int) -> dict[str, list[int]]:
-    """Every second prompt repeats the first 32 tokens of the one before it."""
-    draw = np.random.default_rng(5)
-    prompts: dict[str, list[int]] = {}
-    last: list[int] = []
-    for index in range(count):
-        fresh = draw.integers(3, 509, int(draw.integers(34, 60))).tolist()
-        last = last[:32] + fresh[:9] if index % 2 else fresh
-        prompts[f"q{index}"] = last
-    return prompts
-
-
-def model_of(architecture: str) -> PagedModel:
-    """The tiny model over the kernels that serve on this machine; its module is a copy."""
-    module = copy.deepcopy(tiny_module(architecture))
-    return PagedModel(module, describe(module.config, 4), choose_kernels(torch.device("cpu")))
-
-
-def small_engine(architecture: str, kv_kib: int, batched: int) -> tuple[Engine, Recorder]:
-    recorder = Recorder(model_of(architecture))
-    options = EngineOptions(
-        kv_memory_bytes=kv_kib * KIB, max_model_len=96, max_num_batched_tokens=batched
-    )
-    engine = build_engine(recorder, architecture, options)  # type: ignore[arg-type]
-    return engine, recorder
 
 
 def serve(engine: Engine, recorder: Recorder, prompts: dict[str, list[int]], alone: bool) -> Run:

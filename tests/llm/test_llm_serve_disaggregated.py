@@ -4,17 +4,14 @@ import json
 import os
 import re
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
-import openai
 import pytest
 
+from tests.llm.disaggregated import Server, until
 from tests.llm.servers import PATIENCE_SECONDS, serving
 
 DATA = Path(__file__).parents[1] / "data"
@@ -22,40 +19,11 @@ ROLES = ("prefill-0", "decode-0")
 ROWS = [json.loads(row) for row in (DATA / "smollm2_greedy.jsonl").read_text().splitlines()]
 
 
-@dataclass(frozen=True)
-class Server:
-    url: str
-
-    @property
-    def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
-
-    def instances(self) -> dict[str, dict[str, Any]]:
-        told = httpx.get(f"{self.url}/cluster", timeout=60).json()["instances"]
-        return {one["id"]: one for one in told}
-
-    def counted(self, name: str, instance: str) -> float:
-        """A counter of one instance."""
-        page = httpx.get(f"{self.url}/metrics", timeout=60).text
-        rows = re.findall(rf"^kvell:{name}\{{(.*)\}} (\S+)$", page, re.MULTILINE)
-        return sum(float(value) for labels, value in rows if f'instance="{instance}"' in labels)
-
-    def is_clean(self) -> bool:
-        clean: bool = httpx.get(f"{self.url}/debug/audit", timeout=60).json()["clean"]
-        return clean
-
-
 @pytest.fixture(scope="module", params=["memory", pytest.param("tcp", marks=pytest.mark.long)])
 def server(smollm2_path: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
     flags = ["--kv-memory", "128MiB", "--dtype", "float32", "--instances", "prefill=1,decode=1"]
     with serving(smollm2_path.parent, *flags, "--page-transport", request.param) as served:
         yield Server(served.url)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
 
 
 def tokens_of(server: Server, prompt: list[int], max_tokens: int, **more: Any) -> list[int]:

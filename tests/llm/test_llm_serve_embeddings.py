@@ -12,9 +12,9 @@ import openai
 import pytest
 import torch
 
+from tests.llm.exactness import truth
 from tests.llm.servers import Served
 from tests.llm.teacher import model_at
-from tests.llm.test_llm_embed import truth
 
 pytestmark = pytest.mark.xdist_group("packaged_server")
 INPUTS = [

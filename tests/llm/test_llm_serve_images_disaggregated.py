@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.llm.disaggregated import Server
 from tests.llm.pictures import answer, data_url, messages, picture
 from tests.llm.servers import PATIENCE_SECONDS, Served, serving
-from tests.llm.test_llm_serve_disaggregated import Server
 
 pytestmark = [pytest.mark.xdist_group("picture_server"), pytest.mark.long]
 """`tests/models/serving/test_models_images_handed_over.py` has it in one process."""

@@ -21,13 +21,13 @@ import httpx
 import pytest
 
 from kvell.engine.setup.engine_settings import EngineSettings
+from tests.async_engine.fault_cases import SHAPES
 from tests.async_engine.handover_faults import state_of
 from tests.async_engine.jobs import Job
 from tests.async_engine.lending_jobs import KV_BYTES, everything, long_jobs, mixed_jobs, wide_model
-from tests.async_engine.test_async_engine_everything_faults import SHAPES
 from tests.fleet.placing.ray_machines import family, is_gone
+from tests.llm.disaggregated import until
 from tests.llm.servers import PATIENCE_SECONDS
-from tests.llm.test_llm_serve_disaggregated import until
 
 pytestmark = pytest.mark.long
 logger = logging.getLogger(__name__)

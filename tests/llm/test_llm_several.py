@@ -14,8 +14,8 @@ from kvell.errors import ChangeSomething
 from kvell.llm import LLM
 from kvell.models.sources.packaged import MODEL_NAME
 from kvell.vocabulary import MIB
+from tests.llm.exactness import assert_same, cut, read_oracle
 from tests.llm.servers import Served
-from tests.llm.test_llm_exactness import assert_same, cut, read_oracle
 
 pytestmark = pytest.mark.xdist_group("several_server")
 PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)

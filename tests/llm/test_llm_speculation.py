@@ -13,7 +13,7 @@ from kvell.llm import LLM
 from kvell.models.loading.random_weights import write_random_model
 from kvell.models.sources.packaged import MODEL_NAME
 from kvell.vocabulary import MIB
-from tests.llm.test_llm_exactness import assert_same, cut, read_oracle
+from tests.llm.exactness import assert_same, cut, read_oracle
 from tests.models.harness import tiny_config
 
 VERSES = "The wind blows over the sea. The ship sails over the sea. The gull flies over the sea. "

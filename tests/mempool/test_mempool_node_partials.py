@@ -10,14 +10,7 @@ from kvell.mempool.entries import BY_QUERIES, NOT_IN_PLACE, PeerLost
 from kvell.mempool.transfers.actions import Grant, Revoke
 from kvell.mempool.transfers.messages import Transfer
 from kvell.mempool.transports.lent_attention import RightsWords
-from tests.mempool.test_mempool_node_neighbours import (
-    LAYOUT,
-    PATIENCE_SECONDS,
-    Host,
-    Instance,
-    Start,
-    meet,
-)
+from tests.mempool.hosts import LAYOUT, PATIENCE_SECONDS, Host, Instance, Start, meet
 
 RIGHT = 7
 PAGES = np.array([[0, 3], [0, 4]], "<i4").tobytes()

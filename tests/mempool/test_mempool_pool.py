@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,8 +19,8 @@ from kvell.mempool.rendezvous import PageTransport
 from kvell.mempool.transfers.actions import Action
 from kvell.wire.endpoints import Endpoint
 from tests.mempool.pools import FULL, SECRET, fill, holds_right, layout_of, pool_at, write
+from tests.mempool.waiting import PATIENCE_SECONDS, state_of, until, used_pages
 
-PATIENCE_SECONDS = 30.0
 TEXT = list(range(100, 150))
 
 
@@ -44,24 +43,9 @@ def pair(tmp_path: Path, transport: PageTransport) -> Iterator[tuple[MemPool, Me
             assert audit(pool.layout, pool.core.snapshot()) == []
 
 
-def until(condition: object) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline, "it did not happen"
-
-
 def address_of(pool: MemPool) -> Endpoint:
     assert pool.address is not None
     return pool.address
-
-
-def state_of(pid: int) -> str:
-    """A process's state as Linux says it: T is stopped."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-def used_pages(pool: MemPool) -> int:
-    return sum(pool.core.snapshot().used)
 
 
 # ------------------------------------------------------------------------- alone

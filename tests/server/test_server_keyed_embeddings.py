@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.test_server_keyed import Keyed, keyed_server
+from tests.server.keyed import Keyed, keyed_server
 
 SECRET = "the secret that is embedded"
 

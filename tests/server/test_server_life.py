@@ -1,15 +1,13 @@
 """A live server's life: keys, death of its instance, clients that leave, full queues, its end."""
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -19,31 +17,16 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvell.errors import ChangeSomething
 from kvell.server.run import bind
+from tests.server.lives import DEADLINE_SECONDS, StartServer, child_of, until
 
 pytestmark = pytest.mark.xdist_group("fake_server")
-
-StartServer = Callable[..., contextlib.AbstractContextManager[tuple[str, "subprocess.Popen[str]"]]]
 SLOW = ("--step-seconds", "0.002", "--credits", "1")
 BODY = {"model": "fake", "prompt": "hi", "max_tokens": 4000}
-DEADLINE_SECONDS = 20.0
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def metric(url: str, name: str) -> float:
     lines = httpx.get(f"{url}/metrics").text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(f"kvell:{name}"))
-
-
-def child_of(pid: int) -> int:
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    [child] = [int(child) for child in children]
-    return child
 
 
 CANCELLED = 'request_success_total{finished_reason="cancelled"'

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.server.test_server_life import StartServer, child_of, until
+from tests.server.lives import StartServer, child_of, until
 
 READY, ALIVE = ("/readyz", "/health"), "/livez"
 

@@ -11,7 +11,7 @@ from kvell.front.front import Front
 from kvell.mempool.rendezvous import FolderRendezvous, make_folder
 from kvell.server.run import _contract
 from kvell.vocabulary import MIB
-from tests.models.serving.test_models_pooling_served import engine_of
+from tests.models.serving.engines import engine_of
 
 MEMORY = {"weights_bytes": 5 * MIB, "contract_bytes": 90 * MIB}
 LINES = ("memory contract for tiny", "  weights 5 MiB")

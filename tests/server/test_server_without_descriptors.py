@@ -6,7 +6,7 @@ import signal
 
 import httpx
 
-from tests.server.test_server_life import StartServer, child_of, until
+from tests.server.lives import StartServer, child_of, until
 
 
 def instance(client: httpx.Client) -> dict[str, object]:

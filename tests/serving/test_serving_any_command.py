@@ -10,7 +10,7 @@ from kvell.serving.gate import CommandGate, front_of
 from kvell.vocabulary import RequestId
 from kvell.wire.frames import HEADER_BYTES, ProtocolError
 from tests.depth import some
-from tests.engine.setup.test_engine_engine import make_engine
+from tests.engine.setup.small_engine import make_engine
 from tests.wire.any_message import PLAIN, any_of, packed
 
 TOKENS = st.lists(st.integers(0, 9), min_size=1, max_size=12).map(packed)

@@ -20,7 +20,7 @@ from kvell.models.paged_model import PagedModel
 from kvell.vocabulary import MIB
 from tests.models.fused_models import fused_model
 from tests.models.harness import prompt_ids, tiny_config
-from tests.models.serving.test_models_lent import SECTION_TOKENS, Lending
+from tests.models.serving.lending import SECTION_TOKENS, Lending
 
 Mechanisms = tuple[str, ...]
 """What an engine has besides its pool."""

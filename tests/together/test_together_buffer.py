@@ -14,7 +14,7 @@ from kvell.vocabulary import MIB
 from tests.engine.swapping import Always
 from tests.models.cases import long_unless
 from tests.models.harness import prompt_ids
-from tests.models.serving.test_models_lent import Lending, said_by
+from tests.models.serving.lending import Lending, said_by
 from tests.together.engines import GREEDY, Mechanisms, engine_with, pool_of
 
 KNOWN = prompt_ids(100)

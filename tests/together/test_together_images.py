@@ -24,8 +24,8 @@ from tests.models.pictures import (
     pictured,
     text,
 )
-from tests.models.serving.test_models_images_handed_over import engine_of, submit_of
-from tests.models.serving.test_models_lent import SECTION_TOKENS, Lending
+from tests.models.serving.lending import SECTION_TOKENS, Lending
+from tests.models.serving.picture_pairs import engine_of, submit_of
 from tests.together.engines import GREEDY, LONGEST
 
 REAL_TOKENS = 512

@@ -15,7 +15,7 @@ from kvell.mempool.transports.lent_attention import RightsWords
 from kvell.models.partials.served_layers import ServedLayers
 from tests.models.cases import long_unless
 from tests.models.harness import prompt_ids
-from tests.models.serving.test_models_lent import said_by
+from tests.models.serving.lending import said_by
 from tests.together.engines import (
     ALONE,
     CHANGES_ANSWERS,

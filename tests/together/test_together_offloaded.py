@@ -11,7 +11,7 @@ from kvell.engine.moving.handovers import Handovers
 from kvell.mempool.rendezvous import FolderRendezvous, PageTransport, make_folder
 from kvell.vocabulary import MIB
 from tests.models.harness import prompt_ids
-from tests.models.serving.test_models_lent import SECTION_TOKENS, Lending, said_by
+from tests.models.serving.lending import SECTION_TOKENS, Lending, said_by
 from tests.together.mechanisms import GREEDY, engine_with
 
 PROMPTS = {f"q{length}": prompt_ids(length, seed=length) for length in (150, 120, 170, 130, 90)}

@@ -1,7 +1,5 @@
 """Engines with each mechanism and each pair of them: exact tokens under pressure, and all act."""
 
-from itertools import combinations
-
 import pytest
 
 from tests.models.cases import long_unless
@@ -13,14 +11,8 @@ from tests.together.mechanisms import (
     expected,
     requests_for,
 )
+from tests.together.sets import SETS
 
-ENGINE = tuple(SIGNS)
-SETS = (
-    *((name,) for name in ENGINE),
-    *combinations(ENGINE, 2),
-    ("memory", "buffer", "offload", "draft", "async", "two models"),
-    ("memory", "buffer", "offload", "draft", "two models", "images", "hybrid", "int8"),
-)
 SLOW = {"images", "int8"}
 """Mechanisms that run in the long suite, but for those of ``FAST``."""
 FAST = (("draft", "images"), ("memory", "int8"), ("buffer", "int8"))

@@ -9,7 +9,7 @@ import pytest
 
 from kvell.mempool.rendezvous import PageTransport
 from tests.models.harness import prompt_ids
-from tests.models.serving.test_models_lent import SECTION_TOKENS, Lending, said_by
+from tests.models.serving.lending import SECTION_TOKENS, Lending, said_by
 from tests.together.engines import GREEDY, LONG, LONGEST, engine_with, pool_of
 
 LONGER = prompt_ids(1100)

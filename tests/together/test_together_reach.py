@@ -8,7 +8,7 @@ from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.mempool.rendezvous import FolderRendezvous, make_folder
 from kvell.vocabulary import KIB, RequestId
 from tests.models.harness import prompt_ids
-from tests.models.serving.test_models_lent import Lending
+from tests.models.serving.lending import Lending
 from tests.together.engines import ARCHITECTURE, GREEDY, engine_with
 
 MODELS = ("two models",)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.together.engines import ALONE
 from tests.together.pairs import ENGINE, MECHANISMS, WHY_NOT, WITH, page, pairs, shown_by
-from tests.together.test_together_pairs import SETS
+from tests.together.sets import SETS
 
 PAGE = Path(__file__).parents[2] / "docs" / "together.md"
 

@@ -28,7 +28,7 @@ from kvell.wire.session import NONCE_BYTES, Hello, Purpose, open_session
 from tests.depth import some
 from tests.mempool.filled import NAME
 from tests.mempool.pools import SECRET as POOL_SECRET
-from tests.wire.test_wire_decoding import HOSTILE, LATIN
+from tests.wire.hostile import HOSTILE, LATIN
 
 PATIENCE_SECONDS = 30.0
 SECRET = secrets.token_bytes(32)

@@ -12,8 +12,8 @@ import pytest
 
 import kvell
 from kvell.wire.frames import frame
+from tests.wire.hostile import HOSTILE
 from tests.wire.listeners import LISTENERS, Listener
-from tests.wire.test_wire_decoding import HOSTILE
 
 SOURCES = Path(kvell.__file__).parent
 LISTEN = ("listen", "create_server", "start_server", "create_unix_server", "bind")

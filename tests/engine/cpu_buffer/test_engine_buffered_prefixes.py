@@ -15,8 +15,7 @@ from kvell.mempool.tiers.lookup import Tiers
 from kvell.pages.layout import Layout
 from tests.depth import machine
 from tests.engine.conftest import make_layout
-from tests.engine.cpu_buffer.test_engine_parking import ParkingMachine
-from tests.engine.cpu_buffer.test_engine_swapping import Losing, Run
+from tests.engine.cpu_buffer.machines import Losing, ParkingMachine, Run
 from tests.engine.swapping import Always, AtRandom, swapping_core
 from tests.engine.traffic import limits
 from tests.engine.virtual_model import expected_output

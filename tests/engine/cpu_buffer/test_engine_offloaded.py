@@ -12,8 +12,7 @@ from kvell.engine.requests.plan import StepPlan
 from kvell.vocabulary import RequestId
 from tests.depth import machine, search_until_all
 from tests.engine.conftest import make_layout, make_submit
-from tests.engine.cpu_buffer.test_engine_parking import ParkingMachine
-from tests.engine.cpu_buffer.test_engine_swapping import Losing, Run
+from tests.engine.cpu_buffer.machines import Losing, ParkingMachine, Run
 from tests.engine.swapping import AtRandom, swapping_core
 from tests.engine.traffic import limits, works
 from tests.engine.virtual_model import VirtualModel, expected_output

@@ -4,21 +4,21 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import strategies as st
-from hypothesis.stateful import rule
 
 from kvell.engine.core.core import EngineCore
 from kvell.engine.core.journal import Journal, replay
 from kvell.engine.core.lateness import Lateness
-from kvell.engine.cpu_buffer.parking import Parking
-from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.engine.protocol.messages import Cancel
-from kvell.engine.requests.plan import StepPlan
 from kvell.engine.requests.request import Request
 from kvell.vocabulary import RequestId
 from tests.depth import machine
-from tests.engine.cpu_buffer.test_engine_swapping import SMALL, Losing, Run, SwappingMachine
-from tests.engine.swapping import AtRandom, swapping_core
+from tests.engine.cpu_buffer.machines import (
+    SMALL,
+    ParkingMachine,
+    Run,
+    parking_of,
+)
+from tests.engine.swapping import swapping_core
 from tests.engine.traffic import limits
 from tests.engine.virtual_model import expected_output
 
@@ -28,12 +28,6 @@ TOKENS = 14
 
 def core_of(ahead: int | None, num_large: int = 40) -> EngineCore:
     return swapping_core(SMALL, limits(batched=32, seats=6, max_len=40), num_large, ahead=ahead)
-
-
-def parking_of(core: EngineCore) -> Parking:
-    parking = core._scheduler.parking
-    assert parking is not None
-    return parking
 
 
 def started(ahead: int | None, num_large: int = 40, journal: Journal | None = None) -> Run:
@@ -193,34 +187,6 @@ def test_who_made_way_in_vain_does_so_once_until_somebody_ends(
     assert parking_of(run.core).count == 1
     run.to_the_end()
     assert run.outputs["long"] == expected_output([(3 * i) % 50 for i in range(36)], 2)
-
-
-class ParkingMachine(SwappingMachine):
-    """Random traffic, random lateness, a buffer that is short: the same answers."""
-
-    def fresh(self) -> EngineCore:
-        some = self.layout.num_large_pages * 7 + self.limits.max_num_seqs
-        make = Losing if some % 2 else Swapping
-        return swapping_core(
-            self.layout,
-            self.limits,
-            some % 31,
-            AtRandom(some),
-            make=make,
-            ahead=1 + some % 17,
-        )
-
-    @rule(ttft_late=st.booleans(), tpot_late=st.booleans(), times=st.integers(1, 4))
-    def late(self, ttft_late: bool, tpot_late: bool, times: int) -> None:
-        for _ in range(times):
-            self.engine.note(Lateness(ttft_late, tpot_late))
-
-    def check_plan(self, plan: StepPlan) -> None:
-        super().check_plan(plan)
-        parking = parking_of(self.engine.core)
-        num_offloaded = self.engine.core._scheduler.num_offloaded
-        assert len(parking.sizes.held) == len(parking.parked) + num_offloaded
-        assert not {work.request_id for work in plan.work}.intersection(plan.parked)
 
 
 TestParkingMachine = ParkingMachine.TestCase

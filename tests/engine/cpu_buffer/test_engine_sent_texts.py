@@ -15,7 +15,7 @@ from kvell.mempool.tiers.buffered import needed_pages
 from kvell.mempool.tiers.sent import SentTexts
 from kvell.mempool.transfers.copies import whole
 from tests.depth import machine, search_until_all
-from tests.engine.cpu_buffer.test_engine_two_tiers import Content, TwoTiers, texts
+from tests.engine.cpu_buffer.two_tiers import Content, TwoTiers, texts
 
 BEYOND = 50
 """The first large page of the buffer: it need not follow the pool's last one."""

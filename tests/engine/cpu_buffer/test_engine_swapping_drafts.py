@@ -4,15 +4,10 @@ import pytest
 
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.vocabulary import MIB
-from tests.engine.planning.test_engine_speculation import (
-    answers,
-    assert_drafted_both_ways,
-    draft_of,
-    plain,
-)
+from tests.engine.planning.drafts import answers, assert_drafted_both_ways, draft_of, plain
 from tests.engine.speculating import GREEDY, SEEDED, Served, blurred, served, words_module
 from tests.models.cases import covering, long_unless
-from tests.models.serving.test_models_swapped import force
+from tests.models.serving.buffers import force
 
 PAIRS = [
     ("LlamaForCausalLM", "blurred"),

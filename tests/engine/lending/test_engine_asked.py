@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from kvell.engine.lending.distributed_request import MOST_LATE_STEPS, repeats
-from tests.engine.lending.test_engine_borrowed import (
+from kvell.engine.lending.distributed_request import MOST_LATE_STEPS
+from kvell.engine.lending.sections import repeats
+from tests.engine.lending.borrowing import (
     NAME,
     SECTIONS,
+    asking,
     away,
     end,
     lent,
@@ -17,17 +19,9 @@ from tests.engine.lending.test_engine_borrowed import (
     turn,
     whole_pool,
 )
-from tests.engine.moving.handing_over import SECTION_TOKENS, Cluster
-from tests.engine.moving.test_engine_handovers import MIXES
+from tests.engine.moving.handing_over import SECTION_TOKENS
+from tests.engine.moving.machine import MIXES
 from tests.pages.pools import state
-
-
-def asking(max_tokens: int = 12, large: int = 60, mix: str = "full") -> Cluster:
-    """All sections of a request but the last are at "d"."""
-    cluster = start(mix, max_tokens, large, by_queries=True)
-    cluster.lend(NAME, SECTIONS, "d")
-    run(cluster, lambda: away(cluster.instances["p"]) == SECTIONS)
-    return cluster
 
 
 def test_plans_name_every_section_and_no_page_of_others() -> None:

@@ -18,15 +18,8 @@ from kvell.errors import ChangeSomething
 from kvell.mempool.entries import Ticked
 from kvell.vocabulary import RequestId
 from tests.depth import machine
-from tests.engine.lending.test_engine_borrowed import (
-    Lending,
-    away,
-    end,
-    lent,
-    preemptions,
-    run,
-    turn,
-)
+from tests.engine.lending.borrowing import Lending, away, end, lent, preemptions, run, turn
+from tests.engine.lending.placing import LARGE, NAME, PROMPT, TO_BOTH, answered, placed, starts
 from tests.engine.moving.handing_over import (
     REACH_TOKENS,
     SECTION_TOKENS,
@@ -34,29 +27,9 @@ from tests.engine.moving.handing_over import (
     Entry,
     Extras,
 )
-from tests.engine.moving.test_engine_handovers import NAMES, cluster_of, prompt_of
+from tests.engine.moving.machine import NAMES, cluster_of, prompt_of
 from tests.engine.virtual_model import expected_output
 from tests.models.cases import covering
-
-NAME = "r"
-LARGE = 6
-"""Large pages of each pool, with 48 tokens."""
-PROMPT = prompt_of(1, 90)
-TO_BOTH = (("p", 4), ("d", 5), ("e", 4))
-
-
-def placed(
-    placement: Sequence[tuple[str, int]] = TO_BOTH, max_tokens: int = 12, large: int = LARGE
-) -> Cluster:
-    """A cluster with a request of 102 tokens, in pools of 48 tokens."""
-    cluster = cluster_of("full", large)
-    assert cluster.limits.max_model_len < len(PROMPT) or large > LARGE
-    cluster.submit(NAME, Entry(PROMPT, max_tokens, "", placement=placement), "p", "")
-    return cluster
-
-
-def answered(cluster: Cluster, name: str = NAME) -> bool:
-    return bool(cluster.entries[name].emitted)
 
 
 def fill(cluster: Cluster, name: str) -> None:
@@ -302,12 +275,6 @@ def settle(cluster: Cluster) -> None:
     assert entry.end is not None and len(entry.emitted) == entry.max_tokens
     assert entry.emitted == expected_output(entry.prompt, entry.max_tokens)
     assert not any(lent(cluster, name) for name in NAMES)
-
-
-def starts(cluster: Cluster, at: str = "p", name: str = NAME) -> list[int]:
-    """Where each step of an instance went on with a request."""
-    plans = cluster.instances[at].plans
-    return [work.start for plan in plans for work in plan.work if work.request_id == name]
 
 
 def silent(cluster: Cluster, creditor: str) -> None:

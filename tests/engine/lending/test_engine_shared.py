@@ -10,16 +10,10 @@ from kvell.engine.core.page_map import PageMap
 from kvell.engine.lending.borrowing_requests import JOIN_TICKS
 from kvell.engine.lending.placement import RETRY_TICKS
 from kvell.memory import VisibleCore
-from tests.engine.lending.test_engine_borrowed import away, end, lent, run, turn
-from tests.engine.lending.test_engine_placed import (
-    LARGE,
-    PROMPT,
-    answered,
-    placed,
-    starts,
-)
+from tests.engine.lending.borrowing import away, end, lent, run, turn
+from tests.engine.lending.placing import LARGE, PROMPT, answered, placed, starts
 from tests.engine.moving.handing_over import SECTION_TOKENS, Cluster, Entry
-from tests.engine.moving.test_engine_handovers import NAMES, cluster_of, prompt_of
+from tests.engine.moving.machine import NAMES, cluster_of, prompt_of
 from tests.models.cases import covering
 
 SAME = "same"

@@ -9,7 +9,7 @@ from kvell.elastic.page_buffer import PageBuffer
 from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.mempool.transfers.messages import Offer
 from tests.engine.moving.handing_over import Cluster, Entry, Extras, Instance
-from tests.engine.moving.test_engine_handovers import ALL_MIXES, MIXES, cluster_of, prompt_of
+from tests.engine.moving.machine import ALL_MIXES, MIXES, cluster_of, prompt_of
 
 ALWAYS_IN = Extras(buffer=40, seed=-1)
 KNOWN = prompt_of(1, 40)

@@ -10,7 +10,7 @@ from kvell.mempool.rendezvous import PD_CACHINGS
 from kvell.mempool.transfers.methods import ALWAYS
 from tests.depth import scaled
 from tests.engine.moving.handing_over import Cluster, Entry, Extras, Instance
-from tests.engine.moving.test_engine_handovers import ALL_MIXES, NAMES, cluster_of, prompt_of
+from tests.engine.moving.machine import ALL_MIXES, NAMES, cluster_of, prompt_of
 
 MOMENTS = 100
 MOST_REQUESTS = 14

@@ -6,9 +6,9 @@ import pytest
 
 from kvell.engine.protocol.messages import Event, Finished
 from kvell.mempool.transfers.actions import Action, Pull
-from tests.engine.lending.test_engine_borrowed import NAME, away, end, run, start
+from tests.engine.lending.borrowing import NAME, away, end, run, start
 from tests.engine.moving.handing_over import Cluster, Entry, Instance
-from tests.engine.moving.test_engine_handovers import MIXES, cluster_of, prompt_of, turn
+from tests.engine.moving.machine import MIXES, cluster_of, prompt_of, turn
 
 
 class Watched:

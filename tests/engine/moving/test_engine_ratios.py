@@ -17,7 +17,7 @@ from kvell.server.map.figures import InstanceSnapshot, map_body
 from kvell.server.metrics.front_metrics import ServerMetrics
 from kvell.server.metrics.instance_metrics import InstanceFigures
 from tests.engine.moving.handing_over import Cluster, Entry, Extras, Instance
-from tests.engine.moving.test_engine_handovers import MIXES, NAMES, cluster_of, prompt_of
+from tests.engine.moving.machine import MIXES, NAMES, cluster_of, prompt_of
 
 STATUS = MemberStatus("mixed-0", "mixed", "serving", 7, 0, None)
 

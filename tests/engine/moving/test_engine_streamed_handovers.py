@@ -10,7 +10,7 @@ from kvell.mempool.transfers.actions import Action, Ended, Grant, Revoke, Send
 from kvell.mempool.transfers.messages import Abandon, Offer, PeerMessage
 from kvell.mempool.transfers.methods import ALWAYS, StreamCosts
 from tests.engine.moving.handing_over import Cluster, Entry, Instance
-from tests.engine.moving.test_engine_handovers import MIXES, cluster_of, prompt_of
+from tests.engine.moving.machine import MIXES, cluster_of, prompt_of
 from tests.engine.virtual_model import expected_output
 
 

@@ -13,7 +13,7 @@ from kvell.engine.setup.options import EngineOptions
 from kvell.errors import ChangeSomething
 from kvell.memory import GroupKind, LayerSpec, SlotTable
 from kvell.models.config.budgets import OBSERVED_TOKENS
-from tests.engine.running.test_engine_batching import as_lists, plan, work
+from tests.engine.running.batches import as_lists, plan, work
 from tests.engine.traffic import Traffic, Works, limits
 from tests.engine.works import work_of
 from tests.pages.pools import dropping, group, pool_of

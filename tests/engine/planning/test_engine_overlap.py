@@ -1,103 +1,30 @@
 """Depth 1: a step is planned while the one before runs; answers and replays stay the same."""
 
-from collections import deque
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.engine.core.core import EngineCore
-from kvell.engine.core.journal import Journal, JournaledCore, replay
-from kvell.engine.protocol.messages import Cancel, Event, Finished, Submit, Tokens
+from kvell.engine.core.journal import replay
+from kvell.engine.protocol.messages import Cancel, Finished, Submit, Tokens
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.limits import Limits
-from kvell.engine.requests.plan import PENDING, StepPlan, StepResult
+from kvell.engine.requests.plan import PENDING, StepResult
 from kvell.engine.running.drawn import DrawnBefore, Pending, pending
 from kvell.memory import create_core
-from kvell.pages.audit import audit
-from kvell.pages.layout import GroupKind, GroupSpec, Layout
+from kvell.pages.layout import GroupKind, GroupSpec
 from kvell.vocabulary import RequestId, StepNumber
 from tests.depth import few
 from tests.engine.conftest import EOS, make_layout, make_submit
-from tests.engine.traffic import limits, works
-from tests.engine.virtual_model import VirtualModel, expected_output
+from tests.engine.planning.ahead import Ahead, depth_one
+from tests.engine.traffic import works
+from tests.engine.virtual_model import expected_output
 from tests.pages.pools import dropping, group, images, pool_of, state
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
 STOP = 7
-
-
-def depth_one(batched: int = 16, seats: int = 8) -> Limits:
-    return Limits(**{**vars(limits(batched=batched, seats=seats)), "depth": 1})
-
-
-class Ahead:
-    """An engine core whose steps run as late as possible: when their results are due."""
-
-    def __init__(
-        self,
-        layout: Layout,
-        chosen: Limits | None = None,
-    ) -> None:
-        self.layout = layout
-        self.chosen = chosen or depth_one()
-        self.journal = Journal()
-        self.told = JournaledCore(self.fresh(), self.journal)
-        self.core = self.told.core
-        self.model = VirtualModel(layout)
-        self.plans: list[StepPlan] = []
-        self.in_flight: deque[StepPlan] = deque()
-        self.events: list[Event] = []
-
-    def fresh(self) -> EngineCore:
-        return EngineCore(create_core(self.layout), self.chosen, frozenset({EOS}))
-
-    def submit(self, name: str, prompt: list[int], max_tokens: int = 8) -> None:
-        self.tell(make_submit(name, prompt, max_tokens))
-
-    def tell(self, command: Submit | Cancel) -> list[Event]:
-        events = self.told.tell(command)
-        self.events += events
-        return events
-
-    def plan(self) -> StepPlan:
-        plan = self.told.plan()
-        self.plans.append(plan)
-        self.in_flight.append(plan)
-        return plan
-
-    def commit(self, *token_ids: int) -> list[Event]:
-        """Commit the oldest step, with the model's own tokens or these."""
-        plan = self.in_flight.popleft()
-        result = StepResult(plan.step, token_ids) if token_ids else self.model.run(plan)
-        events = self.told.commit(result)
-        self.events += events
-        assert audit(self.layout, self.core.memory.snapshot()) == []
-        return events
-
-    def may_plan(self) -> bool:
-        return self.core.may_plan
-
-    def step(self) -> list[Event]:
-        while self.core.may_plan:
-            self.plan()
-        return self.commit()
-
-    def run(self, most_steps: int = 400) -> None:
-        for _ in range(most_steps):
-            if not self.core.has_work:
-                return
-            self.step()
-        raise AssertionError("requests are left over")
-
-    def tokens(self, name: str) -> list[int]:
-        told = [e for e in self.events if isinstance(e, Tokens) and e.request_id == name]
-        return [token for event in told for token in event.token_ids]
-
-    def used(self) -> int:
-        return sum(self.core.memory.snapshot().used)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from kvell.engine.requests.limits import Limits
 from kvell.errors import ChangeSomething
 from kvell.vocabulary import RequestId
 from tests.engine.conftest import make_layout, make_submit
-from tests.engine.planning.test_engine_overlap import Ahead
+from tests.engine.planning.ahead import Ahead
 from tests.engine.traffic import Traffic, limits
 from tests.engine.virtual_model import expected_output, expected_vector
 

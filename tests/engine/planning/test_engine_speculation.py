@@ -1,19 +1,18 @@
 """Draft tokens change how many tokens a step yields, never which: real models, random weights."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.models.loading.random_weights import random_module
+from tests.engine.planning.drafts import answers, assert_drafted_both_ways, draft_of, plain
 from tests.engine.speculating import (
     GREEDY,
     SEEDED,
     WORDS,
     Served,
-    blurred,
     prompts,
     served,
     words_module,
@@ -56,33 +55,6 @@ LARGE_PAGES = {
 LONGER = replace(GREEDY, max_tokens=28)
 
 
-def answers(run: Served, sampling: SamplingParams = GREEDY) -> dict[str, list[int]]:
-    """Two waves: the second begins like the first."""
-    for seed in (0, 1):
-        run.ask(prompts(5, seed), sampling)
-    run.ask({f"again-{name}": prompt for name, prompt in prompts(2, 0).items()}, sampling)
-    return run.outputs
-
-
-_plain: dict[tuple[str, str], Served] = {}
-
-
-def plain(architecture: str, sampling: SamplingParams = GREEDY) -> Served:
-    """An engine without draft tokens that has given its answers: one for all tests."""
-    key = architecture, repr(sampling)
-    if key not in _plain:
-        run = served(words_module(architecture))
-        answers(run, sampling)
-        _plain[key] = run
-    return _plain[key]
-
-
-def assert_drafted_both_ways(run: Served) -> None:
-    stats = run.stats
-    assert 0 < stats.spec_decode_accepted_tokens < stats.spec_decode_draft_tokens
-    assert max(work.proposed for plan in run.plans for work in plan.work) > 1
-
-
 def assert_vary(outputs: dict[str, list[int]]) -> None:
     assert len({tuple(output) for output in outputs.values()}) > len(outputs) // 2
     assert len({token for output in outputs.values() for token in output}) > 6
@@ -117,12 +89,6 @@ def test_nor_in_little_memory_and_small_chunks(architecture: str, draft: str) ->
     assert_drafted_both_ways(tight)
     assert tight.stats.preemptions > 0
     assert any(w.count > 1 and not w.samples for plan in tight.plans for w in plan.work)
-
-
-def draft_of(module: Any, kind: str) -> Any:
-    if kind == "blurred":
-        return blurred(module, 0.05)
-    return words_module(kind, seed=8)
 
 
 @pytest.mark.parametrize(

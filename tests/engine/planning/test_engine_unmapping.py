@@ -25,7 +25,7 @@ from kvell.memory import Layout, create_core
 from kvell.vocabulary import MIB, StepNumber
 from tests.depth import machine
 from tests.device.touching_driver import TouchingDriver
-from tests.engine.planning.test_engine_step_memory import Shared, full, longest
+from tests.engine.planning.shared_traffic import Shared, full, longest
 from tests.engine.traffic import limits
 
 LARGE = 24

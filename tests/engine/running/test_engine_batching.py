@@ -1,7 +1,6 @@
 """From a plan to arrays: checked by hand, and against a dictionary of positions."""
 
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -12,44 +11,13 @@ from msgspec import structs
 from kvell.attention.host_batch import HostRows, HostStateBatch
 from kvell.attention.interface import GroupBatch
 from kvell.attention.states import StateBatch
-from kvell.engine.requests.plan import NewPages, StepPlan, TokenWork
+from kvell.engine.requests.plan import NewPages
 from kvell.engine.running.batching import FIELDS, GroupArrays, PageTables, WorkRows, token_positions
 from kvell.memory import GroupKind, GroupSpec, SlotTable
-from kvell.models.fused.decoder import batch_args
-from kvell.vocabulary import StepNumber
-from tests.engine.works import work_of
+from kvell.models.fused.states import batch_args
+from tests.engine.running.batches import FULL, SLIDING, Row, as_lists, plan, tables, work
 from tests.oracle.tables import ReferenceTables
 from tests.pages.pools import group
-
-FULL, SLIDING = group(4, 2), group(4, 3, window=6)
-Row = tuple[int, int, int, int]
-
-
-def plan(rows: Sequence[Row], released: tuple[int, ...] = ()) -> StepPlan:
-    pages = np.asarray(rows, np.int32).reshape(-1, 4)
-    return StepPlan(StepNumber(1), released=released, new_pages=pages)
-
-
-def work(handle: int, start: int, count: int) -> TokenWork:
-    return work_of(f"q{handle}", handle, start, count)
-
-
-@pytest.fixture(params=[ReferenceTables, PageTables])
-def kind(request: pytest.FixtureRequest) -> type[PageTables]:
-    found: type[PageTables] = request.param
-    return found
-
-
-def tables(
-    kind: type[PageTables], *rows: Row, groups: Sequence[GroupSpec] = (FULL, SLIDING)
-) -> PageTables:
-    made = kind(groups, SlotTable(64))
-    made.update(plan(rows))
-    return made
-
-
-def as_lists(arrays: GroupArrays) -> dict[str, list[int]]:
-    return {name: values.tolist() for name, values in arrays.fields.items()}
 
 
 def test_a_prefill_and_a_decode_over_full_attention(kind: type[PageTables]) -> None:

@@ -7,13 +7,7 @@ from kvell.engine.assembly import EngineOptions, build_engine
 from kvell.engine.engine import Engine
 from kvell.models.loading.random_weights import random_module
 from kvell.vocabulary import MIB
-from tests.engine.setup.test_engine_sharing import (
-    answers,
-    elastic_of,
-    engine_over,
-    prompts,
-    weights_of,
-)
+from tests.engine.setup.shared_pool import answers, elastic_of, engine_over, prompts, weights_of
 from tests.models.fused_models import generic_model
 from tests.models.harness import tiny_config
 

@@ -17,8 +17,8 @@ from kvell.mempool.transports.tcp.partials import PartialsLine
 from kvell.models.forward.forward_batch import ForwardBatch
 from kvell.vocabulary import SECTION_TOKENS, StepNumber
 from tests.depth import few
-from tests.engine.running.test_engine_batching import FULL, SLIDING, kind, tables, work
-from tests.mempool.transports.test_mempool_partials import Creditor
+from tests.engine.running.batches import FULL, SLIDING, kind, tables, work
+from tests.mempool.transports.partials import Creditor
 from tests.models.lent_pass import (
     NAMES,
     Lender,

@@ -14,8 +14,8 @@ from kvell.engine.sampling.grammar_process.answer_masks import MaskedRequest
 from kvell.engine.sampling.grammars import MOST_PATIENCE_SECONDS, Allowed, Grammars, MaskPatience
 from kvell.models.text.tokenizer import Tokenizer
 from kvell.vocabulary import RequestId
-from tests.engine.sampling.test_engine_grammar_process import workers_of
 from tests.engine.sampling.walking import END, VOCAB, masks_of
+from tests.engine.sampling.workers import workers_of
 
 SLOW, QUICK, OTHER = (StructuredOutputs(regex=f"[{letters}]+") for letters in ("ab", "cd", "ef"))
 PATIENCE_SECONDS = 60.0

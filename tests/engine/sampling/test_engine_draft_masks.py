@@ -28,8 +28,8 @@ from kvell.engine.sampling.grammar_process.processes import Worker
 from kvell.engine.sampling.grammars import Allowed, Grammars, MaskedRequest
 from kvell.models.text.tokenizer import Tokenizer
 from kvell.vocabulary import RequestId
-from tests.engine.sampling.test_engine_grammar_process import workers_of
 from tests.engine.sampling.walking import END, VOCAB, masked, masks_of, release, walk
+from tests.engine.sampling.workers import workers_of
 
 PATIENCE_SECONDS = 60.0
 SCHEMA = {

@@ -22,6 +22,7 @@ from kvell.errors import ChangeSomething, TryLater
 from kvell.models.text.tokenizer import Tokenizer
 from tests.engine.sampling.random_schemas import random_schema
 from tests.engine.sampling.walking import END, VOCAB, masked, masks_of, release, walk
+from tests.engine.sampling.workers import children, workers_of
 from tests.models.cases import some_fast
 
 ISSUE = "start: A\nA: /.*d.{15}/ & /.*r.{14}/ & ~/.*0.{13}/"
@@ -39,16 +40,6 @@ def own(tokenizer: Tokenizer) -> Iterator[Grammars]:
     grammars = Grammars(tokenizer.as_json, VOCAB, [END])
     yield grammars
     grammars.close()
-
-
-def children(pid: int | None = None) -> set[int]:
-    tasks = Path(f"/proc/{pid or os.getpid()}/task").glob("*/children")
-    return {int(child) for task in tasks for child in task.read_text().split()}
-
-
-def workers_of(grammars: Grammars) -> set[int]:
-    template = grammars._processes._template
-    return set() if template is None else children(template.pid)
 
 
 def with_checks(grammars: Grammars) -> set[int]:

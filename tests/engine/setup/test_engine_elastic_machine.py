@@ -10,7 +10,6 @@ from dataclasses import replace
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from kvell.device.chunks import AddressRange, Ints
 from kvell.elastic.arena import ActivationModel
 from kvell.elastic.logical_buffer import CpuBuffer
 from kvell.elastic.page_buffer import PageBuffer
@@ -21,44 +20,14 @@ from kvell.engine.planning.step_memory import SharedMemory
 from kvell.engine.protocol.messages import Finished
 from kvell.engine.requests.plan import StepPlan
 from kvell.engine.setup.sharing import share_pool
-from kvell.errors import TryLater
 from kvell.memory import create_core
 from tests.depth import machine
-from tests.device.fake_chunks import FakeChunks
 from tests.engine.conftest import EOS
-from tests.engine.cpu_buffer.test_engine_parking import ParkingMachine, parking_of
-from tests.engine.cpu_buffer.test_engine_swapping import Losing
-from tests.engine.planning.test_engine_step_memory import longest
+from tests.engine.cpu_buffer.machines import Losing, ParkingMachine, parking_of
+from tests.engine.planning.shared_traffic import longest
+from tests.engine.setup.elastic_traffic import MORE_LARGE, TOKENS_A_CHUNK, Refusing
 from tests.engine.swapping import AtRandom
 from tests.engine.virtual_model import VirtualModel, expected_output
-
-MORE_LARGE = 8
-"""Extra large pages for activations, beyond those of the plain machine."""
-TOKENS_A_CHUNK = 8
-
-
-class Refusing(FakeChunks):
-    """Refuses one mapping in ``every``, and as often unmaps only half.
-
-    :ivar every: 0 refuses nothing.
-    """
-
-    every = 0
-    counted = 0
-
-    def refuses(self) -> bool:
-        self.counted += 1
-        return self.every > 0 and self.counted % self.every == 0
-
-    def map(self, area: AddressRange, positions: Ints, chunks: Ints) -> None:
-        if self.refuses():
-            raise TryLater("device: injected failure (map)")
-        super().map(area, positions, chunks)
-
-    def unmap(self, area: AddressRange, positions: Ints) -> int:
-        return super().unmap(
-            area, positions[: len(positions) // 2] if self.refuses() else positions
-        )
 
 
 class ElasticMachine(ParkingMachine):

@@ -1,7 +1,6 @@
 """The engine ties core, runner and arena together, and gives back what it was granted."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import cast
@@ -10,12 +9,9 @@ import pytest
 import torch
 from msgspec import structs
 
-from kvell.clock import VirtualClock
 from kvell.device.chunks import ChunkDevice
-from kvell.elastic.arena import ActivationModel
 from kvell.engine.core.index_watch import indexed_groups
 from kvell.engine.core.journal import Journal, PlanAsked
-from kvell.engine.engine import Engine
 from kvell.engine.protocol.messages import (
     CREDITS,
     SCHEMA_VERSION,
@@ -30,60 +26,14 @@ from kvell.engine.protocol.messages import (
 from kvell.engine.protocol.statistics import InstanceFacts, LoadStats, Stats
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.running.runner import ModelRunner
-from kvell.engine.setup.contract import make_contract
 from kvell.models.paged_model import PagedModel
 from kvell.pages.slots import SlotTable
 from kvell.testing.accepting import is_accepted
 from kvell.vocabulary import MIB, RequestId, StepNumber
 from tests.device.fake_chunks import FakeChunks
-from tests.engine.conftest import make_engine_core, make_layout, make_submit
-from tests.engine.traffic import limits
-from tests.engine.virtual_model import VirtualModel, expected_output
-
-LAYOUT = make_layout((0, 9), 40)
-ACTIVATIONS = ActivationModel(fixed_bytes=100, token_bytes=10, logits_row_bytes=50)
-
-
-class Watched(VirtualModel):
-    """Records what is granted while a step runs; fails on command."""
-
-    def __init__(self) -> None:
-        super().__init__(LAYOUT)
-        self.engine: Engine | None = None
-        self.granted: list[int] = []
-        self.failure: Exception | None = None
-        self.clock = VirtualClock()
-
-    def run(self, plan: StepPlan) -> StepResult:
-        assert self.engine is not None
-        self.granted.append(self.engine.arena.granted_bytes)
-        if self.failure is not None:
-            raise self.failure
-        self.clock.advance(1.0)
-        return super().run(plan)
-
-
-def make_engine(
-    reserve_bytes: int = 10_000,
-    journal: Journal | None = None,
-    depth: int = 0,
-    cold: ChunkDevice | None = None,
-) -> tuple[Engine, Watched]:
-    contract = make_contract("virtual", LAYOUT, 0, reserve_bytes, 64)
-    runner = Watched()
-    core = make_engine_core(LAYOUT, replace(limits(), depth=depth))
-    engine = Engine(
-        core,
-        runner,
-        contract,
-        ACTIVATIONS,
-        journal=journal,
-        incarnation=4,
-        clock=runner.clock,
-        cold=cold,
-    )
-    runner.engine = engine
-    return engine, runner
+from tests.engine.conftest import make_submit
+from tests.engine.setup.small_engine import LAYOUT, Watched, make_engine
+from tests.engine.virtual_model import expected_output
 
 
 def committed(device: ChunkDevice) -> int:

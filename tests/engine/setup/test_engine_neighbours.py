@@ -13,7 +13,7 @@ from kvell.errors import ChangeSomething
 from kvell.mempool.rendezvous import FolderRendezvous, PageTransport, make_folder
 from kvell.vocabulary import MIB
 from tests.models.harness import paged, tiny_module
-from tests.models.serving.test_models_pooling_served import engine_of
+from tests.models.serving.engines import engine_of
 
 FUSED = ("LlamaForCausalLM", True)
 

@@ -15,7 +15,7 @@ from kvell.errors import ChangeSomething
 from kvell.testing.accepting import is_accepted
 from kvell.vocabulary import MIB, RequestId
 from tests.engine.conftest import make_submit
-from tests.engine.setup.test_engine_sharing import engine_over, roomy, wide_module
+from tests.engine.setup.shared_pool import engine_over, roomy, wide_module
 
 NAME = RequestId("a")
 NONE = Lateness(ttft_late=False, tpot_late=False)

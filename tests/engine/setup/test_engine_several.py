@@ -13,7 +13,7 @@ from kvell.engine.core.journal import Journal, JournaledCore, replay
 from kvell.engine.protocol.messages import Finished, Submit
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.engine.requests.limits import Limits, ModelRules
+from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.setup.contract import make_contract, model_share
 from kvell.engine.setup.options import EngineOptions
@@ -22,7 +22,6 @@ from kvell.errors import ChangeSomething
 from kvell.memory import (
     GroupKind,
     LayerSpec,
-    Layout,
     audit,
     create_core,
     longest_request,
@@ -31,30 +30,8 @@ from kvell.memory import (
 )
 from kvell.models.paged_model import PagedModel
 from kvell.vocabulary import KIB, MIB, RequestId
+from tests.engine.setup.several_models import EOS, FULL, MIXED, core_over, pool
 from tests.pages.pools import layers
-
-FULL = [replace(layer, model="a") for layer in layers([0, 0])]
-MIXED = [replace(layer, model="b") for layer in layers([0, 32, 32])]
-EOS = {"a": 3, "b": 4}
-WORDS = {"a": 50, "b": 90}
-
-
-def pool(kv_bytes: int = 1 * MIB) -> Layout:
-    return plan_layout([*FULL, *MIXED], kv_bytes)
-
-
-def core_over(layout: Layout) -> EngineCore:
-    limits = Limits(max_num_batched_tokens=64, max_model_len=200, vocab_size=50)
-    rules = [
-        ModelRules(
-            name,
-            replace(limits, vocab_size=WORDS[name], max_model_len=length),
-            frozenset({EOS[name]}),
-            layout.seen_by(name),
-        )
-        for name, length in (("a", 200), ("b", 100))
-    ]
-    return EngineCore(create_core(layout), limits, rules[0].eos_token_ids, models=rules)
 
 
 def ask(name: str, model: str, tokens: int, outputs: int = 5, first: int = 5) -> Submit:

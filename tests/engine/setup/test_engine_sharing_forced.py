@@ -40,7 +40,7 @@ from tests.engine.seen import (
     use_objectives,
     use_rule,
 )
-from tests.engine.setup.test_engine_sharing import (
+from tests.engine.setup.shared_pool import (
     Watched,
     answers,
     elastic_of,

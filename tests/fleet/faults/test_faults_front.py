@@ -1,13 +1,7 @@
 """A front of a cluster is killed under load: its requests go, and those of others stay."""
 
 import asyncio
-import json
 import logging
-import signal
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -15,64 +9,14 @@ import pytest
 
 from kvell.engine.protocol.messages import FRONT_LEASE_SECONDS
 from tests.fleet.faults.cluster import Cluster, cluster
-from tests.fleet.faults.instances import FAKES, Instances
-from tests.fleet.faults.load import unexplained
-from tests.fleet.faults.machines.orders import ROOT
+from tests.fleet.faults.doomed import doomed_front
+from tests.fleet.faults.instances import FAKES
 from tests.front.scenarios import is_gone, run, until
 
 logger = logging.getLogger(__name__)
 STREAMS = FAKES.streams
 TIMES = 6.0, 3.0
 """Seconds of a front's lease, and of a cluster without any front: both pass at the end."""
-
-
-@dataclass
-class DoomedFront:
-    """A front in a process of its own, whose requests never end by themselves."""
-
-    process: asyncio.subprocess.Process
-    name: str
-
-    async def kill(self) -> None:
-        self.process.kill()
-        assert await self.process.wait() == -signal.SIGKILL
-        assert self.process.stdout is not None
-        assert await self.process.stdout.read() == b"", "one of its requests got something wrong"
-
-    async def end(self, instances: Instances) -> int:
-        """Let some of its requests end, and then itself; how many got their answers."""
-        self.process.send_signal(signal.SIGTERM)
-        assert self.process.stdout is not None
-        told = json.loads(await self.process.stdout.readline())
-        wrong, ends, refusals, turned_away = told
-        assert wrong == unexplained(refusals, instances.refusals) == []
-        assert unexplained(turned_away, instances.barred) == []
-        assert await self.process.wait() == 0
-        return int(ends.get("length", 0))
-
-
-@asynccontextmanager
-async def doomed_front(one: Cluster, seed: int) -> AsyncIterator[DoomedFront]:
-    """It serves when this begins."""
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.fleet.faults.front_process"),
-        *(one.managed.address, str(one.instances.streams), str(seed), *one.instances.jobs),
-        cwd=ROOT,
-        stdin=pipe,
-        stdout=pipe,
-    )
-    assert process.stdin is not None and process.stdout is not None
-    try:
-        process.stdin.write(one.secret)
-        name, in_flight = (await process.stdout.readline()).decode().split()
-        assert int(in_flight) == one.instances.streams or one.instances.jobs
-        yield DoomedFront(process, name)
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-        process.stdin.close()
 
 
 async def front_dies(one: Cluster, seed: int, chance: Random) -> None:

@@ -6,29 +6,11 @@ from random import Random
 
 import pytest
 
-from tests.fleet.faults.cluster import Cluster, cluster
-from tests.fleet.placing.ray_machines import is_gone
-from tests.front.scenarios import run, until
+from tests.fleet.faults.cluster import cluster
+from tests.fleet.faults.doomed import node_dies
+from tests.front.scenarios import run
 
 logger = logging.getLogger(__name__)
-
-
-async def node_dies(one: Cluster, chance: Random, *, with_all: bool) -> None:
-    """Its instances end, and come again elsewhere as new incarnations; others stay.
-
-    :param with_all: whether its instances are killed in the same moment; else they notice that
-        their keeper is gone, and end by themselves.
-    """
-    before = one.machines.incarnations()
-    await one.machines.add_node()
-    node = chance.choice([node for node in one.machines.nodes if one.machines.placed_on(node)])
-    lost = await one.machines.kill_node(node, with_all=with_all)
-    assert node.is_dead and lost
-    await until(lambda: all(is_gone(pid) for pid in lost.values()))
-    await until(lambda: all(one.machines.incarnations()[name] != before[name] for name in lost))
-    await one.whole()
-    now = one.machines.incarnations()
-    assert {name for name in before if now[name] != before[name]} == set(lost)
 
 
 @pytest.mark.parametrize(

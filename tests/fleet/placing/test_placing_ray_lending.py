@@ -19,8 +19,7 @@ import httpx
 import pytest
 
 from kvell.vocabulary import MIB
-from tests.async_engine.test_async_engine_lent import alone
-from tests.async_engine.test_async_engine_reach import text_of
+from tests.async_engine.lent_texts import alone, text_of
 from tests.fleet.placing.ray_machines import (
     HEAD,
     OTHER,

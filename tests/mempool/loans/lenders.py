@@ -25,7 +25,7 @@ from kvell.mempool.transfers.actions import Action, Grant
 from kvell.mempool.transfers.messages import Transfer
 from kvell.pages.layout import GroupSpec
 from tests.mempool.transfers.network import Instance, Label, Network, ints
-from tests.mempool.transfers.test_mempool_transfers import MIXES
+from tests.mempool.transfers.runs import MIXES
 from tests.pages.pools import group
 
 LENDING_MIXES: dict[str, list[GroupSpec]] = {

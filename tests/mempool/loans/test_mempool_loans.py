@@ -26,14 +26,8 @@ from kvell.mempool.loans.messages import (
 from kvell.mempool.transfers.actions import Action, Grant, Pull, Revoke, Send, StopPull
 from kvell.mempool.transfers.messages import MOST_TICKS, Abandon, PeerMessage, Prepare, Transfer
 from tests.mempool.loans.lenders import LENDING_MIXES, LoanNetwork
-from tests.mempool.transfers.network import Instance, ints
-
-
-def quiet(mix: str = "two", large: int = 20) -> LoanNetwork:
-    network = LoanNetwork(mix, large)
-    for name in "abc":
-        network.start(name)
-    return network
+from tests.mempool.loans.quiet import over, quiet, used
+from tests.mempool.transfers.network import ints
 
 
 def hear(network: LoanNetwork, name: str, peer: str, message: PeerMessage) -> list[Action]:
@@ -57,19 +51,6 @@ def refusal(actions: list[Action]) -> str:
     (action,) = actions
     assert isinstance(action, Send) and isinstance(action.message, LoanOver)
     return action.message.why
-
-
-def used(instance: Instance) -> int:
-    return sum(instance.core.snapshot().used)
-
-
-def over(network: LoanNetwork) -> None:
-    """Nothing is left of any loan."""
-    network.run()
-    for instance in network.instances.values():
-        assert not len(instance.agent.loans.borrowing) and not len(instance.agent.loans.lending)
-        assert not instance.granted and not used(instance) and not instance.copying
-        assert instance.agent.next_deadline is None
 
 
 # ---------------------------------------------------------------- the way of one loan

@@ -7,7 +7,7 @@ from kvell.mempool.loans.creditor_ledger import UNKNOWN
 from kvell.mempool.loans.debtor_ledger import DebtorLedger
 from kvell.mempool.loans.messages import Loan
 from tests.mempool.loans.lenders import LENDING_MIXES, LoanNetwork
-from tests.mempool.loans.test_mempool_loans import over, quiet, used
+from tests.mempool.loans.quiet import over, quiet, used
 
 
 def shared(mix: str = "full") -> tuple[LoanNetwork, Loan, Loan]:

@@ -21,7 +21,7 @@ from kvell.mempool.transfers.messages import (
 )
 from tests.depth import many
 from tests.mempool.transfers.network import Instance, Network
-from tests.mempool.transfers.test_mempool_transfers import quiet
+from tests.mempool.transfers.runs import quiet
 
 TEXT = list(range(9))
 HORIZON_TICKS = 2_000_000

@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kvell.mempool.exchanges import FIRST_TICKS
 from tests.depth import machine
 from tests.mempool.transfers.network import STAGES, Network
-from tests.mempool.transfers.test_mempool_transfers import MIXES
+from tests.mempool.transfers.runs import MIXES
 
 texts = st.builds(
     lambda start, count: [start, *range(10, 10 + count)], st.integers(0, 2), st.integers(0, 30)

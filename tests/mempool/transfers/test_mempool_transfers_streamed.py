@@ -19,7 +19,7 @@ from kvell.mempool.transfers.actions import (
 )
 from kvell.mempool.transfers.messages import Abandon, Offer, PeerMessage, Prepared, Pulled, Written
 from tests.mempool.transfers.network import STAGES, Instance, Network, ints
-from tests.mempool.transfers.test_mempool_transfers import MIXES, quiet, run
+from tests.mempool.transfers.runs import MIXES, quiet, run
 
 TEXT = list(range(20))
 every_mix = pytest.mark.parametrize("mix", list(MIXES))

@@ -1,6 +1,5 @@
 """Queries and answers over connections: in order, whatever is large, late, silent or gone."""
 
-import contextlib
 import socket
 import threading
 import time
@@ -15,47 +14,18 @@ from kvell.mempool.transports.tcp.partials import (
     ROOM_BYTES,
     Answers,
     PartialsLine,
-    PartialsServer,
 )
 from kvell.wire.blocking import BlockingSocket
 from kvell.wire.frames import frame
 from tests.depth import few
-from tests.mempool.transports.test_mempool_tcp_pages import until
+from tests.mempool.transports.creditors import until
+from tests.mempool.transports.partials import PATIENCE_SECONDS, Creditor
 
-PATIENCE_SECONDS = 60.0
 LARGE_BYTES = ROOM_BYTES // 2
 
 
 def doubled(debtor: str, query: bytes) -> bytes:
     return debtor.encode() + query + query
-
-
-class Creditor:
-    """A listener that takes every connection as one of the debtor "p"."""
-
-    def __init__(self, answers: Answers, answer_seconds: float = PATIENCE_SECONDS) -> None:
-        self.server = PartialsServer(answers, answer_seconds)
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.met = 0
-        self.thread = threading.Thread(target=self._accept, daemon=True)
-        self.thread.start()
-
-    def opens(self) -> BlockingSocket:
-        return BlockingSocket(socket.create_connection(self.listener.getsockname()))
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self.listener.shutdown(socket.SHUT_RDWR)
-        self.listener.close()
-        self.thread.join()
-        self.server.close()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                sock, _ = self.listener.accept()
-                self.met += 1
-                self.server.answer_peer("p", BlockingSocket(sock))
 
 
 @contextmanager

@@ -3,8 +3,7 @@
 import contextlib
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -29,21 +28,15 @@ from kvell.mempool.transports.tcp.tcp_pages import (
 )
 from kvell.wire.frames import frame
 from tests.depth import few
+from tests.mempool.transports.creditors import PATIENCE_SECONDS, until
 from tests.mempool.transports.owners import GRANTED, Owner, channel_to, pages_at
 from tests.mempool.transports.relay import Flip, Hold, Relay
 
-PATIENCE_SECONDS = 30.0
 SMALL_BYTES = 4096
 LARGE_BYTES = 64 << 20
 """More than sockets on the way can hold."""
 SOME = [Piece(0, 100, 700), Piece(1000, 1000, 900), Piece(2048, 3000, 1)]
 WHOLE = [Piece(0, 0, LARGE_BYTES)]
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
 
 
 def bring(

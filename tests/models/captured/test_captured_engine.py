@@ -11,17 +11,10 @@ from kvell.models.captured.reasons import RECORDED, Reason
 from kvell.models.captured.slots import DecodeRows
 from kvell.vocabulary import KIB, MIB
 from tests.models.captured.fake_graphs import FakeGraphs
+from tests.models.captured.families import FAMILIES
 from tests.models.captured.served import PREFIX, Served
 from tests.models.harness import prompt_ids
 
-FAMILIES = (
-    "LlamaForCausalLM",
-    "Gemma3ForCausalLM",
-    "DeepseekV3ForCausalLM",
-    "GptOssForCausalLM",
-    "FalconH1ForCausalLM",
-    "Qwen3NextForCausalLM",
-)
 GREEDY, RANDOM = 0.0, 1.0
 
 

@@ -11,8 +11,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from kvell.models.captured.device_step import Forward
 from tests.models import harness
 from tests.models.captured.fake_decode import decode_tape
+from tests.models.captured.families import FAMILIES
 from tests.models.captured.tape import NotRepeatableError
-from tests.models.captured.test_captured_engine import FAMILIES
 from tests.models.cases import long_unless
 from tests.models.harness import tiny_module
 

@@ -2,7 +2,6 @@
 
 import copy
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -12,22 +11,12 @@ from kvell.models.forward.segments import LayerCallbacks
 from kvell.models.fused.need import FLOAT_BYTES, align
 from kvell.models.paged_model import ForwardBatch, PagedModel
 from tests.models.cases import families
+from tests.models.forward.hidden import last_hidden_state
 from tests.models.harness import FAMILIES, paged, prompt_ids, runner_over, tiny_module
 
 IDS = prompt_ids(37)
 CHUNKS = (20, 1, 16)
 FUSED = ("FalconH1ForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "LlamaForCausalLM")
-
-
-def last_hidden_state(module: Any, ids: list[int]) -> torch.Tensor:
-    """transformers' own, float32 [tokens, hidden]."""
-    base = module.base_model
-    if base is module:  # it names no base, or has none of its own kind
-        base = getattr(module, "model", None) or module.backbone
-    with torch.inference_mode():
-        told = base(input_ids=torch.tensor([ids]), use_cache=False)
-    hidden: torch.Tensor = getattr(told, "last_hidden_state", told)[0]
-    return hidden.float()
 
 
 class Asking:

@@ -12,7 +12,7 @@ import torch
 
 from tests.models.fused_models import fused_model
 from tests.models.harness import PagedRunner, prompt_ids, runner_over, tiny_module
-from tests.models.loading.test_models_paged_model import Recorder
+from tests.models.loading.recorder import Recorder
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="threads stay where they are put on Linux"

@@ -21,11 +21,7 @@ from kvell.models.loading.random_weights import random_module, write_random_mode
 from kvell.models.paged_model import PagedModel
 from tests.models.fused_models import fused_model, generic_model, native
 from tests.models.harness import prompt_ids, runner_over, tiny_config, tiny_module
-from tests.models.loading.test_models_paged_model import (
-    Recorder,
-    assert_every_seam_in_order,
-    batch_of,
-)
+from tests.models.loading.recorder import Recorder, assert_every_seam_in_order, batch_of
 
 
 def test_callbacks_come_at_every_seam_in_order() -> None:

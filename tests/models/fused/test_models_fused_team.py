@@ -22,7 +22,7 @@ from tests.models.cases import covering
 from tests.models.fused_models import fused_model
 from tests.models.harness import prompt_ids, runner_over, tiny_config, tiny_module
 from tests.models.lent_pass import Lender, Work, lent_logits, lent_runs, local_logits, prefix_of
-from tests.models.loading.test_models_paged_model import Recorder, assert_every_seam_in_order
+from tests.models.loading.recorder import Recorder, assert_every_seam_in_order
 
 WIDE = {"hidden_size": 192, "intermediate_size": 1000}
 """Products of many shares."""

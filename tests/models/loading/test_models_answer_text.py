@@ -18,7 +18,7 @@ from kvell.models.text.detokenizer import (
 from kvell.models.text.token_offsets import token_offsets
 from kvell.models.text.tokenizer import Tokenizer
 from tests.depth import many
-from tests.models.loading.test_models_text import BYTE_FALLBACK, TRICKY
+from tests.models.loading.texts import BYTE_FALLBACK, TRICKY
 
 NOTHING = EndTokens()
 

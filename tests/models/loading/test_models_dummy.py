@@ -11,7 +11,7 @@ from kvell.device.shared_weights import SharedWeights
 from kvell.errors import ChangeSomething
 from kvell.models.loading.loading import load_paged_model
 from tests.models.harness import tiny_config
-from tests.models.loading.test_models_shared_weights import logits_of
+from tests.models.loading.recorder import logits_of
 
 CPU = torch.device("cpu")
 

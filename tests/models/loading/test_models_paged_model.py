@@ -14,10 +14,9 @@ from kvell.models.forward import hook
 from kvell.models.forward.kv_memory import host_pool, layer_pages, pool_tensor
 from kvell.models.loading.random_model import random_paged_model
 from kvell.models.loading.random_weights import random_module
-from kvell.models.paged_model import ForwardBatch, PagedModel
+from kvell.models.paged_model import PagedModel
 from tests.models.harness import (
     SMALL,
-    PagedRunner,
     assert_exact,
     paged,
     prompt_ids,
@@ -26,52 +25,9 @@ from tests.models.harness import (
     tiny_config,
     tiny_module,
 )
+from tests.models.loading.recorder import Recorder, assert_every_seam_in_order, batch_of
 
 CPU = torch.device("cpu")
-
-
-class Recorder:
-    """Notes every callback, and what it saw."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, int]] = []
-        self.shapes: list[torch.Size] = []
-
-    def after_kv_write(self, layer: int) -> None:
-        self.calls.append(("written", layer))
-
-    def before_attend(self, layer: int, query: torch.Tensor) -> None:
-        self.calls.append(("before", layer))
-        self.shapes.append(query.shape)
-
-    def after_attend(self, layer: int, output: torch.Tensor) -> None:
-        self.calls.append(("after", layer))
-        self.shapes.append(output.shape)
-
-
-def batch_of(runner: PagedRunner, ids: list[int]) -> ForwardBatch:
-    """The batch that a step over these tokens builds."""
-    seen: list[ForwardBatch] = []
-
-    class Spy:
-        def forward(self, batch: ForwardBatch, _callbacks: object) -> torch.Tensor:
-            seen.append(batch)
-            return torch.empty(0)
-
-    replace(runner, model=Spy()).step([("a", ids)])  # type: ignore[arg-type]
-    return seen[0]
-
-
-def assert_every_seam_in_order(model: PagedModel) -> None:
-    """Gemma 3, whose callbacks come three times a layer and change no logit."""
-    ids, recorder = prompt_ids(9), Recorder()
-    runner = runner_over(model)
-    runner.callbacks = recorder
-    with_callbacks = runner.step([("a", ids)])
-    expected = [(seam, layer) for layer in range(6) for seam in ("written", "before", "after")]
-    assert recorder.calls == expected
-    assert set(recorder.shapes) == {torch.Size((9, 4, 16))}
-    assert torch.equal(with_callbacks, runner_over(model).step([("a", ids)]))
 
 
 def test_callbacks_come_at_every_seam_in_order() -> None:

@@ -20,10 +20,10 @@ from kvell.device.weight_memory import PrivateWeights
 from kvell.models.loading.loading import load_paged_model
 from kvell.models.loading.random_weights import write_random_model
 from kvell.models.loading.shared_loading import memory_for
-from kvell.models.paged_model import PagedModel
 from kvell.vocabulary import MIB
-from tests.device.test_device_shared_weights import holder_of_the_lock
-from tests.models.harness import prompt_ids, runner_over, tiny_config, tiny_module
+from tests.device.locks import holder_of_the_lock
+from tests.models.harness import tiny_config, tiny_module
+from tests.models.loading.recorder import logits_of
 
 pytest.importorskip("kvell.attention.native")
 
@@ -112,10 +112,6 @@ def mappings(pid: int) -> list[dict[str, Any]]:
 
 def largest_anonymous_bytes(pid: int) -> int:
     return max(int(one["Anonymous"]) for one in mappings(pid))
-
-
-def logits_of(model: PagedModel) -> torch.Tensor:
-    return runner_over(model).step([("a", prompt_ids(20))]).clone()
 
 
 @pytest.mark.long

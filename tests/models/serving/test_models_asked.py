@@ -19,7 +19,7 @@ from kvell.vocabulary import MIB
 from tests.models.cases import some_fast
 from tests.models.fused_models import generic_model
 from tests.models.harness import prompt_ids, tiny_config
-from tests.models.serving.test_models_lent import PARAMS, Lending, Said, said_by
+from tests.models.serving.lending import PARAMS, Lending, Said, said_by
 
 LONG = prompt_ids(1100)
 LONGEST = 1200

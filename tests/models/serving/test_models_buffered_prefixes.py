@@ -5,49 +5,19 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from kvell.engine.core.core import _evict_unused
-from kvell.engine.cpu_buffer.swapping import Swapping
+from kvell.engine.core.emptying import _evict_unused
 from kvell.mempool.tiers.buffered import needed_pages
 from kvell.vocabulary import MIB
 from tests.engine.copying import damage_buffer
 from tests.engine.swapping import Always
 from tests.models.served import Served, assert_all
+from tests.models.serving.buffers import TEXT, ask_again, caching, evict
 
 ARCHITECTURES = [
     "LlamaForCausalLM",
     "Gemma3ForCausalLM",
     "Llama4ForCausalLM",
 ]
-TEXT = [(i * i + 11 * i) % 199 + 3 for i in range(90)]
-
-
-def caching(architecture: str) -> tuple[Served, Swapping]:
-    """Every plan copies out whatever is cached."""
-    run = Served(architecture, batched=64, cpu_buffer_bytes=8 * MIB)
-    scheduler = run.engine.core._scheduler
-    scheduler._wanted_large = lambda: 1 << 20  # type: ignore[method-assign]
-    swapping = scheduler.swapping
-    assert swapping is not None
-    assert swapping.prefixes is not None
-    swapping.prefixes._rule = Always()
-    return run, swapping
-
-
-def evict(run: Served) -> None:
-    """All that is cached in the pool."""
-    core = run.engine.core.memory
-    handle = core.open(np.asarray([1, 2], np.int32), "nobody's", reuse=False)
-    core.close(handle, renew=False)
-    assert not any(core.totals().cached_pages)
-
-
-def ask_again(run: Served, first: Sequence[int]) -> int:
-    """A next turn after everything was evicted; tokens that it did not compute."""
-    answer = run.ask("first", first, 8)
-    run.ask("between", [5, 6, 7], 2)  # its plan copies out what the first has left
-    evict(run)
-    turn = [*first, *answer.output, 9, 8, 7]
-    return run.ask("next turn", turn, 8).cached_tokens
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -22,15 +22,14 @@ from kvell.models.paged_model import ForwardBatch, PagedModel
 from kvell.testing.accepting import is_accepted
 from kvell.vocabulary import MIB, RequestId
 from tests.engine.copying import copier_of, hold_up
-from tests.engine.planning.test_engine_speculation import answers as drafted
+from tests.engine.planning.drafts import answers as drafted
 from tests.engine.speculating import served, words_module
 from tests.models import served_together as together
 from tests.models.cases import some_fast
 from tests.models.harness import tiny_module
 from tests.models.served import Served, assert_all
 from tests.models.served_together import Together
-from tests.models.serving.test_models_buffered_prefixes import TEXT, ask_again, caching
-from tests.models.serving.test_models_swapped import PROMPTS, force, outputs
+from tests.models.serving.buffers import PROMPTS, TEXT, ask_again, caching, force, outputs
 
 BY_LAYER = ["Gemma3ForCausalLM", "Llama4ForCausalLM", "LlamaForCausalLM"]
 WITH_STATES = ["JambaForCausalLM", "Qwen3NextForCausalLM"]

@@ -1,6 +1,5 @@
 """Requests with images that move between two real engines, over every family of image models."""
 
-import copy
 import select
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,17 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from kvell.attention.choice import choose_kernels
-from kvell.engine.assembly import EngineOptions, build_engine
 from kvell.engine.engine import Engine
 from kvell.engine.moving.handovers import Handovers
-from kvell.engine.protocol.messages import Cancel, Event, Finished, Migrate, Submit, Tokens
-from kvell.engine.protocol.request_spec import RequestSpec
+from kvell.engine.protocol.messages import Cancel, Event, Finished, Migrate, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.running import moved_images
-from kvell.engine.running.moved_images import to_sent
 from kvell.memory import GroupKind, audit, pool_bytes_for
 from kvell.mempool.rendezvous import (
     PD_CACHINGS,
@@ -31,8 +25,6 @@ from kvell.mempool.rendezvous import (
     make_folder,
 )
 from kvell.models.images.image_store import ImageStore
-from kvell.models.loading.loading import describe_as
-from kvell.models.paged_model import PagedModel
 from kvell.testing.accepting import is_accepted
 from kvell.vocabulary import MIB, RequestId
 from tests.models.cases import covering, some_fast
@@ -45,10 +37,10 @@ from tests.models.pictures import (
     PATCHES,
     PREFIX,
     Prompt,
-    picture_module,
     pictured,
     text,
 )
+from tests.models.serving.picture_pairs import engine_of, submit_of
 
 PATIENCE_SECONDS = 60.0
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -69,26 +61,6 @@ def some_prompts(architecture: str) -> dict[str, Prompt]:
         "at the end": pictured(architecture, text(30, 4), 2),
         "two": pictured(architecture, text(5, 5), 3, text(8, 5), 4, text(6, 5)),
     }
-
-
-def engine_of(architecture: str, kv_bytes: int = 8 * MIB, **more: Any) -> Engine:
-    longest = more.get("max_model_len", 256)
-    module = copy.deepcopy(picture_module(architecture, max(256, longest)))
-    description = describe_as(module.config, torch.float32, torch.float32)
-    model = PagedModel(module, description, choose_kernels(torch.device("cpu")), torch.float32)
-    options = EngineOptions(
-        kv_memory_bytes=kv_bytes,
-        max_model_len=more.pop("max_model_len", 256),
-        max_num_batched_tokens=more.pop("max_num_batched_tokens", 256),
-        **more,
-    )
-    return build_engine(model, architecture, options)
-
-
-def submit_of(name: str, prompt: Prompt, params: SamplingParams, **more: Any) -> Submit:
-    tensors = tuple(to_sent(key, tensor) for key, tensor in prompt.tensors.items())
-    ids = np.asarray(prompt.token_ids, "<i4").tobytes()
-    return Submit(RequestSpec(RequestId(name), ids, params, tensors=tensors), **more)
 
 
 class Pair:

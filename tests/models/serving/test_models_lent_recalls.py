@@ -18,7 +18,7 @@ from kvell.vocabulary import MIB
 from tests.models.cases import covering
 from tests.models.fused_models import bf16_module, fused_model, generic_model
 from tests.models.harness import prompt_ids, tiny_module
-from tests.models.serving.test_models_lent import PARAMS, Lending, said_by, small_sections
+from tests.models.serving.lending import PARAMS, Lending, said_by, small_sections
 
 SEEDS = range(4)
 LONG = prompt_ids(130)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from _pytest.mark.structures import ParameterSet
 
 from kvell.attention.choice import choose_kernels
 from kvell.engine.assembly import EngineOptions, build_engine
@@ -23,67 +22,15 @@ from kvell.models.config.budgets import budgets_of, with_budgets
 from kvell.models.config.description import describe
 from kvell.models.paged_model import PagedModel
 from kvell.vocabulary import KIB, MIB, RequestId
-from tests.models.cases import covering, long_unless
-from tests.models.forward.test_models_hidden import last_hidden_state
+from tests.models.cases import covering
+from tests.models.forward.hidden import last_hidden_state
 from tests.models.harness import prompt_ids, tiny_module
 from tests.models.served import layout_of
+from tests.models.serving.engines import MARKED, engine_of
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 PROMPTS = {f"q{length}": prompt_ids(length) for length in (3, 90, 1, 64, 131)}
-
-
-def marked(
-    cases: Sequence[tuple[str, bool]], fast: Sequence[tuple[str, bool]]
-) -> list[ParameterSet]:
-    """Architectures, and whether the compiled pass runs; those that are not fast are long."""
-    return [
-        pytest.param(
-            architecture,
-            is_fused,
-            id=f"{architecture}-{'fused' if is_fused else 'modules'}",
-            marks=long_unless((architecture, is_fused) in fast),
-        )
-        for architecture, is_fused in cases
-    ]
-
-
-CASES = [
-    ("FalconH1ForCausalLM", True),
-    ("Gemma3ForCausalLM", True),
-    ("LlamaForCausalLM", True),
-    ("FalconH1ForCausalLM", False),
-    ("Gemma3ForCausalLM", False),
-    ("LlamaForCausalLM", False),
-    ("MiniCPM3ForCausalLM", False),
-    ("Qwen3NextForCausalLM", False),
-    ("Zamba2ForCausalLM", False),
-]
-FAST = CASES[:2] + CASES[5:7]
-MARKED = marked(CASES, FAST)
 every_case = pytest.mark.parametrize(("architecture", "is_fused"), MARKED)
-
-
-def model_of(architecture: str, is_fused: bool) -> PagedModel:
-    from tests.models.fused_models import fused_model, generic_model
-
-    return (fused_model if is_fused else generic_model)(tiny_module(architecture))
-
-
-def engine_of(
-    architecture: str,
-    is_fused: bool,
-    kv_bytes: int = 8 * MIB,
-    batched: int = 256,
-    max_model_len: int = 256,
-    **more: Any,
-) -> Engine:
-    options = EngineOptions(
-        kv_memory_bytes=kv_bytes,
-        max_model_len=max_model_len,
-        max_num_batched_tokens=batched,
-        **more,
-    )
-    return build_engine(model_of(architecture, is_fused), architecture, options)
 
 
 class Asked:

@@ -11,7 +11,7 @@ from kvell.mempool.rendezvous import PageTransport
 from kvell.mempool.transports.mover import PullExecutor
 from kvell.pages.stages import stages_of
 from tests.models.harness import prompt_ids
-from tests.models.serving.test_models_handed_over import (
+from tests.models.serving.pairs import (
     GREEDY,
     PROMPTS,
     SEEDED,

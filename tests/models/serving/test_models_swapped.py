@@ -1,21 +1,13 @@
 """Requests forced out to the CPU buffer and back, for every kind of layer: tokens stay exact."""
 
-import random
-from collections.abc import Sequence
-
 import pytest
 
-from kvell.engine.cpu_buffer.swapping import Swapping
-from kvell.engine.engine import Engine
-from kvell.engine.planning.step_memory import RigidMemory
-from kvell.engine.protocol.messages import Tokens
 from kvell.errors import ChangeSomething
-from kvell.memory import MemoryCore, audit
 from kvell.vocabulary import MIB
 from tests.engine.copying import damage_buffer
-from tests.engine.swapping import Always
 from tests.models.cases import some_fast
 from tests.models.served import Served
+from tests.models.serving.buffers import force, outputs
 
 ARCHITECTURES = [
     "Gemma3ForCausalLM",
@@ -26,41 +18,6 @@ ARCHITECTURES = [
     "Mamba2ForCausalLM",
 ]
 FAST = ("Gemma3ForCausalLM", "JambaForCausalLM")
-PROMPTS = [[(7 * n + i * i) % 199 + 3 for i in range(20 + 31 * n)] for n in range(4)]
-
-
-class Forcing(RigidMemory):
-    """Refuses decodes their memory when a seed says so: the youngest is preempted."""
-
-    def __init__(self, core: MemoryCore, seed: int) -> None:
-        super().__init__(core)
-        self._draw = random.Random(seed)
-
-    def before_decodes(self, lengths: Sequence[int]) -> bool:
-        return self._draw.random() > 0.3
-
-
-def force(engine: Engine, seed: int) -> Swapping:
-    """The engine preempts at random, and swaps whom it can."""
-    scheduler = engine.core._scheduler
-    scheduler._chunks.memory = Forcing(engine.core.memory, seed)
-    swapping = scheduler.swapping
-    assert swapping is not None
-    swapping._rule = Always()
-    return swapping
-
-
-def outputs(run: Served) -> dict[str, list[int]]:
-    """Tokens of every request, however many a step brings; the memory is audited."""
-    engine, tokens = run.engine, dict[str, list[int]]()
-    for number, prompt in enumerate(PROMPTS):
-        run.submit(str(number), prompt, 14)
-    while engine.has_work():
-        for event in engine.step():
-            if isinstance(event, Tokens):
-                tokens.setdefault(event.request_id, []).extend(event.token_ids)
-        assert audit(run.layout, engine.core.memory.snapshot()) == []
-    return tokens
 
 
 @pytest.mark.parametrize("architecture", some_fast(ARCHITECTURES, FAST))

@@ -1,6 +1,5 @@
 """Pages held for what comes from elsewhere: both cores, beside requests that run."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,19 +7,13 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from kvell.memory import HoldingCore, create_core, pages_of_text
-from kvell.pages.audit import audit
+from kvell.memory import create_core, pages_of_text
 from kvell.pages.layout import GroupSpec, Layout
 from kvell.prefix.groups.facts import facts_of
 from kvell.prefix.groups.needs import dropped_tokens
 from tests.depth import machine
 from tests.pages.pools import group, pool_of, state
-from tests.prefix.core.test_prefix_compiled import (
-    LockStep,
-    cannot_receive,
-    few_letters,
-    ints,
-)
+from tests.prefix.core.lockstep import LockStep, cannot_receive, clean, few_letters, insert, ints
 
 
 def needed(layout: Layout, num_tokens: int, model: str = "") -> list[int]:
@@ -156,23 +149,6 @@ LAYOUTS = {
     "state": pool_of(40, group(4, 2), state(2, 3)),
 }
 layouts = pytest.mark.parametrize("kind", list(LAYOUTS))
-
-
-def clean(core: HoldingCore) -> bool:
-    found = audit(core.layout, core.snapshot())
-    assert found == []
-    return True
-
-
-def insert(core: HoldingCore, tokens: Sequence[int], computed: int) -> None:
-    """Take in what somebody else has computed of a text."""
-    handle = core.open(ints(*tokens), "", 9)
-    core.receive(handle, computed)
-    served, _ = core.grow(ints(handle), ints(computed))
-    assert served == 1 and clean(core)
-    core.advance(ints(handle), ints(computed))
-    core.close(handle)
-    assert clean(core)
 
 
 @layouts

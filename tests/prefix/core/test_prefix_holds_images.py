@@ -8,8 +8,7 @@ import pytest
 from kvell.memory import HoldingCore, create_core
 from kvell.pages.layout import GroupKind
 from tests.pages.pools import group, images, pool_of
-from tests.prefix.core.test_prefix_compiled import ints
-from tests.prefix.core.test_prefix_holds import clean, insert
+from tests.prefix.core.lockstep import clean, insert, ints
 
 PICTURES = {
     "cross": pool_of(40, group(4, 2), images(GroupKind.CROSS, 4, 2)),

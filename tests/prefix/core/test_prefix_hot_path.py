@@ -9,20 +9,7 @@ import pytest
 from kvell.pages.layout import GroupKind, GroupSpec
 from tests.models.cases import covering, some_fast
 from tests.pages.pools import Chunk, dropping, group, images, state
-from tests.prefix.core.test_prefix_compiled import Pair, filled, ints, pool_of
-
-
-def decoded(both: Pair, handles: list[int], lengths: dict[int, int], token: int) -> list[int]:
-    """One token more for each; those that the pool had no room for are closed, and not returned."""
-    who, until = ints(*handles), ints(*(lengths[h] + 1 for h in handles))
-    both("append", who, np.full(len(handles), token, np.int32))
-    served, _ = both("grow", who, until)
-    for handle in handles[served:]:
-        both("close", handle)
-    both("advance", who[:served], until[:served])
-    lengths.update(zip(handles[:served], until[:served].tolist(), strict=True))
-    return handles[:served]
-
+from tests.prefix.core.lockstep import Pair, decoded, filled, ints, pool_of
 
 # ------------------------------------------------------------------------ handles
 

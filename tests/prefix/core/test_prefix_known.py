@@ -12,7 +12,7 @@ from kvell.pages.audit import audit
 from kvell.pages.layout import GroupSpec
 from tests.depth import machine
 from tests.pages.pools import group, pool_of, state
-from tests.prefix.core.test_prefix_compiled import LockStep, ints
+from tests.prefix.core.lockstep import LockStep, ints
 
 TEXT = list(range(100, 140))
 

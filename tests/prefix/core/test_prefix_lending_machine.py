@@ -12,7 +12,7 @@ from hypothesis.stateful import initialize, precondition, rule
 from kvell.pages.layout import GroupKind, GroupSpec, Layout
 from tests.depth import machine, search_until_all
 from tests.pages.pools import confined, group, images, literal, state
-from tests.prefix.core.test_prefix_compiled import (
+from tests.prefix.core.lockstep import (
     LockStep,
     drafter_groups,
     large_pages,

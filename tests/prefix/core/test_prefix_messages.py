@@ -15,7 +15,7 @@ from kvell.prefix.groups import facts
 from tests.oracle.core import lending
 from tests.oracle.core.reference import ReferenceCore
 from tests.pages.pools import confined, dropping, group, pool_of
-from tests.prefix.core.test_prefix_compiled import ints
+from tests.prefix.core.lockstep import ints
 
 Case = Callable[[VisibleCore], object]
 Site = tuple[str, int]

@@ -10,7 +10,7 @@ from kvell.prefix.core.compiled import CompiledCore
 from kvell.prefix.interface import EMPTY
 from tests.oracle.core.reference import ReferenceCore
 from tests.pages.pools import confined, group
-from tests.prefix.core.test_prefix_compiled import ints, of_model, pool_of, sized
+from tests.prefix.core.lockstep import ints, of_model, pool_of, sized
 
 PROMPT = [1, 1, 2, 2]
 """Of who is turned away: all but the last two tokens are cached."""

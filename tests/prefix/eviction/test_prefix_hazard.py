@@ -28,7 +28,7 @@ from tests.models.cases import covering, some_fast
 from tests.oracle.eviction.hazard_fit import fit
 from tests.oracle.eviction.hazard_rule import LearnedHazard
 from tests.pages.pools import group, state
-from tests.prefix.core.test_prefix_compiled import LockStep, Pair, ints, pool_of
+from tests.prefix.core.lockstep import LockStep, Pair, ints, pool_of
 
 Counts = tuple[list[float], list[float], list[float], int]
 

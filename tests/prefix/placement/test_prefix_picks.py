@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.pages.pools import group
-from tests.prefix.core.test_prefix_compiled import Pair, ints, pool_of
+from tests.prefix.core.lockstep import Pair, ints, pool_of
 
 MANY = 4200
 """Large pages: more than 64 × 64, so that a set of them needs three levels of words."""

@@ -11,7 +11,7 @@ import pytest
 from kvell.pages.layout import GroupSpec
 from kvell.prefix.core.compiled import CompiledCore
 from tests.pages.pools import group
-from tests.prefix.core.test_prefix_compiled import Pair, filled, ints, pool_of
+from tests.prefix.core.lockstep import Pair, filled, ints, pool_of
 
 MIXES: list[list[GroupSpec]] = [
     [group(2, 1)],

@@ -11,8 +11,7 @@ from kvell.pages.snapshot import PoolSnapshot
 from tests.depth import some
 from tests.oracle.placement.compaction import MOST_REST, SQUEEZED_PAGES
 from tests.pages.pools import confined, group, literal, pool_of, state
-from tests.prefix.core.test_prefix_compiled import Pair, filled, ints
-from tests.prefix.core.test_prefix_hot_path import decoded
+from tests.prefix.core.lockstep import Pair, decoded, filled, ints
 
 PER_LARGE = 8
 PAGE_TOKENS = 64

@@ -1,7 +1,6 @@
 """What a key has left, and how it is told when that is too little."""
 
 import math
-import re
 
 import pytest
 from hypothesis import given
@@ -9,6 +8,7 @@ from hypothesis import strategies as st
 
 from kvell.errors import ChangeSomething, TryLater
 from kvell.server.access.accounts import Account, RateExceeded
+from tests.server.keyed import seconds_of
 
 
 def test_a_key_without_limits_is_never_refused_and_says_nothing() -> None:
@@ -119,14 +119,6 @@ def test_whoever_is_to_come_back_later_is_told_no_longer_than_the_reset(
     except RateExceeded as refused:
         reset = seconds_of(account.headers(later)["x-ratelimit-reset-tokens"])
         assert 1 <= refused.retry_seconds <= max(1, math.ceil(reset))
-
-
-def seconds_of(text: str) -> float:
-    """A duration as a client reads it."""
-    found = re.fullmatch(r"(?:(\d+)m)?(?:([\d.]+)s)?|(\d+)ms", text)
-    assert found is not None, text
-    minutes, seconds, milliseconds = (float(part or 0) for part in found.groups())
-    return minutes * 60 + seconds + milliseconds / 1000
 
 
 def test_what_is_refused_takes_nothing() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from kvell.engine.requests.beam_search import Beam, BeamSearch, BeamSearchParams
 from kvell.testing.instance import EOS_TOKEN, ByteText, fake_logprobs
-from tests.server.api.test_server_embeddings import is_idle, metric
+from tests.server.api.bodies import is_idle, metric
 
 pytestmark = pytest.mark.xdist_group("fake_server")
 

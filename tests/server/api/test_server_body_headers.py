@@ -12,7 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 from kvell.errors import Bound
 from kvell.server.access.bodies import BodyBounds
 from kvell.server.api.door.guards import BodyLimit
-from tests.server.api.test_server_guards import answer, echo
+from tests.server.api.bodies import answer, echo
 
 pytestmark = pytest.mark.xdist_group("fake_server")
 

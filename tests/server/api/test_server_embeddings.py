@@ -10,14 +10,14 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from numpy.typing import NDArray
 
 from kvell.errors import ChangeSomething
 from kvell.server.api.bodies.completions import json_pieces
 from kvell.server.api.bodies.embeddings import cut_to, embeddings_body
 from kvell.server.api.schemas.embeddings import MAX_INPUTS, EmbeddingsRequest
 from kvell.server.text.text_stream import Usage
-from kvell.testing.instance import REFUSE_TOKEN, VECTOR_SIZE, ByteText, fake_vector
+from kvell.testing.instance import REFUSE_TOKEN, VECTOR_SIZE, ByteText
+from tests.server.api.bodies import is_idle, metric, vector
 
 pytestmark = pytest.mark.xdist_group("fake_server")
 
@@ -28,11 +28,6 @@ MODEL = "fake"
 def client(server_url: str) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server_url}/v1", api_key="unused", max_retries=0) as client:
         yield client
-
-
-def vector(given: str | list[int]) -> NDArray[np.float32]:
-    ids = ByteText().encode(given) if isinstance(given, str) else np.asarray(given)
-    return fake_vector(ids.astype("<i4").tobytes())
 
 
 def post(url: str, **fields: Any) -> httpx.Response:
@@ -178,22 +173,6 @@ def test_what_lasts_longer_than_its_client_is_cancelled(server_url: str) -> None
             break
     else:
         raise AssertionError("its requests go on")
-
-
-def cluster(url: str) -> dict[str, Any]:
-    told: dict[str, Any] = httpx.get(f"{url}/cluster", timeout=30).json()
-    return told
-
-
-def is_idle(url: str) -> bool:
-    told = cluster(url)
-    left = told["front"]["waiting"] + sum(one["in_flight"] for one in told["instances"])
-    return int(left) == 0
-
-
-def metric(url: str, name: str) -> float:
-    lines = httpx.get(f"{url}/metrics", timeout=30).text.splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"kvell:{name}"))
 
 
 def cancelled(url: str) -> float:

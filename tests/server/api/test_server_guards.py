@@ -4,31 +4,14 @@ import asyncio
 
 import httpx
 import pytest
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from kvell.errors import Bound
 from kvell.server.access.bodies import BodyBounds
 from kvell.server.api.door.access_guard import Access, AccessGuard
-from kvell.server.api.door.guards import BodyLimit, HttpBounds, ServedLimit
-
-
-async def echo(scope: Scope, receive: Receive, send: Send) -> None:
-    body = await Request(scope, receive).body()
-    await Response(body)(scope, receive, send)
-
-
-def answer(
-    app: ASGIApp, path: str = "/v1/x", headers: dict[str, str] | None = None, content: bytes = b""
-) -> httpx.Response:
-    async def ask() -> httpx.Response:
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            sent = {"content-type": "application/json"} | (headers or {})
-            return await client.post(path, headers=sent, content=content)
-
-    return asyncio.run(ask())
+from kvell.server.api.door.guards import BodyLimit, ServedLimit
+from kvell.server.api.door.http_bounds import HttpBounds
+from tests.server.api.bodies import answer, echo
 
 
 @pytest.mark.parametrize("size", [0, 1, 99, 100])

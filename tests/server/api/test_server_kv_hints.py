@@ -166,7 +166,7 @@ def test_kinds_that_are_not_followed_are_named_once(caplog: pytest.LogCaptureFix
 
 
 def test_a_server_names_what_it_does_not_follow(tmp_path: Any) -> None:
-    from tests.server.test_server_keyed import keyed_server
+    from tests.server.keyed import keyed_server
 
     with keyed_server(tmp_path) as keyed:
         for _ in range(2):

@@ -3,13 +3,13 @@
 import json
 from typing import Any
 
-import httpx
 import pytest
 
 from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.server.api.bodies.completions import json_pieces
 from kvell.server.api.bodies.logprobs import chat_logprobs, completion_logprobs
 from kvell.testing.instance import ByteText
+from tests.server.api.bodies import events
 
 pytestmark = pytest.mark.xdist_group("fake_server")
 
@@ -81,14 +81,6 @@ def test_the_token_that_stands_there_is_among_the_likeliest(count: int) -> None:
 def test_the_first_token_of_a_prompt_has_none() -> None:
     body = written(completion_logprobs(TEXT, [97, 98], [None, told(98)], [0, 1]))
     assert (body["token_logprobs"], body["top_logprobs"]) == ([None, -9.0], [None, {"b": -9.0}])
-
-
-def events(url: str, path: str, **asked: Any) -> list[dict[str, Any]]:
-    """The choices of an answer, whole or in pieces."""
-    reply = httpx.post(f"{url}/v1/{path}", json={"model": "fake", "max_tokens": 60, **asked})
-    assert reply.status_code == 200, reply.text
-    lines = [line.removeprefix("data: ") for line in reply.text.splitlines() if line]
-    return [json.loads(line)["choices"][0] for line in lines if line != "[DONE]"]
 
 
 def as_bytes(token: str) -> bytes:

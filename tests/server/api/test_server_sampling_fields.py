@@ -24,8 +24,7 @@ from kvell.server.text.lanes import TextWork
 from kvell.server.text.text_bounds import AnswerRoom, ContextLength
 from kvell.server.text.text_model import LoadedTexts
 from kvell.testing.instance import ByteText
-from tests.server.api.test_server_logprobs import events
-from tests.server.api.test_server_schemas import chat, completion, room
+from tests.server.api.bodies import chat, completion, events, room
 
 pytestmark = pytest.mark.xdist_group("fake_server")
 

@@ -11,24 +11,10 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.schemas.strict import StrictPart
 from kvell.engine.protocol.structured_outputs import StructuredOutputs, json_text
 from kvell.errors import ChangeSomething
-from kvell.server.api.schemas.chat import ChatMessage, ChatRequest
-from kvell.server.api.schemas.generation import MAX_PROMPTS, CompletionRequest
-from kvell.server.text.text_bounds import AnswerRoom
-
-HELLO = [{"role": "user", "content": "hello"}]
-
-
-def room(tokens: int) -> AnswerRoom:
-    """Of a model whose requests stay within one instance."""
-    return AnswerRoom(tokens, tokens)
-
-
-def completion(**fields: Any) -> CompletionRequest:
-    return CompletionRequest.model_validate({"model": "m", "prompt": "hello"} | fields)
-
-
-def chat(**fields: Any) -> ChatRequest:
-    return ChatRequest.model_validate({"model": "m", "messages": HELLO} | fields)
+from kvell.server.api.schemas.chat import ChatMessage
+from kvell.server.api.schemas.generation import MAX_PROMPTS
+from kvell.server.text.context_length import AnswerRoom
+from tests.server.api.bodies import HELLO, chat, completion, room
 
 
 def test_defaults_are_vllms() -> None:

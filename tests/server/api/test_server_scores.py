@@ -8,7 +8,7 @@ import pytest
 
 from kvell.server.api.schemas.embeddings import MAX_INPUTS
 from kvell.testing.instance import REFUSE_TOKEN
-from tests.server.api.test_server_embeddings import metric, vector
+from tests.server.api.bodies import metric, vector
 
 pytestmark = pytest.mark.xdist_group("fake_server")
 

@@ -23,7 +23,7 @@ from kvell.server.api.routes import operator as process_sizes
 from kvell.server.metrics.front_metrics import ServerMetrics
 from kvell.server.text.lanes import WAITING_BYTES, TextWork
 from kvell.testing.instance import ByteText
-from tests.server.api.test_server_guards import answer, echo
+from tests.server.api.bodies import answer, echo
 
 INSTANCE = [sys.executable, str(Path(__file__).parents[2] / "fleet" / "fake_instance.py")]
 INSTANCE += ["--socket-fd", "{socket_fd}", "--incarnation", "{incarnation}"]

@@ -1,7 +1,6 @@
 """From tokens to text: stop strings, silent tokens, whole characters, and how a request ends."""
 
 import asyncio
-from collections.abc import AsyncGenerator
 from itertools import pairwise
 from typing import Any, cast
 
@@ -10,8 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.engine.protocol.logprobs import KeptLogprobs, TokenLogprobs
-from kvell.engine.protocol.messages import Finished
-from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import KvellError, RequestFailed, TryLater
 from kvell.front.front import Front
@@ -25,46 +22,8 @@ from kvell.server.text.text_stream import (
     text_deltas,
 )
 from kvell.testing.instance import EOS_TOKEN, ByteText
-from kvell.vocabulary import FinishReason, RequestId
-from tests.engine.works import spec_of
 from tests.operations import operations
-
-
-class Script:
-    """A front that says what it was given; it notes when it is told to stop or is left."""
-
-    def __init__(self, *outputs: Output) -> None:
-        self._outputs = outputs
-        self.stopped: list[str] = []
-        self.left = False
-
-    async def generate(self, spec: object, **_more: object) -> AsyncGenerator[Output, None]:
-        try:
-            for output in self._outputs:
-                yield output
-        finally:
-            self.left = True
-
-    def stop(self, request_id: str) -> None:
-        self.stopped.append(request_id)
-
-
-def ended(reason: FinishReason, message: str = "", cached: int = 0, **more: Any) -> Output:
-    finished = Finished(RequestId("r"), 0, reason, cached_tokens=cached, message=message, **more)
-    return Output((), finished)
-
-
-def spec(sampling: SamplingParams | None = None) -> RequestSpec:
-    return spec_of([0, 0, 0], sampling or SamplingParams(), "r")
-
-
-def deltas(script: Script, sampling: SamplingParams | None = None) -> list[TextDelta]:
-    async def gather() -> list[TextDelta]:
-        front = cast(Front, script)
-        stream = text_deltas(front, ByteText(), spec(sampling))
-        return [delta async for _, delta in stream]
-
-    return asyncio.run(gather())
+from tests.server.text.scripts import Script, deltas, ended, spec
 
 
 def written(data: bytes, cuts: list[int], sampling: SamplingParams) -> tuple[str, AnswerText]:

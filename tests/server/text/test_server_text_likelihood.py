@@ -12,7 +12,7 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.front.request_log import Output
 from kvell.server.text.text_stream import TextDelta, Usage
 from kvell.testing.instance import EOS_TOKEN
-from tests.server.text.test_server_text import Script, deltas, ended
+from tests.server.text.scripts import Script, deltas, ended
 
 PROMPT = tuple(TokenLogprobs(-float(place), place) for place in (1, 2))
 

@@ -1,7 +1,7 @@
 """Whole instances in virtual time: what is computed where, what crosses, and when."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from kvell.simulator.cluster.figures import cluster_figures
 from kvell.simulator.cluster.network import REVOKED, STOPPED, UNREACHED, Links
 from kvell.simulator.traces.rows import TraceRow
 from kvell.vocabulary import RequestId
+from tests.simulator.cluster.runs import ONE_EACH, QUIET, run_of
 from tests.simulator.cluster.schedules import Fault, Run, Scenario
 from tests.simulator.cluster.schedules import row as drawn_row
 from tests.simulator.cluster.written_pages import Texts, WrittenPages
@@ -27,17 +28,10 @@ from tests.simulator.replays import MACHINE, busy_rows, layout_of, limits_of, ma
 
 LAYOUT = layout_of((0, 2), (8, 1))
 LINKS = Links(Link(0.001, 1e6))
-ONE_EACH = {"prefill": 1, "decode": 1}
 
 
 def spec_of(counts: Mapping[str, int], links: Links = LINKS, **more: Any) -> ClusterSpec:
     return ClusterSpec(counts, LAYOUT, limits_of(LAYOUT), MACHINE, links, **more)
-
-
-def run_of(spec: ClusterSpec, rows: Sequence[TraceRow], **more: Any) -> VirtualCluster:
-    cluster = VirtualCluster(spec, rows, **more)
-    cluster.run()
-    return cluster
 
 
 def times(cluster: VirtualCluster) -> list[tuple[float | None, ...]]:
@@ -178,25 +172,6 @@ def test_the_front_hears_of_free_memory() -> None:
     lines = cluster.front.queue.lines.values()
     assert all(0 < line.free_bytes <= LAYOUT.pool_bytes for line in lines)
     assert all(one.counts.steps for one in cluster.instances.values())
-
-
-# ---------------------------------------------------------------------------- faults
-
-QUIET: dict[str, Any] = {
-    "mix": "windows",
-    "counts": ONE_EACH,
-    "large": 50,
-    "seats": 4,
-    "batched": 16,
-    "pd_caching": 3,
-    "routing": "least-load",
-    "loss": 0.0,
-    "duplication": 0.0,
-    "jitter_seconds": 0.0,
-    "page_seconds": 0.0,
-    "front_seconds": [0.0],
-    "rows": [drawn_row(0.0, 40, 14)],
-}
 
 
 def test_instances_with_nothing_to_do_beat_too_and_a_cluster_at_rest_ends() -> None:

@@ -8,7 +8,7 @@ from msgspec import structs
 
 from kvell.simulator.cluster.cluster import VirtualCluster
 from kvell.simulator.cluster.figures import cluster_figures
-from tests.simulator.cluster.test_simulator_cluster_planner import ROWS, run_of, spec_of, waits
+from tests.simulator.cluster.planned import ROWS, run_of, spec_of, waits
 
 APART = {"mixed-0": "a", "mixed-1": "b"}
 ASKED: dict[str, Any] = {"hosts": APART, "asks": True}

@@ -10,7 +10,6 @@ import pytest
 from kvell.engine.planning.scheduler import Scheduler
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import BorrowedPages, StepPlan
-from kvell.memory import GroupKind, LayerSpec, Layout, plan_layout
 from kvell.mempool.entries import NOT_IN_PLACE
 from kvell.mempool.transports.neighbours import MOST_NEIGHBOURS
 from kvell.simulator.clock.links import Link
@@ -18,9 +17,6 @@ from kvell.simulator.cluster.cluster import ClusterSpec
 from kvell.simulator.cluster.figures import cluster_figures
 from kvell.simulator.cluster.instance import PeerMappings
 from kvell.simulator.cluster.network import Links
-from kvell.simulator.hardware.model_cost import ModelCost
-from kvell.simulator.hardware.profiles import DeviceProfile
-from kvell.simulator.replay.runner import Machine
 from kvell.vocabulary import SECTION_TOKENS
 from tests.depth import scaled
 from tests.simulator.cluster.lending_schedules import (
@@ -30,20 +26,9 @@ from tests.simulator.cluster.lending_schedules import (
     drawn,
     pressed,
 )
+from tests.simulator.cluster.runs import MACHINE, POOL_TOKENS, QUIET, layout_of_one_layer, run_of
 from tests.simulator.cluster.schedules import row as drawn_row
-from tests.simulator.cluster.test_simulator_cluster import QUIET, run_of
 from tests.simulator.replays import row
-
-POOL_TOKENS = 8192
-MACHINE = Machine(DeviceProfile("test", 1e12, 1.0, 1e12, 1.0, 0.01), ModelCost(1, 0, 1))
-"""A step takes ten milliseconds, whatever its work."""
-
-
-def layout_of_one_layer() -> Layout:
-    """A pool of POOL_TOKENS tokens in pages of 16, one to a large page."""
-    layers = [LayerSpec(0, GroupKind.FULL, 2, 8, 2, 0)]
-    large_bytes = plan_layout(layers, 1 << 20, page_tokens=16).large_page_bytes
-    return plan_layout(layers, large_bytes * (POOL_TOKENS // 16), page_tokens=16)
 
 
 def overloaded(hosts: Mapping[str, str] | None) -> dict[str, Any]:

@@ -1,69 +1,18 @@
 """Clusters in virtual time whose front plans loans by itself (Infinite-LLM, Algorithm 1)."""
 
-from dataclasses import replace
-from typing import Any
-
 import pytest
 
 from kvell.cluster.steering.relief import Relief
-from kvell.cost.amounts import shape_of
-from kvell.cost.analytic import AnalyticModel
-from kvell.cost.prices import prices_of
-from kvell.engine.lending.distributed_request import section_bytes
+from kvell.engine.lending.sections import section_bytes
 from kvell.engine.requests.limits import Limits
-from kvell.memory import GroupKind, LayerSpec
-from kvell.simulator.clock.links import Link
-from kvell.simulator.cluster.cluster import ClusterSpec, VirtualCluster
+from kvell.simulator.cluster.cluster import VirtualCluster
 from kvell.simulator.cluster.figures import cluster_figures
-from kvell.simulator.cluster.network import Links
 from kvell.simulator.cluster.reads import NeighbourReads
-from kvell.simulator.traces.rows import TraceRow
 from kvell.vocabulary import SECTION_TOKENS
 from tests.simulator.cluster.lending_schedules import order
-from tests.simulator.cluster.test_simulator_cluster_lending import (
-    MACHINE,
-    POOL_TOKENS,
-    layout_of_one_layer,
-)
+from tests.simulator.cluster.planned import LAYOUT, ROWS, run_of, spec_of, waits
+from tests.simulator.cluster.runs import POOL_TOKENS
 from tests.simulator.replays import row
-
-LAYOUT = layout_of_one_layer()
-LAYERS = [LayerSpec(0, GroupKind.FULL, 2, 8, 2, 0)]
-ROWS = [row(6000, 1500, at=0.0), row(400, 900, at=0.1), row(2000, 100, at=4.0)]
-"""A long request on one instance, a short one on the other, and one that waits for the long one's
-memory."""
-
-
-def spec_of(**changes: Any) -> ClusterSpec:
-    costs = prices_of(
-        AnalyticModel(MACHINE.profile, MACHINE.cost),
-        shape_of(LAYERS),
-        fetch_bytes_per_second=1e9,
-        swap_bytes_per_second=1e9,
-    )
-    spec = ClusterSpec(
-        {"mixed": 2},
-        LAYOUT,
-        Limits(2048, 8, max_model_len=POOL_TOKENS),
-        MACHINE,
-        Links(Link(0.001, 1e9)),
-        routing="round-robin",
-        costs=costs,
-    )
-    return replace(spec, **changes)
-
-
-def run_of(rows: list[TraceRow] = ROWS, **changes: Any) -> VirtualCluster:
-    cluster = VirtualCluster(spec_of(**changes), rows)
-    cluster.run()
-    return cluster
-
-
-def waits(cluster: VirtualCluster) -> float:
-    """Seconds from the last request's arrival to its first token."""
-    last = cluster.front.requests[-1]
-    assert last.first_token_seconds is not None and last.came_seconds is not None
-    return last.first_token_seconds - last.came_seconds
 
 
 def test_a_short_request_waits_less_where_the_long_one_lies_elsewhere_in_part() -> None:

@@ -12,9 +12,9 @@ from kvell.mempool.transfers.methods import ALWAYS, StreamCosts
 from kvell.simulator.clock.links import Link
 from kvell.simulator.cluster.cluster import ClusterSpec, VirtualCluster
 from kvell.simulator.cluster.network import Links
+from tests.simulator.cluster.runs import ONE_EACH, run_of
 from tests.simulator.cluster.schedules import Fault, Run, Scenario, in_stages
 from tests.simulator.cluster.schedules import row as drawn_row
-from tests.simulator.cluster.test_simulator_cluster import ONE_EACH, run_of
 from tests.simulator.replays import MACHINE, layout_of, limits_of, row
 
 PLAIN = layout_of((0, 2), (8, 1))

@@ -16,21 +16,20 @@ from kvell.cluster.instances import parse_instances
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.fleet.instance.command import placed_command
 from kvell.fleet.placing.launcher import PROGRAM
+from tests.async_engine.fault_cases import ACTS, LENDING_REFUSALS, SHAPES
 from tests.async_engine.handover_faults import acts_of, asleep
 from tests.async_engine.jobs import Job, write_jobs
 from tests.async_engine.lending_jobs import everything, mixed_jobs
-from tests.async_engine.test_async_engine_everything_faults import ACTS, SHAPES
-from tests.async_engine.test_async_engine_lending_faults import LENDING_REFUSALS
 from tests.fleet.faults.cluster import Cluster, cluster
-from tests.fleet.faults.instances import Instances
-from tests.fleet.faults.load import known_requests
-from tests.fleet.faults.test_faults_front import doomed_front
-from tests.fleet.faults.test_faults_manager import (
+from tests.fleet.faults.doomed import (
+    doomed_front,
     manager_dies,
     manager_dies_behind_an_instance,
     manager_dies_in_a_start,
+    node_dies,
 )
-from tests.fleet.faults.test_faults_node import node_dies
+from tests.fleet.faults.instances import Instances
+from tests.fleet.faults.load import known_requests
 from tests.fleet.placing.ray_machines import is_gone
 from tests.front.scenarios import run, until
 

@@ -1,0 +1,24 @@
+"""Lenders until they are quiet."""
+
+from tests.mempool.loans.lenders import LoanNetwork
+from tests.mempool.transfers.network import Instance
+
+
+def quiet(mix: str = "two", large: int = 20) -> LoanNetwork:
+    network = LoanNetwork(mix, large)
+    for name in "abc":
+        network.start(name)
+    return network
+
+
+def used(instance: Instance) -> int:
+    return sum(instance.core.snapshot().used)
+
+
+def over(network: LoanNetwork) -> None:
+    """Nothing is left of any loan."""
+    network.run()
+    for instance in network.instances.values():
+        assert not len(instance.agent.loans.borrowing) and not len(instance.agent.loans.lending)
+        assert not instance.granted and not used(instance) and not instance.copying
+        assert instance.agent.next_deadline is None

@@ -1,0 +1,23 @@
+"""Waits for a pool."""
+
+import time
+from pathlib import Path
+
+from kvell.mempool.pool import MemPool
+
+PATIENCE_SECONDS = 30.0
+
+
+def until(condition: object) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline, "it did not happen"
+
+
+def state_of(pid: int) -> str:
+    """A process's state as Linux says it: T is stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def used_pages(pool: MemPool) -> int:
+    return sum(pool.core.snapshot().used)
