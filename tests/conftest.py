@@ -1,6 +1,8 @@
 """What tests of several rooms share: depth, order and cost of a run, and the packaged model."""
 
+import asyncio
 import functools
+import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -18,6 +20,7 @@ from tests.depth import DEFAULT, set_depth, some
 from tests.server.metrics.exported import Exported, exported_by_a_server
 from tests.shallow_model import write_shallow
 
+SCENARIO_SECONDS = 120.0
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read where Triton is first imported
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it, and tables in pipes follow it
 # Each client reads all certificates of this machine, which takes 80 ms; tests trust none of them.
@@ -52,6 +55,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest files first."""
     order = longest_first([item.nodeid for item in items], listed_shares(LISTED.read_text()))
     items[:] = [items[i] for i in order]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine, which fails if it takes longer than two minutes."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+
+    async def bounded() -> None:
+        async with asyncio.timeout(SCENARIO_SECONDS):
+            await pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})
+
+    asyncio.run(bounded())
+    return True
 
 
 class FilesAndGroups(LoadScopeScheduling):  # type: ignore[misc] # xdist is untyped

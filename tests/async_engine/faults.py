@@ -15,6 +15,7 @@ from kvell.errors import RequestFailed, TryLater
 from kvell.fleet.started.members import MemberStatus
 from tests.async_engine.jobs import Job
 from tests.front.scenarios import damage_next_bytes, is_gone, line_of, until
+from tests.front.seen import front_of
 
 KINDS = ("kill", "stop", "damage")
 RETRIED = "a request is retried twice"
@@ -65,7 +66,7 @@ def serving(engine: AsyncEngine) -> list[MemberStatus]:
 
 def busy(engine: AsyncEngine) -> list[MemberStatus]:
     """Instances that serve and have requests now."""
-    lines = {status.instance_id: line for status, line in engine._front.instances()}
+    lines = {status.instance_id: line for status, line in front_of(engine).instances()}
     return [one for one in serving(engine) if lines[one.instance_id].in_flight]
 
 
@@ -78,7 +79,7 @@ async def break_one(engine: AsyncEngine, kind: str, chance: random.Random) -> No
     victim = chance.choice(busy(engine))
     assert victim.pid is not None
     if kind == "damage":
-        await damage_next_bytes(line_of(engine._front, victim.instance_id), chance).wait()
+        await damage_next_bytes(line_of(front_of(engine), victim.instance_id), chance).wait()
     else:
         os.kill(victim.pid, signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
     pid, name = victim.pid, victim.instance_id

@@ -19,6 +19,7 @@ from tests.async_engine.faults import Outcome as FaultOutcome
 from tests.async_engine.faults import serving
 from tests.async_engine.jobs import Job
 from tests.front.scenarios import is_gone, until
+from tests.front.seen import front_of
 
 MOST_PAUSE_SECONDS = 0.5
 MOST_DELAY_SECONDS = 0.02
@@ -52,7 +53,7 @@ class Outcome(FaultOutcome):
 def moving(engine: AsyncEngine) -> list[Pair]:
     """Requests with a computed prompt that go from one instance that serves to another."""
     names = {one.instance_id for one in serving(engine)}
-    submitted = engine._front.entries().in_flight
+    submitted = front_of(engine).entries().in_flight
     return [
         (entry.line, entry.goes_to, entry)
         for entry in submitted
@@ -65,11 +66,11 @@ def moving(engine: AsyncEngine) -> list[Pair]:
 def borrowing(engine: AsyncEngine) -> list[Pair]:
     """Requests of an instance that serves with sections at another one that does."""
     names = {one.instance_id for one in serving(engine)}
-    submitted = engine._front.entries().in_flight
+    submitted = front_of(engine).entries().in_flight
     entries = {entry.request_id: entry for entry in submitted}
     return [
         (entries[part.req_id].line, part.inst_id, entries[part.req_id])
-        for _, line in engine._front.instances()
+        for _, line in front_of(engine).instances()
         for part in line.placements
         if part.req_id in entries and {entries[part.req_id].line, part.inst_id} <= names
         if not part.local
@@ -79,7 +80,7 @@ def borrowing(engine: AsyncEngine) -> list[Pair]:
 def anywhere(engine: AsyncEngine) -> list[Pair]:
     """Requests of instances that serve, with each other instance that does."""
     names = {one.instance_id for one in serving(engine)}
-    submitted = engine._front.entries().in_flight
+    submitted = front_of(engine).entries().in_flight
     return [
         (entry.line, other, entry)
         for entry in submitted

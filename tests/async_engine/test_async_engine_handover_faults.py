@@ -32,6 +32,7 @@ from tests.async_engine.handover_faults import (
 )
 from tests.async_engine.jobs import Job
 from tests.front.scenarios import until
+from tests.front.seen import front_of
 from tests.models.harness import tiny_config
 
 STREAMS = 6
@@ -163,7 +164,7 @@ def test_a_request_that_dies_at_each_attempt_is_refused_with_its_reason(
 
 def _died_once(engine: AsyncEngine) -> list[LogEntry]:
     """Requests that an instance has, after others that had them have died."""
-    return [entry for entry in engine._front.entries().in_flight if entry.attempts.deaths]
+    return [entry for entry in front_of(engine).entries().in_flight if entry.attempts.deaths]
 
 
 async def _answer(engine: AsyncEngine, job: Job) -> list[int]:

@@ -13,6 +13,7 @@ from kvell.fleet.started.front_limits import FrontLimits
 from kvell.vocabulary import MIB
 from tests.async_engine.conftest import SECONDS, SharedEngine
 from tests.front.scenarios import run
+from tests.front.seen import front_of, queue_of
 
 pytestmark = pytest.mark.xdist_group("async_engine")
 LONG = SamplingParams(
@@ -65,7 +66,7 @@ class Streams:
 
 def attempts(engine: AsyncEngine) -> dict[str, int]:
     """How often each request was begun again, of those that go on."""
-    submitted, waiting, *_ = engine._front.entries()
+    submitted, waiting, *_ = front_of(engine).entries()
     return {entry.request_id: entry.attempt for entry in (*submitted, *waiting)}
 
 
@@ -84,7 +85,7 @@ def alone_of(alone: LLM) -> dict[str, list[int]]:
 async def drains(engine: AsyncEngine, expected: dict[str, list[int]]) -> None:
     """Drain an instance while it answers: another one goes on with all that it has left."""
     streams = Streams(engine)
-    lines = engine._front._request_queue.lines
+    lines = queue_of(front_of(engine)).lines
     await until(lambda: all(len(streams.tokens.get(n, ())) > 5 for n in ASKED))
     leaves = max(lines, key=lambda instance_id: len(lines[instance_id].movable()))
     assert len(lines[leaves].movable()) >= 2
@@ -144,14 +145,14 @@ def test_memory_that_runs_short_is_relieved_by_another_instance(smollm2_path: Pa
 
             def has_moved() -> bool:
                 assert not any(task.done() for task in streams)
-                for one in engine._front.entries()[0]:
+                for one in front_of(engine).entries()[0]:
                     first = first_lines.setdefault(one.request_id, one.line)
                     if one.line != first and not one.attempt:
                         return True
                 return False
 
             streams = [asyncio.create_task(repeat(number)) for number in range(len(asked))]
-            line = engine._front._request_queue.lines["mixed-0"]
+            line = queue_of(front_of(engine)).lines["mixed-0"]
             await until(lambda: line.waiting > 1)
             engine.scale("mixed=2")
             await until(has_moved)

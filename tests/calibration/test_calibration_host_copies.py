@@ -90,11 +90,12 @@ def test_sides_differ_in_when_they_copy_and_each_is_timed(rig: CopyRig) -> None:
 
 def test_both_sides_draw_the_same_tokens(rig: CopyRig) -> None:
     plan = plan_of(rig)
-    rig.mover._held.copy_(rig.mover._pool[: rig.mover._held.numel()])
-    held = rig.mover._held.clone()
+    buffer = rig.mover._held
+    buffer.copy_(rig.mover._pool[: buffer.numel()])
+    held = buffer.clone()
     results = []
     for runner in (rig.before, rig.under):
-        rig.mover._held.copy_(held)
+        buffer.copy_(held)
         results.append(structs.replace(runner.run(plan), team=None))
     assert results[0] == results[1]
     assert np.isin(results[0].token_ids, range(rig._vocab)).all()

@@ -62,7 +62,7 @@ def spans_of(store: ImageStore) -> dict[int, Span]:
     return store._spans
 
 
-def ids_of(store: ImageStore) -> ContentIds:
+def content_ids_of(store: ImageStore) -> ContentIds:
     """Return the store's ids of images."""
     return store._ids
 

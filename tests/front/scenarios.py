@@ -25,6 +25,7 @@ from kvell.front.front import Front
 from kvell.front.request_log import LogEntry
 from kvell.vocabulary import RequestId
 from tests.engine.works import spec_of
+from tests.front.seen import line_to, members_of
 
 
 def run(scenario: Awaitable[None], seconds: float = 60.0) -> None:
@@ -54,11 +55,9 @@ def is_gone(pid: int) -> bool:
 
 def line_of(front: Front, instance_id: str) -> InstanceLine:
     """The connection to an instance that is up."""
-    supervisor = front._members[instance_id].supervisor
+    supervisor = members_of(front)[instance_id].supervisor
     assert isinstance(supervisor, Supervisor)
-    process = supervisor._process
-    assert process is not None
-    return process._line
+    return line_to(supervisor)
 
 
 def damage_next_bytes(line: InstanceLine, chance: Random) -> asyncio.Event:

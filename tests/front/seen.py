@@ -30,7 +30,7 @@ def front_of(engine: AsyncEngine) -> Front:
     return engine._front
 
 
-def line_of(supervisor: Supervisor) -> InstanceLine:
+def line_to(supervisor: Supervisor) -> InstanceLine:
     """Return the connection to an instance that is up."""
     process = supervisor._process
     assert process is not None

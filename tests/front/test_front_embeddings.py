@@ -23,7 +23,7 @@ from kvell.server.text.text_stream import RequestRefused
 from kvell.testing.instance import CHUNK_TOKENS, CRASH_TOKEN, REFUSE_TOKEN, fake_vector
 from kvell.vocabulary import RequestId
 from tests.engine.works import spec_of
-from tests.front.scenarios import QUICK, finish_of, only, run, stats_when, until
+from tests.front.scenarios import QUICK, finish_of, only, stats_when, until
 from tests.reports import facts, load
 
 CommandFactory = Callable[..., list[str]]
@@ -43,117 +43,98 @@ def check(one: RequestSpec, finished: Finished) -> None:
     assert (finished.reason, finished.output_tokens) == ("stop", 0)
 
 
-def test_beside_answers_everybody_gets_their_own(instance_command: CommandFactory) -> None:
-    async def scenario() -> None:
-        limits = FrontLimits(max_waiting=30)
-        async with Front(instance_command("--credits", "4"), limits=limits) as front:
-            prompts = [prompt(number) for number in range(12)]
-            answers = asyncio.gather(
-                *(finish_of(front, SamplingParams(max_tokens=9), one.token_ids) for one in prompts)
-            )
-            for one, finished in zip(prompts, await all_embedded(front, prompts), strict=True):
-                check(one, finished)
-            assert [len(tokens) for tokens, _ in await answers] == [9] * 12
-            assert (front.waiting, front.in_flight) == (0, 0)
-
-    run(scenario())
+async def test_beside_answers_everybody_gets_their_own(instance_command: CommandFactory) -> None:
+    limits = FrontLimits(max_waiting=30)
+    async with Front(instance_command("--credits", "4"), limits=limits) as front:
+        prompts = [prompt(number) for number in range(12)]
+        answers = asyncio.gather(
+            *(finish_of(front, SamplingParams(max_tokens=9), one.token_ids) for one in prompts)
+        )
+        for one, finished in zip(prompts, await all_embedded(front, prompts), strict=True):
+            check(one, finished)
+        assert [len(tokens) for tokens, _ in await answers] == [9] * 12
+        assert (front.waiting, front.in_flight) == (0, 0)
 
 
-def test_another_attempt_after_a_kill_gives_the_vector(instance_command: CommandFactory) -> None:
-    async def scenario() -> None:
-        command = instance_command("--step-seconds", "0.01")
-        async with Front(command, limits=QUICK) as front:
-            long = prompt(7, 60 * CHUNK_TOKENS)
-            running = asyncio.create_task(embed(front, long))
-            await until(lambda: front.in_flight == 1)
-            pid = only(front).pid
-            assert pid is not None
-            os.kill(pid, signal.SIGKILL)
-            finished = await running
-            check(long, finished)
-            assert finished.attempt == 1
-            assert only(front).restarts == 1
-
-    run(scenario())
-
-
-def test_one_that_ends_every_instance_is_not_tried_for_ever(
+async def test_another_attempt_after_a_kill_gives_the_vector(
     instance_command: CommandFactory,
 ) -> None:
-    async def scenario() -> None:
-        async with Front(instance_command(), limits=QUICK) as front:
-            crashing = pooled([CRASH_TOKEN], "crash")
-            with pytest.raises((RequestFailed, InstanceDied)):
-                await embed(front, crashing)
-
-    run(scenario())
-
-
-def test_whoever_leaves_cancels_it(instance_command: CommandFactory) -> None:
-    async def scenario() -> None:
-        async with Front(instance_command("--step-seconds", "0.01")) as front:
-            prompts = [prompt(number, 60 * CHUNK_TOKENS) for number in range(5)]
-            running = asyncio.create_task(all_embedded(front, prompts))
-            await until(lambda: front.in_flight == 5)
-            running.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await running
-            stats = await stats_when(front, lambda stats: stats.running == 0)
-            assert stats.finished == {"cancelled": 5}
-            await until(lambda: front.in_flight == 0)
-
-    run(scenario())
+    command = instance_command("--step-seconds", "0.01")
+    async with Front(command, limits=QUICK) as front:
+        long = prompt(7, 60 * CHUNK_TOKENS)
+        running = asyncio.create_task(embed(front, long))
+        await until(lambda: front.in_flight == 1)
+        pid = only(front).pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        finished = await running
+        check(long, finished)
+        assert finished.attempt == 1
+        assert only(front).restarts == 1
 
 
-def test_the_first_failure_cancels_the_others(instance_command: CommandFactory) -> None:
-    async def scenario() -> None:
-        async with Front(instance_command("--step-seconds", "0.01")) as front:
-            prompts = [prompt(number, 60 * CHUNK_TOKENS) for number in range(3)]
-            refused = pooled([REFUSE_TOKEN], "refused")
-            with pytest.raises(RequestRefused, match="can never fit"):
-                await all_embedded(front, [*prompts, refused])
-            assert front.waiting == 0
-            await until(lambda: front.in_flight == 0)
-
-    run(scenario())
+async def test_one_that_ends_every_instance_is_not_tried_for_ever(
+    instance_command: CommandFactory,
+) -> None:
+    async with Front(instance_command(), limits=QUICK) as front:
+        crashing = pooled([CRASH_TOKEN], "crash")
+        with pytest.raises((RequestFailed, InstanceDied)):
+            await embed(front, crashing)
 
 
-def test_a_long_list_takes_the_room_there_is(instance_command: CommandFactory) -> None:
+async def test_whoever_leaves_cancels_it(instance_command: CommandFactory) -> None:
+    async with Front(instance_command("--step-seconds", "0.01")) as front:
+        prompts = [prompt(number, 60 * CHUNK_TOKENS) for number in range(5)]
+        running = asyncio.create_task(all_embedded(front, prompts))
+        await until(lambda: front.in_flight == 5)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        stats = await stats_when(front, lambda stats: stats.running == 0)
+        assert stats.finished == {"cancelled": 5}
+        await until(lambda: front.in_flight == 0)
+
+
+async def test_the_first_failure_cancels_the_others(instance_command: CommandFactory) -> None:
+    async with Front(instance_command("--step-seconds", "0.01")) as front:
+        prompts = [prompt(number, 60 * CHUNK_TOKENS) for number in range(3)]
+        refused = pooled([REFUSE_TOKEN], "refused")
+        with pytest.raises(RequestRefused, match="can never fit"):
+            await all_embedded(front, [*prompts, refused])
+        assert front.waiting == 0
+        await until(lambda: front.in_flight == 0)
+
+
+async def test_a_long_list_takes_the_room_there_is(instance_command: CommandFactory) -> None:
     """And no more: two credits, and one place in the line."""
-
-    async def scenario() -> None:
-        metrics = ServerMetrics("fake")
-        command = instance_command("--credits", "2")
-        async with Front(command, limits=QUICK, observer=metrics) as front:
-            assert front.room == 3
-            prompts = [prompt(number) for number in range(40)]
-            for one, finished in zip(prompts, await all_embedded(front, prompts), strict=True):
-                check(one, finished)
-            assert (
-                b'kvell:admission_rejections_total{model_name="fake",reason="max_waiting"} 0.0'
-                in (metrics.render())
-            )
-
-    run(scenario())
+    metrics = ServerMetrics("fake")
+    command = instance_command("--credits", "2")
+    async with Front(command, limits=QUICK, observer=metrics) as front:
+        assert front.room == 3
+        prompts = [prompt(number) for number in range(40)]
+        for one, finished in zip(prompts, await all_embedded(front, prompts), strict=True):
+            check(one, finished)
+        assert b'kvell:admission_rejections_total{model_name="fake",reason="max_waiting"} 0.0' in (
+            metrics.render()
+        )
 
 
-def test_it_goes_on_with_less_when_others_take_the_room(instance_command: CommandFactory) -> None:
-    async def scenario() -> None:
-        command = instance_command("--credits", "2", "--step-seconds", "0.002")
-        async with Front(command, limits=QUICK) as front:
-            prompts = [prompt(number, 3 * CHUNK_TOKENS) for number in range(30)]
-            running = asyncio.create_task(all_embedded(front, prompts))
-            others = [
-                asyncio.create_task(until_let_in(front, FOREVER, f"answer-{n}")) for n in range(2)
-            ]
-            await asyncio.gather(*others)
-            front.stop("answer-0")
-            for one, finished in zip(prompts, await running, strict=True):
-                check(one, finished)
-            front.stop("answer-1")
-            await until(lambda: front.in_flight == 0)
-
-    run(scenario())
+async def test_it_goes_on_with_less_when_others_take_the_room(
+    instance_command: CommandFactory,
+) -> None:
+    command = instance_command("--credits", "2", "--step-seconds", "0.002")
+    async with Front(command, limits=QUICK) as front:
+        prompts = [prompt(number, 3 * CHUNK_TOKENS) for number in range(30)]
+        running = asyncio.create_task(all_embedded(front, prompts))
+        others = [
+            asyncio.create_task(until_let_in(front, FOREVER, f"answer-{n}")) for n in range(2)
+        ]
+        await asyncio.gather(*others)
+        front.stop("answer-0")
+        for one, finished in zip(prompts, await running, strict=True):
+            check(one, finished)
+        front.stop("answer-1")
+        await until(lambda: front.in_flight == 0)
 
 
 async def until_let_in(front: Front, sampling: SamplingParams, name: str) -> None:
@@ -174,43 +155,33 @@ async def read_to_its_end(outputs: object) -> None:
         pass
 
 
-def test_without_room_it_fails_at_once(instance_command: CommandFactory) -> None:
-    async def scenario() -> None:
-        async with Front(instance_command("--credits", "1"), limits=QUICK) as front:
-            readers = [
-                asyncio.create_task(finish_of(front, FOREVER, prompt(n).token_ids))
-                for n in range(2)
-            ]
-            await until(lambda: front.room == 0)
-            with pytest.raises(TryLater):
-                await all_embedded(front, [prompt(number) for number in range(5)])
-            for reader in readers:
-                reader.cancel()
-            await asyncio.gather(*readers, return_exceptions=True)
-
-    run(scenario())
+async def test_without_room_it_fails_at_once(instance_command: CommandFactory) -> None:
+    async with Front(instance_command("--credits", "1"), limits=QUICK) as front:
+        readers = [
+            asyncio.create_task(finish_of(front, FOREVER, prompt(n).token_ids)) for n in range(2)
+        ]
+        await until(lambda: front.room == 0)
+        with pytest.raises(TryLater):
+            await all_embedded(front, [prompt(number) for number in range(5)])
+        for reader in readers:
+            reader.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
 
 
-def test_without_an_instance_it_fails_at_once(instance_command: CommandFactory) -> None:
-    async def scenario() -> None:
-        front = Front(instance_command())
-        with pytest.raises(InstanceDied):
-            await all_embedded(front, [prompt(1), prompt(2)])
-
-    run(scenario())
+async def test_without_an_instance_it_fails_at_once(instance_command: CommandFactory) -> None:
+    front = Front(instance_command())
+    with pytest.raises(InstanceDied):
+        await all_embedded(front, [prompt(1), prompt(2)])
 
 
-def test_one_that_is_stopped_has_no_vector(instance_command: CommandFactory) -> None:
-    async def scenario() -> None:
-        async with Front(instance_command("--step-seconds", "0.01")) as front:
-            long = prompt(1, 60 * CHUNK_TOKENS)
-            running = asyncio.create_task(embed(front, long))
-            await until(lambda: front.in_flight == 1)
-            front.stop(long.request_id)
-            with pytest.raises(RequestFailed, match="stopped"):
-                await running
-
-    run(scenario())
+async def test_one_that_is_stopped_has_no_vector(instance_command: CommandFactory) -> None:
+    async with Front(instance_command("--step-seconds", "0.01")) as front:
+        long = prompt(1, 60 * CHUNK_TOKENS)
+        running = asyncio.create_task(embed(front, long))
+        await until(lambda: front.in_flight == 1)
+        front.stop(long.request_id)
+        with pytest.raises(RequestFailed, match="stopped"):
+            await running
 
 
 # -------------------------------------------------------------- bookkeeping, without I/O

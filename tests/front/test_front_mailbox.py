@@ -26,22 +26,19 @@ class Room:
         raise AssertionError("texts are not the mailbox's")
 
 
-def test_output_without_room_is_dropped_and_the_reader_is_told_once_it_reads() -> None:
-    async def scenario() -> None:
-        full: list[str] = []
-        room = Room(11)
-        mailbox = Mailbox(room, lambda: full.append("full"))
-        mailbox.put((1, 2), (LIKELY, LIKELY))
-        assert room.left == 11 - 2 - 2 * 3
-        assert (await mailbox.take()).token_ids == (1, 2)
-        reading = asyncio.create_task(mailbox.take())
-        await asyncio.sleep(0)
-        mailbox.put((3,), (LIKELY,))
-        with pytest.raises(TryLater, match="no room"):
-            await reading
-        mailbox.put((4,))
-        assert full == ["full"] and room.left == 3
-        with pytest.raises(TryLater):
-            await mailbox.take()
-
-    asyncio.run(scenario())
+async def test_output_without_room_is_dropped_and_the_reader_is_told_once_it_reads() -> None:
+    full: list[str] = []
+    room = Room(11)
+    mailbox = Mailbox(room, lambda: full.append("full"))
+    mailbox.put((1, 2), (LIKELY, LIKELY))
+    assert room.left == 11 - 2 - 2 * 3
+    assert (await mailbox.take()).token_ids == (1, 2)
+    reading = asyncio.create_task(mailbox.take())
+    await asyncio.sleep(0)
+    mailbox.put((3,), (LIKELY,))
+    with pytest.raises(TryLater, match="no room"):
+        await reading
+    mailbox.put((4,))
+    assert full == ["full"] and room.left == 3
+    with pytest.raises(TryLater):
+        await mailbox.take()

@@ -12,6 +12,7 @@ from kvell import LLM
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething
 from kvell.vocabulary import MIB
+from tests.engine.seen import spans_of
 from tests.models.pictures import (
     CROSS,
     EVERY,
@@ -76,7 +77,7 @@ def test_images_are_forgotten_when_the_answers_are_there(llm: LLM, architecture:
     assert llm.engine.images is not None
     llm.generate(asked(pictured(architecture, text(7), 3, text(9))), GREEDY)
     "".join(llm.stream(asked(pictured(architecture, text(7), 3, text(9))), GREEDY))
-    assert not llm.engine.images._spans
+    assert not spans_of(llm.engine.images)
 
 
 def test_a_prompt_that_does_not_fit_its_images_is_refused(llm: LLM, architecture: str) -> None:
@@ -84,7 +85,7 @@ def test_a_prompt_that_does_not_fit_its_images_is_refused(llm: LLM, architecture
     with pytest.raises(ChangeSomething, match="that its images need"):
         llm.generate([prompt, prompt | {"prompt_token_ids": text(9)}], GREEDY)
     assert llm.engine.images is not None
-    assert not llm.engine.images._spans
+    assert not spans_of(llm.engine.images)
     assert not llm.engine.has_work()
 
 

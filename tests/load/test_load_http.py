@@ -275,14 +275,11 @@ def test_hundreds_of_streams_are_open_at_once() -> None:
     assert on(say, work) == many
 
 
-def test_nobody_listens() -> None:
-    async def work() -> None:
-        async with Server(says(STREAM)) as server:
-            url = server.url
-        with pytest.raises(ConnectionFailed, match=r"no connection \(Connection refused\)"):
-            await body_of(HttpClient(url))
-
-    asyncio.run(work())
+async def test_nobody_listens() -> None:
+    async with Server(says(STREAM)) as server:
+        url = server.url
+    with pytest.raises(ConnectionFailed, match=r"no connection \(Connection refused\)"):
+        await body_of(HttpClient(url))
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://", "http://x:port", "x"])

@@ -18,6 +18,7 @@ from kvell.memory import audit
 from kvell.mempool.pool import MemPool
 from kvell.mempool.transports.rights import Rights, RightsOfPeer
 from tests.mempool.pools import fill, holds_right, pool_at
+from tests.mempool.seen import num_receiving
 
 NAME = "b"
 """Whom ``tests.mempool.sender`` sends to."""
@@ -103,7 +104,7 @@ class Sleeper:
         pool.free_mem(lease)
         return told | {
             "stale": self._sleep.stale_pieces,
-            "coming": pool._node.ask(lambda: len(pool._agent.receiving)),
+            "coming": num_receiving(pool),
             "used": sum(pool.core.snapshot().used),
             "problems": audit(pool.layout, pool.core.snapshot()),
         }

@@ -1,6 +1,7 @@
 """An instance of several fronts: each hears of its own, and may go and come as it likes."""
 
 import contextlib
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -38,6 +39,17 @@ from tests.serving.peer import FOREVER, WAIT_SECONDS, Peer, tokens_of
 
 SECRET = bytes(range(32))
 QUICK_SECONDS = 0.005
+
+
+def socket_of(front: "Any") -> socket.socket:
+    """Return the connection of a front."""
+    found: socket.socket = front._socket
+    return found
+
+
+def steps_of(engine: "NoticingEngine") -> int:
+    """Return the number of steps that an engine has taken."""
+    return engine._steps
 
 
 def submit(name: str, max_tokens: int = 3) -> Submit:
@@ -192,8 +204,8 @@ def test_a_front_that_does_not_read_is_hung_up_on() -> None:
         slow.send(*(submit(f"slow:{one}", FOREVER) for one in range(8)))
         slow.read_until(Tokens)
         seen = -1
-        while engine._steps > seen:  # until it stops, since so much waits
-            seen = engine._steps
+        while steps_of(engine) > seen:  # until it stops, since so much waits
+            seen = steps_of(engine)
             for _ in range(20):
                 b.send(AskStats())
                 b.read_until(Stats)
@@ -214,7 +226,7 @@ def test_a_broken_front_ends_alone() -> None:
         a.send(submit("a:1", FOREVER))
         b.send(submit("b:1", FOREVER))
         a.read_until(Tokens)
-        a._socket.sendall(b"this is not the protocol at all")
+        socket_of(a).sendall(b"this is not the protocol at all")
         a.read_all()
         while not instance.engine.ended:
             b.read_until(Tokens)
@@ -262,7 +274,7 @@ def test_a_drained_instance_tells_all_and_ends(stays: bool) -> None:
             assert isinstance(told[-1], Drained)
             assert isinstance(told[-2], Finished)
         else:
-            a._socket.close()
+            socket_of(a).close()
         assert isinstance(manager.read_all()[-1], Drained)
         instance.thread.join(WAIT_SECONDS)
         assert not instance.thread.is_alive()
@@ -292,8 +304,8 @@ def test_a_front_that_hovers_below_its_bound_is_hung_up_on() -> None:
         pauses = 0
         while not engine.ended and pauses < 400:
             seen = -1
-            while engine._steps > seen:  # until the others wait
-                seen = engine._steps
+            while steps_of(engine) > seen:  # until the others wait
+                seen = steps_of(engine)
                 b.send(KeepAlive(), AskStats())
                 b.read_until(Stats)
             pauses += 1
@@ -302,7 +314,7 @@ def test_a_front_that_hovers_below_its_bound_is_hung_up_on() -> None:
             b.read_until(Stats)
             with contextlib.suppress(ConnectionError):  # it has been hung up on
                 hovers.send(KeepAlive())
-                while engine._steps == seen and hovers._socket.recv(bound_bytes):
+                while steps_of(engine) == seen and socket_of(hovers).recv(bound_bytes):
                     b.send(KeepAlive(), AskStats())
                     b.read_until(Stats)
         assert {name for name, _ in engine.ended} >= {"hovers:0"}

@@ -18,6 +18,7 @@ from kvell.mempool.rendezvous import FolderRendezvous, PageTransport, PdCaching,
 from kvell.models.loading.random_weights import random_module
 from kvell.models.paged_model import PagedModel
 from kvell.vocabulary import MIB
+from tests.engine.seen import scheduler_of
 from tests.models.fused_models import fused_model
 from tests.models.harness import prompt_ids, tiny_config
 from tests.models.serving.lending import SECTION_TOKENS, Lending
@@ -82,8 +83,8 @@ def check_mechanisms(engine: Engine, mechanisms: Sequence[str]) -> None:
     """Check that an engine has all that is to be tried."""
     core = engine.core
     assert (core.limits.depth == 1) == ("async" in mechanisms)
-    assert isinstance(core._scheduler.memory, SharedMemory) == ("memory" in mechanisms)
-    assert (core._scheduler.swapping is not None) == ("buffer" in mechanisms)
+    assert isinstance(scheduler_of(core).memory, SharedMemory) == ("memory" in mechanisms)
+    assert (scheduler_of(core).swapping is not None) == ("buffer" in mechanisms)
     assert any(group.is_draft for group in core.memory.layout.groups) == ("draft" in mechanisms)
     kinds = {group.kind for group in core.memory.layout.groups}
     assert (GroupKind.STATE in kinds) == ("hybrid" in mechanisms)

@@ -11,6 +11,7 @@ from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.engine.engine import Engine
 from kvell.mempool.rendezvous import PageTransport
 from kvell.vocabulary import MIB
+from tests.engine.seen import scheduler_of, use_rule
 from tests.engine.swapping import Always
 from tests.models.cases import long_unless
 from tests.models.harness import prompt_ids
@@ -41,7 +42,7 @@ def expected() -> list[int]:
 
 
 def swapping_of(engine: Engine) -> Swapping:
-    swapping = engine.core._scheduler.swapping
+    swapping = scheduler_of(engine.core).swapping
     assert swapping is not None and swapping.prefixes is not None
     return swapping
 
@@ -51,7 +52,7 @@ def swap_always(several: Lending) -> None:
     for engine in several.engines:
         swapping = swapping_of(engine)
         assert swapping.prefixes is not None
-        swapping._rule = swapping.prefixes._rule = Always()
+        use_rule(swapping, Always())
 
 
 def hit_of(engine: Engine, tokens: list[int]) -> int:

@@ -1,5 +1,7 @@
 """A memo of hashes answers what would be computed, whatever was asked before."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,6 +14,11 @@ from kvell.memory import Tokens
 from tests.cluster.trees.naive_trees import FULL
 
 SEGMENT_TOKENS = SEGMENT_BLOCKS * 2
+
+
+def segments_of(memo: HashMemo) -> dict[Any, Any]:
+    """Return the segments that a memo keeps."""
+    return memo._segments
 
 
 def text(*parts: tuple[int, int]) -> Tokens:
@@ -76,9 +83,9 @@ def test_segments_that_are_asked_for_stay() -> None:
     for value in (1, 2, 1, 3):
         memo.hashes(text((value, SEGMENT_TOKENS)), 2, "", "")
     assert len(memo) == 2
-    kept = dict(memo._segments)
+    kept = dict(segments_of(memo))
     memo.hashes(text((1, SEGMENT_TOKENS)), 2, "", "")
-    assert dict(memo._segments) == kept
+    assert dict(segments_of(memo)) == kept
 
 
 def test_a_segment_whose_beginning_was_forgotten_is_not_taken_for_another() -> None:

@@ -17,6 +17,7 @@ from kvell.engine.requests.request import Request
 from kvell.pages.audit import audit
 from tests.engine.conftest import make_layout, make_submit
 from tests.engine.planning.machine import Configuration, EngineMachine
+from tests.engine.seen import scheduler_of
 from tests.engine.swapping import AtRandom, swapping_core
 from tests.engine.virtual_model import VirtualModel
 
@@ -35,7 +36,7 @@ class Run:
 
     @property
     def swapping(self) -> Swapping:
-        swapping = self.core._scheduler.swapping
+        swapping = scheduler_of(self.core).swapping
         assert swapping is not None
         return swapping
 
@@ -97,7 +98,7 @@ class SwappingMachine(EngineMachine):
 
     def check_plan(self, plan: StepPlan) -> None:
         super().check_plan(plan)
-        swapping = self.engine.core._scheduler.swapping
+        swapping = scheduler_of(self.engine.core).swapping
         assert swapping is not None
         assert swapping.buffer.audit() == []
         given = {(g, page) for _, g, _, page in plan.new_pages.tolist()}
@@ -110,7 +111,7 @@ class SwappingMachine(EngineMachine):
 
 
 def parking_of(core: EngineCore) -> Parking:
-    parking = core._scheduler.parking
+    parking = scheduler_of(core).parking
     assert parking is not None
     return parking
 
@@ -138,6 +139,6 @@ class ParkingMachine(SwappingMachine):
     def check_plan(self, plan: StepPlan) -> None:
         super().check_plan(plan)
         parking = parking_of(self.engine.core)
-        num_offloaded = self.engine.core._scheduler.num_offloaded
+        num_offloaded = scheduler_of(self.engine.core).num_offloaded
         assert len(parking.sizes.held) == len(parking.parked) + num_offloaded
         assert not {work.request_id for work in plan.work}.intersection(plan.parked)

@@ -8,6 +8,7 @@ from kvell.engine.protocol.messages import Cancel
 from kvell.vocabulary import RequestId
 from tests.depth import machine
 from tests.engine.cpu_buffer.machines import SMALL, Run, SwappingMachine
+from tests.engine.seen import requests_of, saved_of, scheduler_of
 from tests.engine.swapping import AtRandom, swapping_core
 from tests.engine.traffic import limits
 from tests.engine.virtual_model import expected_output
@@ -58,7 +59,7 @@ def test_what_goes_out_is_what_the_next_token_needs_and_comes_back_once() -> Non
     run = busy()
     plan = run.until_swapped()
     (name,) = plan.preempted
-    saved = run.swapping._saved[name]
+    saved = saved_of(run.swapping)[name]
     at = saved.computed
     window_first = (at - 9) // 4
     assert sorted(saved.pages) == [
@@ -71,7 +72,7 @@ def test_what_goes_out_is_what_the_next_token_needs_and_comes_back_once() -> Non
     assert (work.start, work.count) == (at, 1)
     fetched = {(group, held) for group, held, _ in plan.fetches.tolist()}
     assert fetched <= {(group, page) for (group, _), page in saved.pages.items()}
-    assert not run.swapping.has(run.core._requests[name])
+    assert not run.swapping.has(requests_of(run.core)[name])
 
 
 def test_a_page_of_the_buffer_is_not_given_again_in_the_step_that_reads_it() -> None:
@@ -93,7 +94,7 @@ def test_who_is_cancelled_leaves_the_buffer(moment: str) -> None:
         while name not in run.step().admitted:
             pass
     run.told.tell(Cancel(RequestId(name)))
-    assert not run.swapping._saved
+    assert not saved_of(run.swapping)
     run.to_the_end()
     assert name not in run.ended or run.ended[name].reason == "cancelled"
 
@@ -117,7 +118,7 @@ def again(num_large: int, seed: int | None) -> EngineCore:
 def test_a_request_that_has_computed_nothing_of_its_own_is_not_swapped() -> None:
     run = busy()
     run.step()
-    request = run.core._scheduler.running[0]
+    request = scheduler_of(run.core).running[0]
     request.computed = run.core.memory.hit_tokens(request.handle)
     assert len(run.swapping.save(request)) == 0
     assert run.swapping.rungs["recompute"] == 1

@@ -28,6 +28,7 @@ from tests.engine.moving.handing_over import (
     Extras,
 )
 from tests.engine.moving.machine import NAMES, cluster_of, prompt_of
+from tests.engine.seen import scheduler_of
 from tests.engine.virtual_model import expected_output
 from tests.models.cases import covering
 
@@ -263,7 +264,7 @@ def give_way(cluster: Cluster, at: str = "p") -> Request:
     """Let the only running request of an instance give its pages back, as others need them."""
     debtor = cluster.instances[at]
     (request,) = debtor.core.running
-    debtor.core._scheduler.start_again(request)
+    scheduler_of(debtor.core).start_again(request)
     cluster.hear(debtor, debtor.engine.on_entry(Ticked(cluster.now)))
     return request
 
@@ -369,7 +370,7 @@ def test_a_request_resumes_after_what_is_elsewhere_though_its_prefix_is_in_a_buf
         cluster.submit(f"other-{number}", other, "p", "")
         run(cluster, partial(ends, other))
     request = give_way(cluster)
-    swapping = debtor.core._scheduler.swapping
+    swapping = scheduler_of(debtor.core).swapping
     assert swapping is not None and swapping.prefixes is not None
     kept = request.remote_tokens
     (group,) = cluster.layout.groups

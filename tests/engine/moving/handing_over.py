@@ -60,6 +60,7 @@ from kvell.mempool.transfers.methods import StreamCosts
 from kvell.vocabulary import RequestId
 from tests.device.fake_chunks import FakeChunks
 from tests.engine.conftest import EOS
+from tests.engine.seen import scheduler_of
 from tests.engine.swapping import Always, AtRandom
 from tests.engine.virtual_model import Page, VirtualModel, expected_output
 
@@ -183,10 +184,11 @@ class Instance:
 
     def audit(self) -> None:
         assert self.core.audit() == ()
-        if isinstance(self.core._scheduler.memory, SharedMemory):
-            assert self.core._scheduler.memory.memory.audit() == []
-        if self.core._scheduler.swapping is not None:
-            assert self.core._scheduler.swapping.buffer.audit() == []
+        scheduler = scheduler_of(self.core)
+        if isinstance(scheduler.memory, SharedMemory):
+            assert scheduler.memory.memory.audit() == []
+        if scheduler.swapping is not None:
+            assert scheduler.swapping.buffer.audit() == []
         assert self.handovers.borrowed.audit() == []
         assert self.handovers.agent.loans.audit() == []
 
@@ -527,7 +529,7 @@ class Cluster:
             assert sent is None or not len(sent), "pages of the buffer are kept for nobody"
             buffered = instance.handovers.agent.receiving.buffered
             assert buffered is None or not len(buffered), "pages of the buffer wait for a text"
-            if (swapping := instance.core._scheduler.swapping) is not None:
+            if (swapping := scheduler_of(instance.core).swapping) is not None:
                 swapping.drop_prefixes()
                 swapping.begin()
                 assert swapping.buffer.used_large == 0

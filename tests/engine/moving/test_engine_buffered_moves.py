@@ -10,13 +10,14 @@ from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.mempool.transfers.messages import Offer
 from tests.engine.moving.handing_over import Cluster, Entry, Extras, Instance
 from tests.engine.moving.machine import ALL_MIXES, MIXES, cluster_of, prompt_of
+from tests.engine.seen import requests_of, scheduler_of
 
 ALWAYS_IN = Extras(buffer=40, seed=-1)
 KNOWN = prompt_of(1, 40)
 
 
 def swapping_of(instance: Instance) -> Swapping:
-    swapping = instance.core._scheduler.swapping
+    swapping = scheduler_of(instance.core).swapping
     assert swapping is not None and swapping.prefixes is not None
     return swapping
 
@@ -117,14 +118,16 @@ def with_buffered_request(mix: str, ahead: int) -> tuple[Cluster, str]:
     core = cluster.instances["e"].core
     while True:
         cluster.step("e")
-        waiting = (name for name, request in core._requests.items() if in_buffer(cluster, request))
+        waiting = (
+            name for name, request in requests_of(core).items() if in_buffer(cluster, request)
+        )
         if found := next(waiting, ""):
             return cluster, found
 
 
 def in_buffer(cluster: Cluster, request: object) -> bool:
     core = cluster.instances["e"].core
-    return core._scheduler.can_leave_buffer(request)  # type: ignore[arg-type]
+    return scheduler_of(core).can_leave_buffer(request)  # type: ignore[arg-type]
 
 
 def until(cluster: Cluster, happens: Callable[[], bool]) -> None:
@@ -182,7 +185,7 @@ def with_full_pool(mix: str, buffer: int = 60) -> tuple[Cluster, list[int]]:
     for number in range(4):
         cluster.submit(f"r{number}", Entry(prompt_of(3 + number, 45), 14, ""), "p", "")
     core = cluster.instances["p"].core
-    while core.memory.empty_large_pages() > 1 or len(core._scheduler.running) < 2:
+    while core.memory.empty_large_pages() > 1 or len(scheduler_of(core).running) < 2:
         cluster.step("p")
     return cluster, [*known.prompt, *known.emitted]
 

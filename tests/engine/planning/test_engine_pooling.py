@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from kvell.engine.core.journal import replay
+from kvell.engine.planning.scheduler import Scheduler
 from kvell.engine.protocol.messages import Event, Finished, Submit, Tokens
 from kvell.engine.protocol.pooling import Pooling
 from kvell.engine.protocol.request_spec import RequestSpec
@@ -14,10 +15,16 @@ from kvell.errors import ChangeSomething
 from kvell.vocabulary import RequestId
 from tests.engine.conftest import make_layout, make_submit
 from tests.engine.planning.ahead import Ahead
+from tests.engine.seen import scheduler_of
 from tests.engine.traffic import Traffic, limits
 from tests.engine.virtual_model import expected_output, expected_vector
 
 PROMPT = list(range(1, 31))
+
+
+def outputs_of(scheduler: Scheduler) -> tuple[int, int]:
+    """Return the number and the sum of answer lengths."""
+    return scheduler._admission._outputs[""]
 
 
 def pool(traffic: Traffic, name: str, prompt: list[int], salt: str = "") -> None:
@@ -167,10 +174,10 @@ def test_it_says_nothing_of_how_long_answers_are() -> None:
     traffic = Traffic(make_layout((0, 9), 60), limits(batched=64))
     traffic.submit("text", PROMPT, 20)
     traffic.run()
-    expected = traffic.core._scheduler._admission._outputs[""]
+    expected = outputs_of(scheduler_of(traffic.core))
     pool(traffic, "vector", PROMPT)
     traffic.run()
-    assert traffic.core._scheduler._admission._outputs[""] == expected == (1, 20)
+    assert outputs_of(scheduler_of(traffic.core)) == expected == (1, 20)
 
 
 def test_its_sampling_does_not_matter() -> None:

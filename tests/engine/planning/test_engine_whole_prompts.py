@@ -23,6 +23,7 @@ from kvell.errors import ChangeSomething
 from kvell.memory import Layout, create_core
 from tests.depth import some
 from tests.engine.conftest import make_layout
+from tests.engine.seen import use_memory
 from tests.engine.traffic import Traffic, Works, limits
 from tests.engine.works import spec_of
 
@@ -165,7 +166,7 @@ def test_a_prompt_waits_for_memory_for_all_of_it(chunked: bool, first: Works) ->
     layout = make_layout(FULL, 40)
     traffic = Traffic(layout, limits()) if chunked else whole(layout)
     memory = Short(traffic.core.memory)
-    traffic.core._scheduler._chunks.memory = memory
+    use_memory(traffic.core, memory)
     traffic.submit("a", text(1, 20))
     assert traffic.step() == first
     memory.is_short = False

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +10,11 @@ from hypothesis import strategies as st
 from kvell.engine.requests.turns import FEWEST_KEPT, Turn, TurnQueue
 from kvell.vocabulary import RequestId
 from tests.depth import some
+
+
+def levels_of(queue: TurnQueue[Any]) -> dict[int, Any]:
+    """Return the rounds of a queue by priority."""
+    return queue._levels
 
 
 @dataclass(eq=False)
@@ -174,7 +180,7 @@ def test_a_later_attempt_takes_the_place_of_an_earlier_one() -> None:
     queue.add(new := one("r", "red"))
     assert not queue.discard(old), "it is known no longer"
     assert queue.first() is new and queue.discard(new)
-    assert not queue._levels
+    assert not levels_of(queue)
 
 
 def test_many_that_leave_the_line_leave_nothing_behind() -> None:
@@ -183,11 +189,11 @@ def test_many_that_leave_the_line_leave_nothing_behind() -> None:
     for n in range(5000):
         queue.add(each := one(f"r{n}", f"t{n}", f"g{n}"))
         assert queue.discard(each)
-    [level] = queue._levels.values()
+    [level] = levels_of(queue).values()
     assert len(level._places) + len(level.parties) <= 4 * FEWEST_KEPT
     assert not queue.discard(each)
     stays = queue.first()
-    assert stays is not None and queue.discard(stays) and not queue._levels
+    assert stays is not None and queue.discard(stays) and not levels_of(queue)
 
 
 Place = tuple[int, str]

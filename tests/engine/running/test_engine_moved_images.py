@@ -28,6 +28,7 @@ from kvell.mempool.transfers.messages import (
 from kvell.models.images.image_families import PatchImages
 from kvell.models.images.image_store import ImageStore
 from kvell.vocabulary import RequestId
+from tests.engine.seen import content_ids_of, spans_of
 from tests.engine.works import with_spec
 from tests.models.pictures import PATCHES, Prompt, picture_module, pictured, text
 from tests.pages.pools import group, pool_of
@@ -134,7 +135,7 @@ def arrive(a: Side, b: Side, command: Submit) -> None:
     b.agent.handle(Heard("a", Offer(told.message.transfer, pages)))
     b.moved.settle()
     attempt = command.request_id, command.attempt
-    assert b.store._spans and b.sent.of(attempt) is None
+    assert spans_of(b.store) and b.sent.of(attempt) is None
     b.agent.receiving.on_pulled(told.message.transfer, "")
     b.here.add(attempt)
     b.moved.settle()
@@ -151,7 +152,7 @@ def test_what_has_come_is_known_until_it_ends_and_can_go_on(a: Side, b: Side) ->
     again = b.moved.outgoing(b.begin(told_to(b, command)))
     assert isinstance(again, Send) and isinstance(again.message, Prepare)
     b.sent.release_ended([Finished(NAME, 0, "moved")])
-    assert not b.store._spans and not len(b.sent)
+    assert not spans_of(b.store) and not len(b.sent)
 
 
 def told_to(side: Side, command: Submit) -> Submit:
@@ -166,9 +167,9 @@ def test_the_end_of_an_earlier_attempt_releases_only_its_own(a: Side, b: Side) -
     b.sent.take(submit(prompt_of()))
     arrive(a, b, submit(prompt_of(), attempt=1))
     b.sent.release_ended([Finished(NAME, 0, "cancelled")])
-    assert len(b.store._spans) == 1 and b.sent.of((NAME, 1)) is not None
+    assert len(spans_of(b.store)) == 1 and b.sent.of((NAME, 1)) is not None
     b.sent.release_ended([Finished(NAME, 1, "stop")])
-    assert not b.store._spans
+    assert not spans_of(b.store)
 
 
 @pytest.mark.parametrize("end", ["abandoned", "died", "late", "refused"])
@@ -186,7 +187,7 @@ def test_what_does_not_come_is_released(end: str, a: Side, b: Side) -> None:
     elif end == "late":
         b.agent.handle(Ticked(1000))
     b.moved.settle()
-    assert not b.store._spans and not len(b.sent)
+    assert not spans_of(b.store) and not len(b.sent)
 
 
 def test_a_message_that_comes_twice_takes_its_images_once(a: Side, b: Side) -> None:
@@ -198,14 +199,14 @@ def test_a_message_that_comes_twice_takes_its_images_once(a: Side, b: Side) -> N
         b.moved.settle()
     b.agent.handle(PeerLost("a", 1))
     b.moved.settle()
-    assert not b.store._spans
+    assert not spans_of(b.store)
 
 
 def occupied(side: Side, message: Prepare | Ask) -> None:
     """The text's first id of images stands for something else there."""
     content = min(np.frombuffer(message.tokens, "<i4").tolist())
     other = (-1 - content << 1).to_bytes(4, "little") + b"another image"[:12]
-    assert side.store._ids.id_of(other) == content
+    assert content_ids_of(side.store).id_of(other) == content
 
 
 @pytest.mark.parametrize("inserts", [False, True])
@@ -217,7 +218,7 @@ def test_an_id_that_stands_for_another_image_is_refused(inserts: bool, a: Side, 
     occupied(b, action.message)
     answer = b.moved.incoming(Heard("a", action.message))
     assert "another image" in why(answer)
-    assert not b.store._spans
+    assert not spans_of(b.store)
     again = Side("c")
     assert isinstance(again.moved.incoming(Heard("a", action.message)), Heard)
 
@@ -256,7 +257,7 @@ def test_images_that_cannot_be_read_are_refused(damage: str, a: Side, b: Side) -
     answer = b.moved.incoming(Heard("a", msgspec.structs.replace(message, **fields)))
     assert why(answer).startswith("its images")
     b.moved.settle()
-    assert not b.store._spans
+    assert not spans_of(b.store)
 
 
 def test_images_that_did_not_come_with_their_request_stay(a: Side) -> None:

@@ -13,6 +13,7 @@ from kvell.errors import ChangeSomething
 from kvell.models.images.image_families import PatchImages
 from kvell.models.images.image_store import ImageStore
 from kvell.vocabulary import RequestId
+from tests.engine.seen import spans_of
 from tests.engine.works import with_spec
 from tests.models.pictures import PATCHES, Prompt, picture_module, pictured, text
 
@@ -79,4 +80,4 @@ def test_images_that_cannot_be_are_refused_and_leave_nothing(store: ImageStore) 
     ids = np.asarray(text(9), "<i4").tobytes()
     with pytest.raises(ChangeSomething, match="that its images need"):
         SentImages(store).take(with_spec(command, prompt=ids))
-    assert not store._spans
+    assert not spans_of(store)

@@ -1,5 +1,6 @@
 """Parts of the processes that compile grammars."""
 
+from kvell.engine.requests.equal_parts import EqualParts
 from kvell.engine.sampling.grammar_process.checking import GrammarChecks
 from kvell.engine.sampling.grammar_process.processes import GrammarProcesses, _Template
 from kvell.engine.sampling.grammars import Grammars
@@ -18,3 +19,14 @@ def template_of(grammars: Grammars) -> _Template | None:
 def checks_of(grammars: Grammars) -> GrammarChecks:
     """Return the checks of grammars."""
     return grammars._checks
+
+
+def use_parts(grammars: Grammars, most: int) -> None:
+    """Let at most ``most`` grammars wait."""
+    checks = checks_of(grammars)
+    checks._parts = EqualParts(most, "grammar", "grammars are waiting to be compiled")
+
+
+def num_waiting(grammars: Grammars) -> int:
+    """Return the number of grammars that wait to be compiled."""
+    return checks_of(grammars)._parts.total

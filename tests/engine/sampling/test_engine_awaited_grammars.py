@@ -22,6 +22,7 @@ from kvell.llm import LLM
 from kvell.serving.gate import CommandGate, front_of
 from kvell.serving.lone import LocalInstance, lone_owner
 from kvell.vocabulary import RequestId
+from tests.engine.seen import link_of
 
 PROMPT = np.arange(300, 320, dtype="<i4").tobytes()
 PLAIN = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
@@ -53,7 +54,7 @@ class Setting:
         assert real is not None
         self.grammars = real if isinstance(real, SlowGrammars) else SlowGrammars(real)
         self.grammars.asked.clear()
-        known = AwaitedGrammars({name: self.grammars}, llm.engine._link.bell.ring)
+        known = AwaitedGrammars({name: self.grammars}, link_of(llm.engine).bell.ring)
         llm.engine.grammars = known
         journal.entries.clear()
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
-from kvell.engine.requests.turns import EqualParts
 from kvell.engine.sampling.grammar_process import checking, masking, processes
 from kvell.engine.sampling.grammar_process.checking import GrammarChecks, Verdict
 from kvell.engine.sampling.grammar_process.processes import Worker
@@ -21,6 +20,7 @@ from kvell.engine.sampling.grammars import Allowed, Grammars
 from kvell.errors import ChangeSomething, TryLater
 from kvell.models.text.tokenizer import Tokenizer
 from tests.engine.sampling.random_schemas import random_schema
+from tests.engine.sampling.seen import checks_of, num_waiting, processes_of, template_of, use_parts
 from tests.engine.sampling.walking import END, VOCAB, masked, masks_of, release, walk
 from tests.engine.sampling.workers import children, workers_of
 from tests.models.cases import some_fast
@@ -107,7 +107,7 @@ def test_a_check_waits_for_nobody_and_masks_wait_for_no_check(
     monkeypatch.setattr(checking, "ANSWER_SECONDS", PATIENCE_SECONDS)
     output = walk(own, SCHEMAS[0], 1)
     own.check(SCHEMAS[1])
-    checker = own._checks._worker
+    checker = checks_of(own)._worker
     assert checker is not None
     os.kill(checker.pid, signal.SIGSTOP)
     bomb = own.begin_check(StructuredOutputs(grammar=ISSUE))
@@ -147,7 +147,7 @@ def test_a_template_that_ends_or_hangs_is_started_again(
     checkers = with_checks(own)
     outputs = [walk(own, asked, 1) for asked in SCHEMAS]
     expected = steps(own, outputs)
-    before = own._processes._template
+    before = template_of(own)
     assert before is not None
     [worker] = children(before.pid) - checkers
     os.kill(before.pid, number)
@@ -155,7 +155,7 @@ def test_a_template_that_ends_or_hangs_is_started_again(
         os.kill(worker, signal.SIGKILL)
     until(lambda: has_ended(worker))  # before, nobody needs the template
     assert_same(steps(own, outputs), expected)
-    after = own._processes._template
+    after = template_of(own)
     assert after is not None and after.pid != before.pid
 
 
@@ -164,14 +164,14 @@ def test_a_worker_that_hangs_at_every_check_is_no_fault_of_the_grammar(
 ) -> None:
     own.check(SCHEMAS[0])
     monkeypatch.setattr(checking, "ANSWER_SECONDS", 0.3)
-    fork = own._processes.fork
+    fork = processes_of(own).fork
 
     def stopped(room_bytes: int, niceness: int = 0) -> processes.Worker:
         worker = fork(room_bytes, niceness)
         os.kill(worker.pid, signal.SIGSTOP)
         return worker
 
-    monkeypatch.setattr(own._processes, "fork", stopped)
+    monkeypatch.setattr(processes_of(own), "fork", stopped)
     [worker] = workers_of(own)
     os.kill(worker, signal.SIGSTOP)
     with pytest.raises(TryLater, match="too busy"):
@@ -209,7 +209,7 @@ def _note(order: list[str], name: str, _done: Future[Verdict]) -> None:
 def test_tenants_take_turns_and_have_equal_parts(own: Grammars) -> None:
     """b's and c's grammars do not wait for all of a's."""
     own.check(SCHEMAS[0])  # the worker is there
-    own._checks._parts = EqualParts(6, "grammar", "grammars are waiting to be compiled")
+    use_parts(own, 6)
     [checker] = workers_of(own)
     os.kill(checker, signal.SIGSTOP)
     order: list[str] = []
@@ -222,7 +222,7 @@ def test_tenants_take_turns_and_have_equal_parts(own: Grammars) -> None:
     os.kill(checker, signal.SIGCONT)
     assert all(one.result(PATIENCE_SECONDS) == checking.GOOD for one in futures)
     assert max(order.index("b4"), order.index("c5")) < order.index("a2")
-    until(lambda: own._checks._parts.total == 0)
+    until(lambda: not num_waiting(own))
 
 
 def test_a_worker_that_others_end_says_nothing_of_the_grammar(
@@ -242,7 +242,7 @@ def test_a_worker_that_others_end_says_nothing_of_the_grammar(
 
 
 def test_no_more_than_so_many_grammars_wait(own: Grammars) -> None:
-    own._checks._parts = EqualParts(2, "grammar", "grammars are waiting to be compiled")
+    use_parts(own, 2)
     first = own.begin_check(StructuredOutputs(grammar=ISSUE))
     second = own.begin_check(SCHEMAS[0])
     assert own.begin_check(SCHEMAS[0]) is second, "the same grammar waits once"
@@ -257,7 +257,7 @@ def test_no_more_than_so_many_grammars_wait(own: Grammars) -> None:
 def test_processes_end_with_their_grammars(tokenizer: Tokenizer) -> None:
     grammars = Grammars(tokenizer.as_json, VOCAB, [END])
     grammars.check(SCHEMAS[0])
-    template = grammars._processes._template
+    template = template_of(grammars)
     assert template is not None
     pids = {template.pid, *children(template.pid)}
     assert len(pids) == 2
@@ -269,7 +269,7 @@ def test_what_others_hold_open_is_not_inherited(own: Grammars) -> None:
     with os.fdopen(os.memfd_create("of-the-instance"), "wb") as held:
         os.set_inheritable(held.fileno(), True)
         own.check(SCHEMAS[0])
-        template = own._processes._template
+        template = template_of(own)
         assert template is not None
         for pid in (template.pid, *children(template.pid)):
             names = [str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()]

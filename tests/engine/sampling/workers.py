@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from kvell.engine.sampling.grammars import Grammars
+from tests.engine.sampling.seen import template_of
 
 
 def children(pid: int | None = None) -> set[int]:
@@ -12,5 +13,5 @@ def children(pid: int | None = None) -> set[int]:
 
 
 def workers_of(grammars: Grammars) -> set[int]:
-    template = grammars._processes._template
+    template = template_of(grammars)
     return set() if template is None else children(template.pid)

@@ -15,6 +15,7 @@ from kvell.errors import ChangeSomething
 from kvell.memory import create_core, requests_that_fit
 from kvell.vocabulary import GIB, KIB, MIB
 from tests.device.fake_chunks import FakeChunks
+from tests.engine.seen import activations_of
 from tests.engine.setup.shared_pool import (
     Watched,
     answers,
@@ -100,7 +101,7 @@ def test_a_journal_replays_to_equal_plans_on_a_device_without_bytes(
     core = create_core(layout)
     chunks = elastic_of(engine).device.num_chunks
     device = FakeChunks(chunks, CHUNK_BYTES, has_bytes=False)
-    shared = share_pool(device, layout, core, engine._activations)
+    shared = share_pool(device, layout, core, activations_of(engine))
     again = EngineCore(core, engine.core.limits, frozenset(), memory=shared.steps)
     assert replay(journal.entries, again) == plans
 

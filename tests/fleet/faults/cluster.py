@@ -21,6 +21,7 @@ from tests.fleet.faults.managing import LEASE_SECONDS, LONELY_SECONDS, ManagedCl
 from tests.fleet.faults.wires import Wires
 from tests.fleet.placing.ray_machines import is_gone
 from tests.front.scenarios import until
+from tests.front.seen import members_of
 
 NODES, FRONTS = 2, 2
 
@@ -36,7 +37,7 @@ class JoinedFront:
     @property
     def roster(self) -> Roster:
         """What it heard last from the manager."""
-        members = self.front._members
+        members = members_of(self.front)
         assert isinstance(members, FollowedMembers) and members._roster is not None
         return members._roster
 

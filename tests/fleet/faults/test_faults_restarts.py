@@ -20,6 +20,7 @@ from tests.fleet.manager.front_client import (
 )
 from tests.fleet.placing.conftest import WORDS
 from tests.fleet.placing.host_placement import HostPlacement
+from tests.fleet.seen import members_of
 from tests.front.scenarios import run, until
 
 
@@ -31,7 +32,7 @@ async def killed_at_work(one: Managed, front: FrontClient, restarts: int) -> Non
     line.send(
         Submit(RequestSpec(RequestId("front-b:1"), b"abcd", SamplingParams(max_tokens=1_000_000)))
     )
-    member = one.manager._members["mixed-0"]
+    member = members_of(one.manager)["mixed-0"]
     await until(lambda: bool(member.report and member.report.load and member.report.load.step))
     os.kill(entry.pid, signal.SIGKILL)
     await until(lambda: front.entry("mixed-0").restarts > restarts)

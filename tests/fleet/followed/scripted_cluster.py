@@ -37,6 +37,7 @@ from kvell.wire.endpoints import endpoint_of, listen_at
 from kvell.wire.frames import FrameReader, ProtocolError
 from kvell.wire.greeting import Greeting
 from tests.engine.works import spec_of
+from tests.front.seen import members_of
 from tests.wire.answering import answer_session
 
 SECRET = b"0123456789abcdef"
@@ -253,7 +254,7 @@ async def finish_of(
 
 def link_of(front: Front, instance_id: str) -> InstanceLink:
     """The front's link to an instance."""
-    link = front._members[instance_id].supervisor
+    link = members_of(front)[instance_id].supervisor
     assert isinstance(link, InstanceLink)
     return link
 

@@ -23,7 +23,7 @@ from kvell.testing.instance import ByteText
 from tests.fleet.followed.scripted_cluster import LIMITS
 from tests.fleet.manager.front_client import SECRET, Managed, managed
 from tests.fleet.placing.host_placement import HostPlacement
-from tests.front.scenarios import run, until
+from tests.front.scenarios import until
 
 WORDS = ("--door", "{host}", "--incarnation", "{incarnation}", "--instance-id", "{instance_id}")
 KEYS = (
@@ -87,53 +87,44 @@ async def two_fronts() -> AsyncIterator[tuple[Managed, KeyedFront, KeyedFront]]:
         yield one, fronts[0], fronts[1]
 
 
-def test_limits_of_a_key_hold_over_two_fronts() -> None:
-    async def scenario() -> None:
-        async with two_fronts() as (one, first, other):
-            await until(lambda: len(one.manager.roster().used) == 2)
-            assert (await first.post("red", n=8)).status_code == 200
-            assert first.left()[0] == 12
-            await until(lambda: other.left() == first.left())
-            assert (await other.post("red", n=7)).status_code == 200
-            await until(lambda: first.left()[0] == 5 and other.left() == first.left())
-            late = await first.post("red", n=6)
-            assert (late.status_code, late.json()["error"]["type"]) == (429, "requests")
-            assert first.left()[0] == 4, "the door counts what is refused later too"
-            await until(lambda: other.left() == first.left())
-            assert (await other.post("red", n=4)).status_code == 200
-            await until(lambda: first.left()[0] == 0)
-            assert (await first.post("red")).status_code == 429
-
-    run(scenario())
+async def test_limits_of_a_key_hold_over_two_fronts() -> None:
+    async with two_fronts() as (one, first, other):
+        await until(lambda: len(one.manager.roster().used) == 2)
+        assert (await first.post("red", n=8)).status_code == 200
+        assert first.left()[0] == 12
+        await until(lambda: other.left() == first.left())
+        assert (await other.post("red", n=7)).status_code == 200
+        await until(lambda: first.left()[0] == 5 and other.left() == first.left())
+        late = await first.post("red", n=6)
+        assert (late.status_code, late.json()["error"]["type"]) == (429, "requests")
+        assert first.left()[0] == 4, "the door counts what is refused later too"
+        await until(lambda: other.left() == first.left())
+        assert (await other.post("red", n=4)).status_code == 200
+        await until(lambda: first.left()[0] == 0)
+        assert (await first.post("red")).status_code == 429
 
 
-def test_a_key_has_so_many_in_flight_at_both_fronts_together() -> None:
-    async def scenario() -> None:
-        async with two_fronts() as (_, first, other):
-            [_, blue] = other.ring
-            running = asyncio.create_task(first.post("blue", n=3, max_tokens=4000))
-            await until(lambda: blue.account.others_in_flight == 3)
-            late = await other.post("blue", n=2)
-            assert late.status_code == 429
-            assert "3 sequences in flight and may have 4" in late.json()["error"]["message"]
-            assert (await other.post("blue", n=1)).status_code == 200
-            running.cancel()
-            await asyncio.wait([running])
-            await until(lambda: blue.account.others_in_flight == 0)
-            assert (await other.post("blue", n=4)).status_code == 200
-
-    run(scenario())
+async def test_a_key_has_so_many_in_flight_at_both_fronts_together() -> None:
+    async with two_fronts() as (_, first, other):
+        [_, blue] = other.ring
+        running = asyncio.create_task(first.post("blue", n=3, max_tokens=4000))
+        await until(lambda: blue.account.others_in_flight == 3)
+        late = await other.post("blue", n=2)
+        assert late.status_code == 429
+        assert "3 sequences in flight and may have 4" in late.json()["error"]["message"]
+        assert (await other.post("blue", n=1)).status_code == 200
+        running.cancel()
+        await asyncio.wait([running])
+        await until(lambda: blue.account.others_in_flight == 0)
+        assert (await other.post("blue", n=4)).status_code == 200
 
 
-def test_a_front_that_comes_later_has_no_more_left_than_the_others() -> None:
-    async def scenario() -> None:
-        async with two_fronts() as (one, first, other):
-            assert (await first.post("red", n=15)).status_code == 200
-            await until(lambda: other.left()[0] == 5)
-            async with keyed_front(one) as late:
-                await until(lambda: late.left() == first.left())
-                assert (await late.post("red", n=6)).status_code == 429
-                assert (await late.post("red", n=4)).status_code == 200
-                await until(lambda: first.left()[0] == other.left()[0] == late.left()[0])
-
-    run(scenario())
+async def test_a_front_that_comes_later_has_no_more_left_than_the_others() -> None:
+    async with two_fronts() as (one, first, other):
+        assert (await first.post("red", n=15)).status_code == 200
+        await until(lambda: other.left()[0] == 5)
+        async with keyed_front(one) as late:
+            await until(lambda: late.left() == first.left())
+            assert (await late.post("red", n=6)).status_code == 429
+            assert (await late.post("red", n=4)).status_code == 200
+            await until(lambda: first.left()[0] == other.left()[0] == late.left()[0])

@@ -11,7 +11,7 @@ from kvell.fleet.instance.instance_process import (
     hang_up_after,
     reach,
 )
-from tests.front.scenarios import run, until
+from tests.front.scenarios import until
 
 
 def test_pauses_grow_up_to_a_bound_and_begin_anew() -> None:
@@ -38,54 +38,42 @@ class Dialed:
         return "a line"
 
 
-def test_what_is_reached_is_not_hung_up() -> None:
-    async def scenario() -> None:
-        dialed = Dialed()
-        dialed.answers.set()
-        assert await reach(dialed.dial(), dialed.hung_up.append) == "a line"
-        assert not dialed.hung_up
-
-    run(scenario())
+async def test_what_is_reached_is_not_hung_up() -> None:
+    dialed = Dialed()
+    dialed.answers.set()
+    assert await reach(dialed.dial(), dialed.hung_up.append) == "a line"
+    assert not dialed.hung_up
 
 
-def test_errors_of_a_dial_are_the_callers() -> None:
-    async def scenario() -> None:
-        dialed = Dialed(ConnectionRefusedError("nobody"))
-        dialed.answers.set()
-        with pytest.raises(ConnectionRefusedError):
-            await reach(dialed.dial(), dialed.hung_up.append)
-
-    run(scenario())
+async def test_errors_of_a_dial_are_the_callers() -> None:
+    dialed = Dialed(ConnectionRefusedError("nobody"))
+    dialed.answers.set()
+    with pytest.raises(ConnectionRefusedError):
+        await reach(dialed.dial(), dialed.hung_up.append)
 
 
 @pytest.mark.parametrize("error", [None, ConnectionRefusedError("nobody")])
-def test_what_comes_too_late_is_hung_up(error: OSError | None) -> None:
-    async def scenario() -> None:
-        dialed = Dialed(error)
-        waiting = asyncio.create_task(reach(dialed.dial(), dialed.hung_up.append))
-        await asyncio.sleep(0)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        assert not dialed.hung_up
-        dialed.answers.set()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        await until(lambda: all(one.done() for one in others))
-        await asyncio.sleep(0)
-        assert dialed.hung_up == ([] if error else ["a line"])
-
-    run(scenario())
+async def test_what_comes_too_late_is_hung_up(error: OSError | None) -> None:
+    dialed = Dialed(error)
+    waiting = asyncio.create_task(reach(dialed.dial(), dialed.hung_up.append))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert not dialed.hung_up
+    dialed.answers.set()
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    await until(lambda: all(one.done() for one in others))
+    await asyncio.sleep(0)
+    assert dialed.hung_up == ([] if error else ["a line"])
 
 
-def test_a_task_that_was_stopped_reaches_nothing() -> None:
-    async def scenario() -> None:
-        dialed = Dialed()
-        task = asyncio.create_task(dialed.dial())
-        hang_up_after(task, dialed.hung_up.append)
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task])
-        await asyncio.sleep(0)
-        assert not dialed.hung_up
-
-    run(scenario())
+async def test_a_task_that_was_stopped_reaches_nothing() -> None:
+    dialed = Dialed()
+    task = asyncio.create_task(dialed.dial())
+    hang_up_after(task, dialed.hung_up.append)
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    await asyncio.sleep(0)
+    assert not dialed.hung_up

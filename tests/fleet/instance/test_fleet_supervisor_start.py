@@ -56,45 +56,36 @@ def supervised(problems: Iterator[Exception], attempts: int) -> tuple[Supervisor
 @pytest.mark.parametrize(
     "problem", PROBLEMS, ids=["descriptors", "threads", "protocol", "lost", "crash"]
 )
-def test_a_first_start_that_goes_wrong_is_tried_again(problem: Exception) -> None:
-    async def scenario() -> None:
-        supervisor, listening = supervised(repeat(problem), attempts=3)
-        supervisor.start_soon()
-        async with asyncio.timeout(10):
-            await supervisor.wait_settled()  # whoever waits for all does not wait for this one
-            while not listening.given_up:
-                await asyncio.sleep(0)
-            assert supervisor.state == "failing" and supervisor.restarts >= 3
-            while listening.given_up < 4:  # nor is it given up then
-                await asyncio.sleep(0)
-        await supervisor.abandon()
-
-    asyncio.run(scenario())
+async def test_a_first_start_that_goes_wrong_is_tried_again(problem: Exception) -> None:
+    supervisor, listening = supervised(repeat(problem), attempts=3)
+    supervisor.start_soon()
+    async with asyncio.timeout(10):
+        await supervisor.wait_settled()  # whoever waits for all does not wait for this one
+        while not listening.given_up:
+            await asyncio.sleep(0)
+        assert supervisor.state == "failing" and supervisor.restarts >= 3
+        while listening.given_up < 4:  # nor is it given up then
+            await asyncio.sleep(0)
+    await supervisor.abandon()
 
 
-def test_what_the_user_must_change_after_all_ends_it() -> None:
-    async def scenario() -> None:
-        problems = [*repeat(OSError(24, "too many open files"), 9), InstanceStartError("no", 2)]
-        supervisor, _ = supervised(iter(problems), attempts=3)
-        supervisor.start_soon()
-        async with asyncio.timeout(10):
-            while supervisor.state != "failed":
-                await asyncio.sleep(0)
-        assert supervisor.restarts == 9
-
-    asyncio.run(scenario())
+async def test_what_the_user_must_change_after_all_ends_it() -> None:
+    problems = [*repeat(OSError(24, "too many open files"), 9), InstanceStartError("no", 2)]
+    supervisor, _ = supervised(iter(problems), attempts=3)
+    supervisor.start_soon()
+    async with asyncio.timeout(10):
+        while supervisor.state != "failed":
+            await asyncio.sleep(0)
+    assert supervisor.restarts == 9
 
 
-def test_what_the_user_must_change_is_not_tried_again() -> None:
-    async def scenario() -> None:
-        problem = InstanceStartError("--memory is too little", USER_MUST_CHANGE)
-        supervisor, listening = supervised(iter([problem]), attempts=3)
-        supervisor.start_soon()
-        async with asyncio.timeout(10):
-            await supervisor.wait_settled()
-        assert (supervisor.state, supervisor.restarts, listening.given_up) == ("failed", 0, 1)
-
-    asyncio.run(scenario())
+async def test_what_the_user_must_change_is_not_tried_again() -> None:
+    problem = InstanceStartError("--memory is too little", USER_MUST_CHANGE)
+    supervisor, listening = supervised(iter([problem]), attempts=3)
+    supervisor.start_soon()
+    async with asyncio.timeout(10):
+        await supervisor.wait_settled()
+    assert (supervisor.state, supervisor.restarts, listening.given_up) == ("failed", 0, 1)
 
 
 class Welcoming(Listening):
@@ -127,23 +118,19 @@ class Ended:
         return -9
 
 
-def test_a_supervision_that_fails_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_supervision_that_fails_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
     """The instance is not left to itself, shown as what it was when somebody last looked."""
+    process, listening = Ended(), Welcoming()
 
-    async def scenario() -> None:
-        process, listening = Ended(), Welcoming()
+    async def launch() -> InstanceProcess:
+        return cast(InstanceProcess, process)
 
-        async def launch() -> InstanceProcess:
-            return cast(InstanceProcess, process)
-
-        policy = RestartPolicy(0.0, 0.0, 3)
-        supervisor = Supervisor("mixed-0", launch, listening, policy, 1.0, 1.0)
-        await supervisor.start()
-        async with asyncio.timeout(10):
-            while not listening.given_up:
-                await asyncio.sleep(0)
-        assert (supervisor.state, process.kills) == ("failed", 1)
-        assert [one.problem for one in listening.deaths] == ["it could not be supervised"]
-
-    asyncio.run(scenario())
+    policy = RestartPolicy(0.0, 0.0, 3)
+    supervisor = Supervisor("mixed-0", launch, listening, policy, 1.0, 1.0)
+    await supervisor.start()
+    async with asyncio.timeout(10):
+        while not listening.given_up:
+            await asyncio.sleep(0)
+    assert (supervisor.state, process.kills) == ("failed", 1)
+    assert [one.problem for one in listening.deaths] == ["it could not be supervised"]
     assert "a bug" in caplog.text

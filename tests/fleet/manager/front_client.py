@@ -177,12 +177,13 @@ async def managed(
 
 async def passes(one: Managed, clock: VirtualClock, seconds: float) -> None:
     """Let time pass, in which the manager looks as often as it should."""
-    assert one.manager._clock._clock is clock
+    attended = one.manager._clock
+    assert attended._clock is clock
     end_seconds = clock.now_seconds() + seconds
     while clock.now_seconds() < end_seconds and not one.running.done():
         clock.advance(min(MOST_GAP_SECONDS, end_seconds - clock.now_seconds()))
         one.manager._woken.set()
-        while not one.running.done() and one.manager._clock._looked_seconds < clock.now_seconds():
+        while not one.running.done() and attended._looked_seconds < clock.now_seconds():
             await asyncio.sleep(0)
 
 

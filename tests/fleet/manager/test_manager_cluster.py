@@ -17,7 +17,9 @@ from kvell.fleet.placing.placement import PlacedInstance, PlacingError
 from kvell.wire.greeting import Greeting
 from tests.fleet.manager.front_client import SECRET, Managed, joined, managed
 from tests.fleet.placing.host_placement import HostPlacement
-from tests.front.scenarios import is_gone, run, until
+from tests.fleet.seen import lines_of, members_of
+from tests.front.scenarios import is_gone, until
+from tests.front.seen import line_to
 
 WORDS = (
     *("--door", "{host}", "--incarnation", "{incarnation}"),
@@ -39,82 +41,78 @@ async def dies(one: Managed) -> None:
     one.running.cancel()
     manager = one.manager
     await manager._door.close()
-    for member in manager._members:
+    for member in members_of(manager):
         supervisor = member.supervisor
-        assert supervisor._task is not None and supervisor._process is not None
+        assert supervisor._task is not None
         supervisor._task.cancel()
-        supervisor._process._line.abort()
-    for line in list(manager._lines._by_front.values()):
+        line_to(supervisor).abort()
+    for line in list(lines_of(manager).values()):
         line.abort()
     manager._closing = asyncio.create_task(asyncio.sleep(0))
 
 
-def test_a_front_reaches_an_instance_at_the_address_in_the_roster() -> None:
-    async def scenario() -> None:
-        placer = HostPlacement(SECRET)
-        async with (
-            managed(WORDS, {"mixed": 2}, site=site_of(placer)) as one,
-            await joined(one.manager) as front,
-        ):
-            await front.serving(2)
-            assert len({entry.address for entry in front.roster.instances}) == 2
-            for entry in front.roster.instances:
-                assert entry.host == "127.0.0.1"
-                told = Greeting("front-a", secrets.randbits(48), "", 0)
-                line = await dial_instance(
-                    *(entry.address, told, SECRET, entry.instance_id, entry.incarnation)
-                )
-                ready = await line.first()
-                assert isinstance(ready, Ready) and ready.facts.incarnation == entry.incarnation
-                line.hang_up()
-            front.say(Leave())
-            await front.hung_up()
-            assert placer.is_closed and all(is_gone(pid) for pid in front.pids())
-
-    run(scenario())
+async def test_a_front_reaches_an_instance_at_the_address_in_the_roster() -> None:
+    placer = HostPlacement(SECRET)
+    async with (
+        managed(WORDS, {"mixed": 2}, site=site_of(placer)) as one,
+        await joined(one.manager) as front,
+    ):
+        await front.serving(2)
+        assert len({entry.address for entry in front.roster.instances}) == 2
+        for entry in front.roster.instances:
+            assert entry.host == "127.0.0.1"
+            told = Greeting("front-a", secrets.randbits(48), "", 0)
+            line = await dial_instance(
+                *(entry.address, told, SECRET, entry.instance_id, entry.incarnation)
+            )
+            ready = await line.first()
+            assert isinstance(ready, Ready) and ready.facts.incarnation == entry.incarnation
+            line.hang_up()
+        front.say(Leave())
+        await front.hung_up()
+        assert placer.is_closed and all(is_gone(pid) for pid in front.pids())
 
 
-def test_a_manager_that_comes_again_takes_over_what_runs() -> None:
-    async def scenario() -> None:
-        placer = HostPlacement(SECRET)
-        counts = {"prefill": 1, "decode": 2}
-        async with (
-            managed(WORDS, counts, site=site_of(placer)) as one,
-            await joined(one.manager) as front,
-        ):
-            await front.serving(3)
-            front.say(FrontBeat({}, {"decode-1": "prefill"}, 6))
-            await until(lambda: front.roster.role_changes == 6)
-            before = front.roster
-            await dies(one)
-            await front.hung_up()
-        async with (
-            managed(WORDS, {"prefill": 1, "decode": 1}, site=site_of(placer)) as one,
-            await joined(one.manager) as front,
-        ):
-            roles = {entry.instance_id: entry.role for entry in before.instances}
-            front.say(FrontBeat({}, roles, before.role_changes))
-            await front.serving(3)
-            await until(lambda: front.roster.role_changes == 6)
-            assert front.roster.manager != before.manager
-            assert set(front.roster.instances) == set(before.instances)
-            assert len(placer.started) == 3, "nothing was started again"
-            old = front.entry("decode-0")
-            os.kill(old.pid, signal.SIGKILL)
-            await until(lambda: front.entry("decode-0").restarts == 1)
-            await front.serving(3)
-            ended = front.entry("decode-0").ended
-            assert ended is not None
-            assert (ended.incarnation, ended.cause) == (old.incarnation, "killed")
-            pids = front.pids()
-            front.say(Leave(ends_cluster=True))
-            await front.hung_up()
-            assert placer.is_closed and all(is_gone(pid) for pid in pids)
-
-    run(scenario())
+async def test_a_manager_that_comes_again_takes_over_what_runs() -> None:
+    placer = HostPlacement(SECRET)
+    counts = {"prefill": 1, "decode": 2}
+    async with (
+        managed(WORDS, counts, site=site_of(placer)) as one,
+        await joined(one.manager) as front,
+    ):
+        await front.serving(3)
+        front.say(FrontBeat({}, {"decode-1": "prefill"}, 6))
+        await until(lambda: front.roster.role_changes == 6)
+        before = front.roster
+        await dies(one)
+        await front.hung_up()
+    async with (
+        managed(WORDS, {"prefill": 1, "decode": 1}, site=site_of(placer)) as one,
+        await joined(one.manager) as front,
+    ):
+        roles = {entry.instance_id: entry.role for entry in before.instances}
+        front.say(FrontBeat({}, roles, before.role_changes))
+        await front.serving(3)
+        await until(lambda: front.roster.role_changes == 6)
+        assert front.roster.manager != before.manager
+        assert set(front.roster.instances) == set(before.instances)
+        assert len(placer.started) == 3, "nothing was started again"
+        old = front.entry("decode-0")
+        os.kill(old.pid, signal.SIGKILL)
+        await until(lambda: front.entry("decode-0").restarts == 1)
+        await front.serving(3)
+        ended = front.entry("decode-0").ended
+        assert ended is not None
+        assert (ended.incarnation, ended.cause) == (old.incarnation, "killed")
+        pids = front.pids()
+        front.say(Leave(ends_cluster=True))
+        await front.hung_up()
+        assert placer.is_closed and all(is_gone(pid) for pid in pids)
 
 
-def test_a_placer_that_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_placer_that_does_not_answer_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Else what runs would be started a second time."""
     monkeypatch.setattr(cluster_site_module, "LOOK_SECONDS", 0.01)
 
@@ -127,15 +125,12 @@ def test_a_placer_that_does_not_answer_is_asked_again(monkeypatch: pytest.Monkey
                 raise PlacingError("Ray: no answer")
             return await super().find()
 
-    async def scenario() -> None:
-        placer = Away(SECRET)
-        async with (
-            managed(WORDS, {"mixed": 1}, site=site_of(placer)) as one,
-            await joined(one.manager) as front,
-        ):
-            await front.serving(1)
-            assert placer.asked == 4
-            front.say(Leave())
-            await front.hung_up()
-
-    run(scenario())
+    placer = Away(SECRET)
+    async with (
+        managed(WORDS, {"mixed": 1}, site=site_of(placer)) as one,
+        await joined(one.manager) as front,
+    ):
+        await front.serving(1)
+        assert placer.asked == 4
+        front.say(Leave())
+        await front.hung_up()

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.errors import ChangeSomething
-from kvell.fleet.instance.instance_process import dial
-from kvell.fleet.manager.manager import ManagerFrontListener
+from kvell.fleet.instance.dialing import dial
+from kvell.fleet.manager.fronts_door import ManagerFrontListener
+from kvell.wire.doorway import Doorway
 from kvell.wire.endpoints import connect_to
 from kvell.wire.frames import HEADER_BYTES, ProtocolError, frame
 from kvell.wire.greeting import Greeting
@@ -54,6 +55,11 @@ class Opened:
         await until(lambda: self.door.strangers == 0)
 
 
+def doorway_of(one: Opened) -> Doorway:
+    """Return what accepts connections at the door."""
+    return one.door._doorway
+
+
 @asynccontextmanager
 async def opened() -> AsyncIterator[Opened]:
     one = Opened()
@@ -78,61 +84,49 @@ async def ends(sock: socket.socket) -> bool:
     return True
 
 
-def test_fronts_come_in_and_bytes_flow_both_ways() -> None:
-    async def scenario() -> None:
-        async with opened() as one:
-            names = ["front-c", "front-a", "front-b"]
-            theirs = await asyncio.gather(*(one.dialed(name) for name in names))
-            await until(lambda: len(one.entered) == 3)
-            ours = dict(one.entered)
-            for name, (sock, met) in zip(names, theirs, strict=True):
-                assert met.fingerprint == TOLD.fingerprint
-                assert not ours[name].getblocking()
-                ours[name].setblocking(True)
-                sock.setblocking(True)
-                sock.sendall(name.encode())
-                assert ours[name].recv(7) == name.encode()
-                ours[name].sendall(b"back")
-                assert sock.recv(4) == b"back"
-                sock.close()
-
-    run(scenario())
+async def test_fronts_come_in_and_bytes_flow_both_ways() -> None:
+    async with opened() as one:
+        names = ["front-c", "front-a", "front-b"]
+        theirs = await asyncio.gather(*(one.dialed(name) for name in names))
+        await until(lambda: len(one.entered) == 3)
+        ours = dict(one.entered)
+        for name, (sock, met) in zip(names, theirs, strict=True):
+            assert met.fingerprint == TOLD.fingerprint
+            assert not ours[name].getblocking()
+            ours[name].setblocking(True)
+            sock.setblocking(True)
+            sock.sendall(name.encode())
+            assert ours[name].recv(7) == name.encode()
+            ours[name].sendall(b"back")
+            assert sock.recv(4) == b"back"
+            sock.close()
 
 
-def test_who_does_not_know_the_secret_stays_out() -> None:
-    async def scenario() -> None:
-        async with opened() as one:
-            with pytest.raises(ProtocolError, match="closed the connection"):
-                await one.dialed(secret=OTHER)
-            assert not one.entered
-            await one.lets_others_in()
-
-    run(scenario())
+async def test_who_does_not_know_the_secret_stays_out() -> None:
+    async with opened() as one:
+        with pytest.raises(ProtocolError, match="closed the connection"):
+            await one.dialed(secret=OTHER)
+        assert not one.entered
+        await one.lets_others_in()
 
 
 @pytest.mark.parametrize("purpose", ["commands", "messages", "pages"])
-def test_who_wants_something_else_stays_out(purpose: Purpose) -> None:
-    async def scenario() -> None:
-        async with opened() as one:
-            with pytest.raises(ProtocolError, match="closed the connection"):
-                await one.dialed(purpose=purpose)
-            assert not one.entered
-            await one.lets_others_in()
-
-    run(scenario())
+async def test_who_wants_something_else_stays_out(purpose: Purpose) -> None:
+    async with opened() as one:
+        with pytest.raises(ProtocolError, match="closed the connection"):
+            await one.dialed(purpose=purpose)
+        assert not one.entered
+        await one.lets_others_in()
 
 
-def test_a_front_with_other_settings_hears_of_ours_and_stays_out() -> None:
-    async def scenario() -> None:
-        async with opened() as one:
-            sock, met = await one.dialed(fingerprint="of-other-settings")
-            with sock:
-                assert met.fingerprint == TOLD.fingerprint
-                assert await ends(sock)
-            assert not one.entered
-            await one.lets_others_in()
-
-    run(scenario())
+async def test_a_front_with_other_settings_hears_of_ours_and_stays_out() -> None:
+    async with opened() as one:
+        sock, met = await one.dialed(fingerprint="of-other-settings")
+        with sock:
+            assert met.fingerprint == TOLD.fingerprint
+            assert await ends(sock)
+        assert not one.entered
+        await one.lets_others_in()
 
 
 @few()
@@ -156,54 +150,45 @@ def test_garbage_stays_out(garbage: bytes) -> None:
 
 
 @pytest.mark.parametrize("words", [b"", b"x" * (HEADER_BYTES - 1)])
-def test_who_hangs_is_hung_up_on_and_others_come_in_meanwhile(
+async def test_who_hangs_is_hung_up_on_and_others_come_in_meanwhile(
     words: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        async with opened() as one:
-            monkeypatch.setattr(one.door._doorway, "_greeting_seconds", 1.0)
-            with await asyncio.to_thread(connect_to, one.door.address, 10) as sock:
-                sock.sendall(words)
-                await until(lambda: one.door.strangers == 1)
-                (await one.dialed())[0].close()
-                await until(lambda: len(one.entered) == 1)
-                assert await ends(sock)
-            await until(lambda: one.door.strangers == 0)
-
-    run(scenario())
-
-
-def test_strangers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        async with opened() as one:
-            monkeypatch.setattr(one.door._doorway, "_most_strangers", 3)
-            address = one.door.address
-            silent = [await asyncio.to_thread(connect_to, address, 10) for _ in range(3)]
-            await until(lambda: one.door.strangers == 3)
-            with await asyncio.to_thread(connect_to, address, 10):
-                assert await ends(silent[0])
-                await until(lambda: one.door.strangers == 3)  # the newcomer is in its place
-                (await one.dialed())[0].close()  # who knows the secret comes in all the same
-            for sock in silent:
-                sock.close()
-            await until(lambda: one.door.strangers == 0)
-            await one.lets_others_in()
-
-    run(scenario())
-
-
-def test_at_the_end_nobody_is_let_in() -> None:
-    async def scenario() -> None:
-        async with opened() as one:
-            silent = await asyncio.to_thread(connect_to, one.door.address, 10)
+    async with opened() as one:
+        monkeypatch.setattr(doorway_of(one), "_greeting_seconds", 1.0)
+        with await asyncio.to_thread(connect_to, one.door.address, 10) as sock:
+            sock.sendall(words)
             await until(lambda: one.door.strangers == 1)
-        with silent:
-            assert await ends(silent)
-        with pytest.raises(OSError, match="refused"):
-            await one.dialed()
-        await one.door.close()  # once more does nothing
+            (await one.dialed())[0].close()
+            await until(lambda: len(one.entered) == 1)
+            assert await ends(sock)
+        await until(lambda: one.door.strangers == 0)
 
-    run(scenario())
+
+async def test_strangers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened() as one:
+        monkeypatch.setattr(doorway_of(one), "_most_strangers", 3)
+        address = one.door.address
+        silent = [await asyncio.to_thread(connect_to, address, 10) for _ in range(3)]
+        await until(lambda: one.door.strangers == 3)
+        with await asyncio.to_thread(connect_to, address, 10):
+            assert await ends(silent[0])
+            await until(lambda: one.door.strangers == 3)  # the newcomer is in its place
+            (await one.dialed())[0].close()  # who knows the secret comes in all the same
+        for sock in silent:
+            sock.close()
+        await until(lambda: one.door.strangers == 0)
+        await one.lets_others_in()
+
+
+async def test_at_the_end_nobody_is_let_in() -> None:
+    async with opened() as one:
+        silent = await asyncio.to_thread(connect_to, one.door.address, 10)
+        await until(lambda: one.door.strangers == 1)
+    with silent:
+        assert await ends(silent)
+    with pytest.raises(OSError, match="refused"):
+        await one.dialed()
+    await one.door.close()  # once more does nothing
 
 
 def test_a_short_secret_and_an_address_of_others_are_refused() -> None:

@@ -19,7 +19,8 @@ from kvell.fleet.manager.messages import (
 from kvell.wire.frames import frame
 from kvell.wire.greeting import Greeting
 from tests.fleet.manager.front_client import SECRET, HeldSite, joined, managed
-from tests.front.scenarios import run, until
+from tests.fleet.seen import fronts_of, loads_of
+from tests.front.scenarios import until
 
 CommandFactory = Callable[..., list[str]]
 BEAT = encode_message(FrontBeat({"mixed-0": 3}))
@@ -50,107 +51,92 @@ def announced(length_bytes: int) -> bytes:
         announced(2 << 20) + bytes((1 << 20) + 1),
     ],
 )
-def test_what_is_not_the_protocol_ends_that_connection_alone(
+async def test_what_is_not_the_protocol_ends_that_connection_alone(
     instance_command: CommandFactory, words: bytes
 ) -> None:
-    async def scenario() -> None:
-        async with (
-            managed(instance_command(), site=HeldSite()) as one,
-            await joined(one.manager) as front,
-            await joined(one.manager, "front-b") as other,
-        ):
-            await until(lambda: bool(other.rosters))
-            front.say_bytes(words)
-            await front.hung_up()
-            assert (await other.drain("mixed-0")).field == "instances"
-            assert not other.is_hung_up
-            async with await joined(one.manager) as again:
-                await until(lambda: bool(again.rosters))
-
-    run(scenario())
+    async with (
+        managed(instance_command(), site=HeldSite()) as one,
+        await joined(one.manager) as front,
+        await joined(one.manager, "front-b") as other,
+    ):
+        await until(lambda: bool(other.rosters))
+        front.say_bytes(words)
+        await front.hung_up()
+        assert (await other.drain("mixed-0")).field == "instances"
+        assert not other.is_hung_up
+        async with await joined(one.manager) as again:
+            await until(lambda: bool(again.rosters))
 
 
-def test_messages_come_in_pieces_and_several_at_once(instance_command: CommandFactory) -> None:
-    async def scenario() -> None:
-        async with (
-            managed(instance_command(), site=HeldSite()) as one,
-            await joined(one.manager) as front,
-        ):
-            orders = b"".join(encode_message(DrainInstance(n, "mixed-0")) for n in range(5))
-            for byte in orders[:70]:
-                front.say_bytes(bytes([byte]))
-                await asyncio.sleep(0)
-            front.say_bytes(orders[70:])
-            await until(lambda: sorted(front.answers) == [0, 1, 2, 3, 4])
+async def test_messages_come_in_pieces_and_several_at_once(
+    instance_command: CommandFactory,
+) -> None:
+    async with (
+        managed(instance_command(), site=HeldSite()) as one,
+        await joined(one.manager) as front,
+    ):
+        orders = b"".join(encode_message(DrainInstance(n, "mixed-0")) for n in range(5))
+        for byte in orders[:70]:
+            front.say_bytes(bytes([byte]))
+            await asyncio.sleep(0)
+        front.say_bytes(orders[70:])
+        await until(lambda: sorted(front.answers) == [0, 1, 2, 3, 4])
 
-    run(scenario())
 
-
-def test_a_front_that_does_not_read_is_hung_up_on(
+async def test_a_front_that_does_not_read_is_hung_up_on(
     instance_command: CommandFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It asks for one long answer after another; so much memory of ours it does not get."""
     monkeypatch.setattr(front_line, "MOST_WAITING_BYTES", 1 << 16)
+    async with (
+        managed(instance_command(), {"mixed": 1}) as one,
+        await joined(one.manager) as front,
+    ):
+        await front.serving(1)
+        told = Greeting("front-b", 5, "", 0)
+        sock, _ = await dial(one.manager.address, told, SECRET, "cluster")
+        order = encode_message(DrainInstance(1, "x" * 100_000))
+        sock.setblocking(True)
 
-    async def scenario() -> None:
-        async with (
-            managed(instance_command(), {"mixed": 1}) as one,
-            await joined(one.manager) as front,
-        ):
-            await front.serving(1)
-            told = Greeting("front-b", 5, "", 0)
-            sock, _ = await dial(one.manager.address, told, SECRET, "cluster")
-            order = encode_message(DrainInstance(1, "x" * 100_000))
-            sock.setblocking(True)
+        def asks() -> None:
+            while True:
+                sock.sendall(order)
 
-            def asks() -> None:
-                while True:
-                    sock.sendall(order)
-
-            with sock, pytest.raises(ConnectionError):
-                await asyncio.to_thread(asks)
-            assert (await front.drain("mixed-9")).field == "id"
-            assert not front.is_hung_up
-
-    run(scenario())
+        with sock, pytest.raises(ConnectionError):
+            await asyncio.to_thread(asks)
+        assert (await front.drain("mixed-9")).field == "id"
+        assert not front.is_hung_up
 
 
-def test_a_front_that_comes_again_replaces_its_earlier_connection(
+async def test_a_front_that_comes_again_replaces_its_earlier_connection(
     instance_command: CommandFactory,
 ) -> None:
-    async def scenario() -> None:
-        async with (
-            managed(instance_command(), site=HeldSite()) as one,
-            await joined(one.manager) as front,
-        ):
-            front.say(FrontBeat({"mixed-0": 3}))
-            manager = one.manager
-            await until(lambda: manager._fronts.loads(manager._now()) == {"mixed-0": 3})
-            async with await joined(manager) as again:
-                await front.hung_up()
-                assert (await again.drain("mixed-0")).field == "instances"
-                assert manager._fronts.living(manager._now()) == ["front-a"]
-                assert manager._fronts.loads(manager._now()) == {"mixed-0": 3}
-
-    run(scenario())
+    async with (
+        managed(instance_command(), site=HeldSite()) as one,
+        await joined(one.manager) as front,
+    ):
+        front.say(FrontBeat({"mixed-0": 3}))
+        manager = one.manager
+        await until(lambda: loads_of(manager) == {"mixed-0": 3})
+        async with await joined(manager) as again:
+            await front.hung_up()
+            assert (await again.drain("mixed-0")).field == "instances"
+            assert fronts_of(manager).living(manager._now()) == ["front-a"]
+            assert loads_of(manager) == {"mixed-0": 3}
 
 
-def test_a_connection_of_a_front_that_comes_late_replaces_none(
+async def test_a_connection_of_a_front_that_comes_late_replaces_none(
     instance_command: CommandFactory,
 ) -> None:
     """A greeting that was on its way for long is older than what the front has by now."""
-
-    async def scenario() -> None:
-        async with (
-            managed(instance_command(), site=HeldSite()) as one,
-            await joined(one.manager, incarnation=9) as front,
-        ):
-            await until(lambda: bool(front.rosters))
-            async with await joined(one.manager, incarnation=8) as late:
-                await late.hung_up()
-                assert not late.rosters
-            async with await joined(one.manager, incarnation=10) as next_one:
-                await front.hung_up()
-                await until(lambda: bool(next_one.rosters))
-
-    run(scenario())
+    async with (
+        managed(instance_command(), site=HeldSite()) as one,
+        await joined(one.manager, incarnation=9) as front,
+    ):
+        await until(lambda: bool(front.rosters))
+        async with await joined(one.manager, incarnation=8) as late:
+            await late.hung_up()
+            assert not late.rosters
+        async with await joined(one.manager, incarnation=10) as next_one:
+            await front.hung_up()
+            await until(lambda: bool(next_one.rosters))

@@ -8,7 +8,8 @@ import kvell.fleet.manager.manager as manager_module
 from kvell.clock import VirtualClock
 from kvell.fleet.manager.messages import FrontBeat
 from tests.fleet.manager.front_client import FrontClient, Managed, joined, managed
-from tests.front.scenarios import run, until
+from tests.fleet.seen import fronts_of, loads_of
+from tests.front.scenarios import until
 
 CommandFactory = Callable[..., list[str]]
 COUNTS = {"prefill": 1, "decode": 2}
@@ -36,106 +37,96 @@ async def second(one: Managed, clock: VirtualClock, *fronts: FrontClient, prompt
     for front in fronts:
         front.say(beat(front, prompts))
     heard = [len(front.rosters) for front in fronts]
-    await until(lambda: one.manager._fronts.loads(clock.now_seconds()) == total)
+    await until(lambda: fronts_of(one.manager).loads(clock.now_seconds()) == total)
     # The first of these was perhaps on its way before.
     for front, count in zip(fronts, heard, strict=True):
         await until(lambda front=front, count=count: len(front.rosters) >= count + 2)  # type: ignore[misc]
 
 
-def test_roles_follow_the_load_of_all_fronts_together(instance_command: CommandFactory) -> None:
-    async def scenario() -> None:
-        clock = VirtualClock()
-        async with (
-            managed(instance_command(), COUNTS, clock=clock, adaptive_roles=True) as one,
-            await joined(one.manager) as front,
-        ):
-            await front.serving(3)
-            for _ in range(20):
-                await second(one, clock, front, prompts=HALF)
-            assert front.roster.role_changes == 0, "what one front has asks for no change"
-            async with await joined(one.manager, "front-b") as other:
-                await other.serving(3)
-                for _ in range(20):
-                    await second(one, clock, front, other, prompts=HALF)
-                for told in (front, other):
-                    assert told.roster.role_changes == 1
-                    assert sorted(roles(told).values()) == ["decode", "prefill", "prefill"]
-                    assert set(told.states().values()) == {"serving"}
-                    assert roles(told)["prefill-0"] == "prefill"
-
-    run(scenario())
-
-
-def test_roles_stay_where_nobody_asked_for_others(instance_command: CommandFactory) -> None:
-    async def scenario() -> None:
-        clock = VirtualClock()
-        async with (
-            managed(instance_command(), COUNTS, clock=clock) as one,
-            await joined(one.manager) as front,
-        ):
-            await front.serving(3)
-            for _ in range(12):
-                await second(one, clock, front, prompts=90_000)
-            assert front.roster.role_changes == 0
-            assert roles(front) == {
-                "prefill-0": "prefill",
-                "decode-0": "decode",
-                "decode-1": "decode",
-            }
-
-    run(scenario())
-
-
-def test_a_manager_that_comes_later_learns_the_roles_from_a_front(
+async def test_roles_follow_the_load_of_all_fronts_together(
     instance_command: CommandFactory,
 ) -> None:
-    async def scenario() -> None:
-        clock = VirtualClock()
-        async with (
-            managed(instance_command(), COUNTS, clock=clock, adaptive_roles=True) as one,
-            await joined(one.manager) as front,
-        ):
-            await front.serving(3)
-            while not front.roster.role_changes:
-                await second(one, clock, front, prompts=20_000)
-            changed, first = roles(front), front.roster
-            known = beat(front, 20_000)
-        async with (
-            managed(instance_command(), COUNTS, adaptive_roles=True) as one,
-            await joined(one.manager) as front,
-            await joined(one.manager, "front-b") as other,
-        ):
-            await front.serving(3)
+    clock = VirtualClock()
+    async with (
+        managed(instance_command(), COUNTS, clock=clock, adaptive_roles=True) as one,
+        await joined(one.manager) as front,
+    ):
+        await front.serving(3)
+        for _ in range(20):
+            await second(one, clock, front, prompts=HALF)
+        assert front.roster.role_changes == 0, "what one front has asks for no change"
+        async with await joined(one.manager, "front-b") as other:
             await other.serving(3)
-            assert front.roster.manager != first.manager and front.roster.role_changes == 0
-            assert roles(front) != changed
-            front.say(known)
+            for _ in range(20):
+                await second(one, clock, front, other, prompts=HALF)
             for told in (front, other):
-                await until(lambda told=told: told.roster.role_changes == 1)  # type: ignore[misc]
-                assert roles(told) == changed
-            other.say(FrontBeat({}, {"prefill-0": "decode"}, 1))
-            other.say(FrontBeat({"decode-0": 7}, {}, 0))
-            await until(lambda: one.manager._fronts.loads(one.manager._now()).get("decode-0") == 7)
-            assert roles(front) == changed, "who knows no more is not believed"
-
-    run(scenario())
+                assert told.roster.role_changes == 1
+                assert sorted(roles(told).values()) == ["decode", "prefill", "prefill"]
+                assert set(told.states().values()) == {"serving"}
+                assert roles(told)["prefill-0"] == "prefill"
 
 
-def test_an_instance_that_comes_in_place_of_one_that_is_gone_has_its_first_role(
+async def test_roles_stay_where_nobody_asked_for_others(instance_command: CommandFactory) -> None:
+    clock = VirtualClock()
+    async with (
+        managed(instance_command(), COUNTS, clock=clock) as one,
+        await joined(one.manager) as front,
+    ):
+        await front.serving(3)
+        for _ in range(12):
+            await second(one, clock, front, prompts=90_000)
+        assert front.roster.role_changes == 0
+        assert roles(front) == {
+            "prefill-0": "prefill",
+            "decode-0": "decode",
+            "decode-1": "decode",
+        }
+
+
+async def test_a_manager_that_comes_later_learns_the_roles_from_a_front(
     instance_command: CommandFactory,
 ) -> None:
-    async def scenario() -> None:
-        async with (
-            managed(instance_command(), COUNTS) as one,
-            await joined(one.manager) as front,
-        ):
-            await front.serving(3)
-            front.say(FrontBeat({}, {"decode-1": "prefill"}, 4))
-            await until(lambda: roles(front)["decode-1"] == "prefill")
-            assert not (await front.drain("decode-1")).field
-            await front.serving(2)
-            assert not (await front.scale({"decode": 2})).field
-            await front.serving(3)
-            assert roles(front)["decode-1"] == "decode"
+    clock = VirtualClock()
+    async with (
+        managed(instance_command(), COUNTS, clock=clock, adaptive_roles=True) as one,
+        await joined(one.manager) as front,
+    ):
+        await front.serving(3)
+        while not front.roster.role_changes:
+            await second(one, clock, front, prompts=20_000)
+        changed, first = roles(front), front.roster
+        known = beat(front, 20_000)
+    async with (
+        managed(instance_command(), COUNTS, adaptive_roles=True) as one,
+        await joined(one.manager) as front,
+        await joined(one.manager, "front-b") as other,
+    ):
+        await front.serving(3)
+        await other.serving(3)
+        assert front.roster.manager != first.manager and front.roster.role_changes == 0
+        assert roles(front) != changed
+        front.say(known)
+        for told in (front, other):
+            await until(lambda told=told: told.roster.role_changes == 1)  # type: ignore[misc]
+            assert roles(told) == changed
+        other.say(FrontBeat({}, {"prefill-0": "decode"}, 1))
+        other.say(FrontBeat({"decode-0": 7}, {}, 0))
+        await until(lambda: loads_of(one.manager).get("decode-0") == 7)
+        assert roles(front) == changed, "who knows no more is not believed"
 
-    run(scenario())
+
+async def test_an_instance_that_comes_in_place_of_one_that_is_gone_has_its_first_role(
+    instance_command: CommandFactory,
+) -> None:
+    async with (
+        managed(instance_command(), COUNTS) as one,
+        await joined(one.manager) as front,
+    ):
+        await front.serving(3)
+        front.say(FrontBeat({}, {"decode-1": "prefill"}, 4))
+        await until(lambda: roles(front)["decode-1"] == "prefill")
+        assert not (await front.drain("decode-1")).field
+        await front.serving(2)
+        assert not (await front.scale({"decode": 2})).field
+        await front.serving(3)
+        assert roles(front)["decode-1"] == "decode"

@@ -17,7 +17,8 @@ from kvell.fleet.manager.messages import FrontBeat, Movable, MoveRequest, Presse
 from kvell.fleet.manager.steered import SETTLING_LOOKS, FleetSteering
 from kvell.vocabulary import RequestId
 from tests.fleet.manager.front_client import joined, managed
-from tests.front.scenarios import run, until
+from tests.fleet.seen import members_of
+from tests.front.scenarios import until
 from tests.reports import facts, load
 
 CommandFactory = Callable[..., list[str]]
@@ -97,40 +98,34 @@ def test_an_instance_is_in_one_move_of_a_look_at_most(
             assert beats[move.target].free_bytes > beats[move.source].free_bytes
 
 
-def test_of_four_fronts_one_is_told_to_move_a_request(
+async def test_of_four_fronts_one_is_told_to_move_a_request(
     instance_command: CommandFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With instances as processes, one of which says that it has no memory left."""
     monkeypatch.setattr(manager_module, "ROSTER_SECONDS", 0.05)
+    async with managed(instance_command(), {"mixed": 2}) as one:
+        fronts = [await joined(one.manager, name) for name in FRONTS]
+        await fronts[0].serving(2)
+        members = members_of(one.manager)
+        await until(lambda: all(each.report and each.report.load for each in members))
+        pressed = members["mixed-0"]
+        hear = pressed.instance_said
 
-    async def scenario() -> None:
-        async with managed(instance_command(), {"mixed": 2}) as one:
-            fronts = [await joined(one.manager, name) for name in FRONTS]
-            await fronts[0].serving(2)
-            members = one.manager._members
-            await until(lambda: all(each.report and each.report.load for each in members))
-            pressed = members["mixed-0"]
-            hear = pressed.instance_said
+        def hears(event: object) -> None:
+            hear(Heartbeat(heartbeat(100)) if isinstance(event, Heartbeat) else event)  # type: ignore[arg-type]
 
-            def hears(event: object) -> None:
-                hear(Heartbeat(heartbeat(100)) if isinstance(event, Heartbeat) else event)  # type: ignore[arg-type]
-
-            pressed.supervisor._listener.instance_said = hears  # type: ignore[method-assign]
-            await until(
-                lambda: pressed.report is not None and pressed.report.load == heartbeat(100)
-            )
-            for front in fronts:
-                front.say(beat(front.name, "mixed-0", 3))
-            await until(lambda: any(front.moves for front in fronts))
-            [order] = [order for front in fronts for order in front.moves]
-            assert order.target == "mixed-1" and order.epoch == fronts[0].roster.epoch
-            looked = one.manager._steering._look
-            await until(lambda: one.manager._steering._look > looked)
-            assert sum(len(front.moves) for front in fronts) == 1
-            for front in fronts:
-                await front.__aexit__()
-
-    run(scenario())
+        pressed.supervisor._listener.instance_said = hears  # type: ignore[method-assign]
+        await until(lambda: pressed.report is not None and pressed.report.load == heartbeat(100))
+        for front in fronts:
+            front.say(beat(front.name, "mixed-0", 3))
+        await until(lambda: any(front.moves for front in fronts))
+        [order] = [order for front in fronts for order in front.moves]
+        assert order.target == "mixed-1" and order.epoch == fronts[0].roster.epoch
+        looked = one.manager._steering._look
+        await until(lambda: one.manager._steering._look > looked)
+        assert sum(len(front.moves) for front in fronts) == 1
+        for front in fronts:
+            await front.__aexit__()
 
 
 def test_sections_of_the_longest_request_go_so_that_one_that_waits_has_room() -> None:

@@ -15,6 +15,8 @@ from kvell.fleet.started.front_limits import FrontLimits
 from kvell.front.front import Front
 from tests.fleet.placing.host_placement import HostPlacement
 from tests.fleet.placing.placed_front import placed_front
+from tests.fleet.seen import members_of
+from tests.front.seen import line_to
 
 WORDS = ("--door", "{host}", "--incarnation", "{incarnation}", "--instance-id", "{instance_id}")
 QUICK = FrontLimits(
@@ -37,9 +39,7 @@ class Placed:
 
     def managers_line(self, instance_id: str) -> InstanceLine:
         """The manager's connection to an instance that is up."""
-        process = self.manager._members[instance_id].supervisor._process
-        assert process is not None
-        return process._line
+        return line_to(members_of(self.manager)[instance_id].supervisor)
 
 
 Served = Callable[..., AbstractAsyncContextManager[Placed]]

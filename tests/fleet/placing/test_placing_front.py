@@ -53,125 +53,99 @@ async def running(placed: Placed, max_tokens: int) -> "asyncio.Task[tuple[list[i
     return task
 
 
-def test_requests_are_served_and_nothing_is_left(served: Served) -> None:
-    async def scenario() -> None:
-        async with served(instances={"mixed": 2}) as placed:
-            answers = await asyncio.gather(*(finish_of(placed, 25) for _ in range(12)))
-            assert {tuple(tokens) for tokens, _ in answers} == {tuple(expected(25))}
-            told = [one for one, _ in placed.front.instances()]
-            assert [one.host for one in told] == ["127.0.0.1"] * 2
-            assert [one.pid_here for one in told] == [None] * 2
-            pids = [pid_of(placed, name) for name in ("mixed-0", "mixed-1")]
-            started = dict(placed.placement.started)
-            incarnations = {one.report.facts.incarnation for one in told if one.report}
-            assert incarnations == set(started.values())
-        assert all(is_gone(pid) for pid in pids)
-
-    run(scenario())
+async def test_requests_are_served_and_nothing_is_left(served: Served) -> None:
+    async with served(instances={"mixed": 2}) as placed:
+        answers = await asyncio.gather(*(finish_of(placed, 25) for _ in range(12)))
+        assert {tuple(tokens) for tokens, _ in answers} == {tuple(expected(25))}
+        told = [one for one, _ in placed.front.instances()]
+        assert [one.host for one in told] == ["127.0.0.1"] * 2
+        assert [one.pid_here for one in told] == [None] * 2
+        pids = [pid_of(placed, name) for name in ("mixed-0", "mixed-1")]
+        started = dict(placed.placement.started)
+        incarnations = {one.report.facts.incarnation for one in told if one.report}
+        assert incarnations == set(started.values())
+    assert all(is_gone(pid) for pid in pids)
 
 
-def test_a_killed_process_is_started_again_as_another_incarnation(served: Served) -> None:
-    async def scenario() -> None:
-        async with served(*SLOW) as placed:
-            request = await running(placed, 400)
-            os.kill(pid_of(placed), signal.SIGKILL)
-            tokens, finished = await request
-            assert (tokens, finished.attempt) == (expected(400), 1)
-            (_, first), (_, second) = placed.placement.started
-            assert first != second
-
-    run(scenario())
+async def test_a_killed_process_is_started_again_as_another_incarnation(served: Served) -> None:
+    async with served(*SLOW) as placed:
+        request = await running(placed, 400)
+        os.kill(pid_of(placed), signal.SIGKILL)
+        tokens, finished = await request
+        assert (tokens, finished.attempt) == (expected(400), 1)
+        (_, first), (_, second) = placed.placement.started
+        assert first != second
 
 
 @pytest.mark.long
-def test_an_instance_whose_pipe_ends_is_started_again(served: Served) -> None:
+async def test_an_instance_whose_pipe_ends_is_started_again(served: Served) -> None:
     """The request goes on exactly, at another incarnation."""
-
-    async def scenario() -> None:
-        async with served(*SLOWER) as placed:
-            request = await running(placed, 400)
-            pid = pid_of(placed)
-            placed.placement.unleash("mixed-0")
-            await until(placed.restarted)
-            tokens, finished = await request
-            assert (tokens, finished.attempt) == (expected(400), 1)
-            await until(lambda: is_gone(pid))
-            assert pid_of(placed) != pid
-
-    run(scenario())
+    async with served(*SLOWER) as placed:
+        request = await running(placed, 400)
+        pid = pid_of(placed)
+        placed.placement.unleash("mixed-0")
+        await until(placed.restarted)
+        tokens, finished = await request
+        assert (tokens, finished.attempt) == (expected(400), 1)
+        await until(lambda: is_gone(pid))
+        assert pid_of(placed) != pid
 
 
-def test_an_instance_that_the_manager_has_lost_is_dialled_again(served: Served) -> None:
-    async def scenario() -> None:
-        async with served(*SLOWER) as placed:
-            request = await running(placed, 400)
-            pid, cut = pid_of(placed), placed.managers_line("mixed-0")
-            cut.abort()
-            await until(lambda: placed.managers_line("mixed-0") is not cut)
-            assert (await request)[1].attempt == 0
-            assert pid_of(placed) == pid and len(placed.placement.started) == 1
-
-    run(scenario())
+async def test_an_instance_that_the_manager_has_lost_is_dialled_again(served: Served) -> None:
+    async with served(*SLOWER) as placed:
+        request = await running(placed, 400)
+        pid, cut = pid_of(placed), placed.managers_line("mixed-0")
+        cut.abort()
+        await until(lambda: placed.managers_line("mixed-0") is not cut)
+        assert (await request)[1].attempt == 0
+        assert pid_of(placed) == pid and len(placed.placement.started) == 1
 
 
 @pytest.mark.long
-def test_a_damaged_stream_ends_the_incarnation(served: Served) -> None:
-    async def scenario() -> None:
-        async with served(*SLOWER) as placed:
-            request = await running(placed, 400)
-            damaged = damage_next_bytes(placed.managers_line("mixed-0"), Random(3))
-            tokens, finished = await request
-            assert damaged.is_set()
-            assert (tokens, finished.attempt) == (expected(400), 1)
-            (_, first), (_, second) = placed.placement.started
-            assert first != second
-
-    run(scenario())
+async def test_a_damaged_stream_ends_the_incarnation(served: Served) -> None:
+    async with served(*SLOWER) as placed:
+        request = await running(placed, 400)
+        damaged = damage_next_bytes(placed.managers_line("mixed-0"), Random(3))
+        tokens, finished = await request
+        assert damaged.is_set()
+        assert (tokens, finished.attempt) == (expected(400), 1)
+        (_, first), (_, second) = placed.placement.started
+        assert first != second
 
 
-def test_a_process_that_hangs_is_killed_on_its_machine(served: Served) -> None:
-    async def scenario() -> None:
-        async with served(limits=replace(QUICK, silence_seconds=0.8)) as placed:
-            pid = pid_of(placed)
-            os.kill(pid, signal.SIGSTOP)
-            await until(placed.restarted)
-            assert is_gone(pid)
-            assert (await finish_of(placed, 5))[0] == expected(5)
-
-    run(scenario())
+async def test_a_process_that_hangs_is_killed_on_its_machine(served: Served) -> None:
+    async with served(limits=replace(QUICK, silence_seconds=0.8)) as placed:
+        pid = pid_of(placed)
+        os.kill(pid, signal.SIGSTOP)
+        await until(placed.restarted)
+        assert is_gone(pid)
+        assert (await finish_of(placed, 5))[0] == expected(5)
 
 
-def test_a_machine_that_does_not_answer_holds_nobody_up(
+async def test_a_machine_that_does_not_answer_holds_nobody_up(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its connection ends, and what it had goes on at another, before it is there again."""
-
-    async def scenario() -> None:
-        async with served(*SLOW, instances={"mixed": 2}) as placed:
-            request = await running(placed, 400)
-            [busy] = [one.instance_id for one, line in placed.front.instances() if line.in_flight]
-            pid = pid_of(placed, busy)
-            placed.placement.lost.add(busy)
-            os.kill(pid, signal.SIGKILL)
-            tokens, finished = await request
-            assert (tokens, finished.attempt) == (expected(400), 1)
-            assert busy in placed.placement.lost
-            placed.placement.lost.clear()
-
-    run(scenario())
+    async with served(*SLOW, instances={"mixed": 2}) as placed:
+        request = await running(placed, 400)
+        [busy] = [one.instance_id for one, line in placed.front.instances() if line.in_flight]
+        pid = pid_of(placed, busy)
+        placed.placement.lost.add(busy)
+        os.kill(pid, signal.SIGKILL)
+        tokens, finished = await request
+        assert (tokens, finished.attempt) == (expected(400), 1)
+        assert busy in placed.placement.lost
+        placed.placement.lost.clear()
     assert "its machine does not answer" in caplog.text
 
 
-def test_a_machine_that_never_answers_again_keeps_nobody_waiting(served: Served) -> None:
-    async def scenario() -> None:
-        async with served(instances={"mixed": 2}) as placed:
-            placed.placement.lost.add("mixed-1")
-            os.kill(pid_of(placed, "mixed-1"), signal.SIGKILL)
-            states = placed.front.instances
-            await until(lambda: [one.state for one, _ in states()] == ["serving", "failing"])
-            assert (await finish_of(placed, 5))[0] == expected(5)
-
-    run(scenario())
+async def test_a_machine_that_never_answers_again_keeps_nobody_waiting(served: Served) -> None:
+    async with served(instances={"mixed": 2}) as placed:
+        placed.placement.lost.add("mixed-1")
+        os.kill(pid_of(placed, "mixed-1"), signal.SIGKILL)
+        states = placed.front.instances
+        await until(lambda: [one.state for one, _ in states()] == ["serving", "failing"])
+        assert (await finish_of(placed, 5))[0] == expected(5)
 
 
 @pytest.mark.parametrize(
@@ -203,18 +177,15 @@ def test_an_instance_that_does_not_come_is_an_error(
     assert ("is too little" in caplog.text) == (code == 2)
 
 
-def test_instances_are_added_and_drained(served: Served) -> None:
-    async def scenario() -> None:
-        async with served(*SLOW) as placed:
-            await placed.front.scale({"mixed": 2})
-            states = placed.front.instances
-            await until(lambda: [one.state for one, _ in states()] == ["serving"] * 2)
-            request = await running(placed, 300)
-            pid = pid_of(placed)
-            await placed.front.drain("mixed-0")
-            assert (await request)[0] == expected(300)
-            await until(lambda: [one.instance_id for one, _ in states()] == ["mixed-1"])
-            assert placed.placement.left == ["mixed-0"]
-            await until(lambda: is_gone(pid))
-
-    run(scenario())
+async def test_instances_are_added_and_drained(served: Served) -> None:
+    async with served(*SLOW) as placed:
+        await placed.front.scale({"mixed": 2})
+        states = placed.front.instances
+        await until(lambda: [one.state for one, _ in states()] == ["serving"] * 2)
+        request = await running(placed, 300)
+        pid = pid_of(placed)
+        await placed.front.drain("mixed-0")
+        assert (await request)[0] == expected(300)
+        await until(lambda: [one.instance_id for one, _ in states()] == ["mixed-1"])
+        assert placed.placement.left == ["mixed-0"]
+        await until(lambda: is_gone(pid))

@@ -1,6 +1,5 @@
 """From ``--cluster`` to the manager: what is refused before anything is started."""
 
-import asyncio
 import importlib.util
 import subprocess
 import sys
@@ -37,18 +36,14 @@ def test_ray_is_imported_where_it_is_asked_for_alone() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_where_no_ray_answers_that_is_said_at_once() -> None:
+async def test_where_no_ray_answers_that_is_said_at_once() -> None:
     pytest.importorskip("ray")
     find = manager_finder("127.0.0.1:9", SETTINGS)
-
-    async def scenario() -> None:
-        with pytest.raises(ChangeSomething, match="no Ray answers there"):
-            await find()
-
-    asyncio.run(scenario())
+    with pytest.raises(ChangeSomething, match="no Ray answers there"):
+        await find()
 
 
-def test_a_ray_that_is_away_later_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_ray_that_is_away_later_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was there: so the address is right, and the front goes on without it."""
     replies: list[tuple[str, bytes] | ChangeSomething] = [
         ("tcp://10.0.0.1:5", b"secret"),
@@ -66,13 +61,9 @@ def test_a_ray_that_is_away_later_is_waited_for(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(opening, "meet", meet)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     find = manager_finder("auto", SETTINGS)
-
-    async def scenario() -> None:
-        first = await find()
-        assert (first.address, first.secret) == ("tcp://10.0.0.1:5", b"secret")
-        assert (first.fingerprint, first.cluster) == (SETTINGS.fingerprint, "kvell")
-        with pytest.raises(TryLater, match="no Ray answers there"):
-            await find()
-        assert (await find()).address == "tcp://10.0.0.2:6"
-
-    asyncio.run(scenario())
+    first = await find()
+    assert (first.address, first.secret) == ("tcp://10.0.0.1:5", b"secret")
+    assert (first.fingerprint, first.cluster) == (SETTINGS.fingerprint, "kvell")
+    with pytest.raises(TryLater, match="no Ray answers there"):
+        await find()
+    assert (await find()).address == "tcp://10.0.0.2:6"

@@ -29,6 +29,7 @@ from tests.engine.works import spec_of
 from tests.fleet.manager.front_client import QUICK, SECRET, managed
 from tests.fleet.placing.conftest import WORDS
 from tests.fleet.placing.host_placement import HostPlacement
+from tests.fleet.seen import members_of
 from tests.front.scenarios import run, until
 
 CommandFactory = Callable[..., list[str]]
@@ -141,7 +142,7 @@ async def followed(
             return ManagerAddress(its.manager.address, SECRET, "")
 
         async with Front(joins=FollowedCluster(find, ends_cluster=True), limits=limits) as front:
-            yield front, its.manager._members
+            yield front, members_of(its.manager)
 
 
 FLEETS = pytest.mark.parametrize("fleet", [own, followed])
@@ -173,64 +174,54 @@ async def answer(front: Front) -> Finished:
 
 
 @FLEETS
-def test_the_one_that_serves_stays_and_the_one_that_restarts_leaves(
+async def test_the_one_that_serves_stays_and_the_one_that_restarts_leaves(
     instance_command: CommandFactory, fleet: MakeFleet
 ) -> None:
-    async def scenario() -> None:
-        async with fleet(instance_command, 2, SLOW_RESTARTS.restart) as (front, members):
-            send(front, "mixed-0", signal.SIGKILL)
-            await until(lambda: not members["mixed-0"].supervisor.answers)
-            await until(lambda: states(front)["mixed-0"] == "restarting")
-            named = r"last one that serves; wait until .*: mixed-0 \((restarting|does not answer)\)"
-            with pytest.raises(ChangeSomething, match=named):
-                await front.drain("mixed-1")
-            assert states(front) == {"mixed-0": "restarting", "mixed-1": "serving"}
-            await front.scale({"mixed": 1})
-            await until(lambda: states(front) == {"mixed-1": "serving"})
-            assert (await answer(front)).reason == "length"
-            with pytest.raises(ChangeSomething, match="last one that serves; add one first"):
-                await front.drain("mixed-1")
-
-    run(scenario())
+    async with fleet(instance_command, 2, SLOW_RESTARTS.restart) as (front, members):
+        send(front, "mixed-0", signal.SIGKILL)
+        await until(lambda: not members["mixed-0"].supervisor.answers)
+        await until(lambda: states(front)["mixed-0"] == "restarting")
+        named = r"last one that serves; wait until .*: mixed-0 \((restarting|does not answer)\)"
+        with pytest.raises(ChangeSomething, match=named):
+            await front.drain("mixed-1")
+        assert states(front) == {"mixed-0": "restarting", "mixed-1": "serving"}
+        await front.scale({"mixed": 1})
+        await until(lambda: states(front) == {"mixed-1": "serving"})
+        assert (await answer(front)).reason == "length"
+        with pytest.raises(ChangeSomething, match="last one that serves; add one first"):
+            await front.drain("mixed-1")
 
 
-def test_one_that_restarts_is_not_drained_while_none_serves(
+async def test_one_that_restarts_is_not_drained_while_none_serves(
     instance_command: CommandFactory,
 ) -> None:
-    async def scenario() -> None:
-        async with own(instance_command, 2, SLOW_RESTARTS.restart) as (front, _):
-            for name in ("mixed-0", "mixed-1"):
-                send(front, name, signal.SIGKILL)
-            await until(lambda: set(states(front).values()) == {"restarting"})
-            named = "cannot be drained while no other instance serves; wait until .*: mixed-1"
-            with pytest.raises(ChangeSomething, match=named):
-                await front.drain("mixed-0")
-            await front.scale({"mixed": 1})
-            await until(lambda: states(front) == {"mixed-0": "restarting"})
-
-    run(scenario())
+    async with own(instance_command, 2, SLOW_RESTARTS.restart) as (front, _):
+        for name in ("mixed-0", "mixed-1"):
+            send(front, name, signal.SIGKILL)
+        await until(lambda: set(states(front).values()) == {"restarting"})
+        named = "cannot be drained while no other instance serves; wait until .*: mixed-1"
+        with pytest.raises(ChangeSomething, match=named):
+            await front.drain("mixed-0")
+        await front.scale({"mixed": 1})
+        await until(lambda: states(front) == {"mixed-0": "restarting"})
 
 
 @pytest.mark.long
 @FLEETS
-def test_one_that_no_longer_answers_leaves_before_one_that_does(
+async def test_one_that_no_longer_answers_leaves_before_one_that_does(
     instance_command: CommandFactory, fleet: MakeFleet
 ) -> None:
     """It counts as serving until its silence has lasted for its deadline."""
-
-    async def scenario() -> None:
-        async with fleet(instance_command, 2, SLOW_RESTARTS.restart) as (front, members):
-            send(front, "mixed-0", signal.SIGSTOP)
-            supervisor = members["mixed-0"].supervisor
-            await until(lambda: not supervisor.answers)
-            assert supervisor.state == "serving"
-            with pytest.raises(ChangeSomething, match=r"last .*: mixed-0 \(does not answer\)"):
-                await front.drain("mixed-1")
-            await front.scale({"mixed": 1})
-            await until(lambda: set(states(front)) == {"mixed-1"})
-            assert (await answer(front)).reason == "length"
-
-    run(scenario())
+    async with fleet(instance_command, 2, SLOW_RESTARTS.restart) as (front, members):
+        send(front, "mixed-0", signal.SIGSTOP)
+        supervisor = members["mixed-0"].supervisor
+        await until(lambda: not supervisor.answers)
+        assert supervisor.state == "serving"
+        with pytest.raises(ChangeSomething, match=r"last .*: mixed-0 \(does not answer\)"):
+            await front.drain("mixed-1")
+        await front.scale({"mixed": 1})
+        await until(lambda: set(states(front)) == {"mixed-1"})
+        assert (await answer(front)).reason == "length"
 
 
 SCALE_DOWNS, NUMBER = 30, 3

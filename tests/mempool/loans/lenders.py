@@ -24,6 +24,7 @@ from kvell.mempool.owners import Owner
 from kvell.mempool.transfers.actions import Action, Grant
 from kvell.mempool.transfers.messages import Transfer
 from kvell.pages.layout import GroupSpec
+from tests.mempool.seen import lent_of
 from tests.mempool.transfers.network import Instance, Label, Network, ints
 from tests.mempool.transfers.runs import MIXES
 from tests.pages.pools import group
@@ -103,7 +104,7 @@ class LoanNetwork(Network):
     def pages_lent(self, name: str) -> dict[str, Counts]:
         """Pages of each group that each debtor has of an instance."""
         lending = self.lending(name)
-        lent = {loan: entry for loan, entry in lending._lent.items() if entry.has_pages}
+        lent = {loan: entry for loan, entry in lent_of(lending).items() if entry.has_pages}
         return {
             debtor: lending._sum(entry for loan, entry in lent.items() if loan.debtor == debtor)
             for debtor in sorted({loan.debtor for loan in lent})

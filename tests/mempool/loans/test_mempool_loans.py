@@ -27,7 +27,13 @@ from kvell.mempool.transfers.actions import Action, Grant, Pull, Revoke, Send, S
 from kvell.mempool.transfers.messages import MOST_TICKS, Abandon, PeerMessage, Prepare, Transfer
 from tests.mempool.loans.lenders import LENDING_MIXES, LoanNetwork
 from tests.mempool.loans.quiet import over, quiet, used
+from tests.mempool.seen import lent_of
 from tests.mempool.transfers.network import ints
+
+
+def allow(network: LoanNetwork, most: int) -> None:
+    """Let a debtor have at most ``most`` loans of b."""
+    network.lending("b")._most_loans = most
 
 
 def hear(network: LoanNetwork, name: str, peer: str, message: PeerMessage) -> list[Action]:
@@ -195,7 +201,7 @@ def test_a_creditor_whose_requests_need_the_memory_has_no_room() -> None:
 
 def test_one_debtor_has_so_many_loans_at_most() -> None:
     network = quiet("full", 20)
-    network.lending("b")._most_loans = 2
+    allow(network, 2)
     loans = [network.lend("a", "b", 1) for _ in range(3)]
     assert network.user("a").refused == {loans[2]: "too many loans"}
     assert network.lend("c", "b", 1) in network.user("c").filled
@@ -204,7 +210,7 @@ def test_one_debtor_has_so_many_loans_at_most() -> None:
 
 def test_loans_that_were_revoked_count_until_the_debtor_has_heard_it() -> None:
     network = quiet("full", 20)
-    network.lending("b")._most_loans = 1
+    allow(network, 1)
     network.lend("a", "b", 1)
     network.recall("b", 1, 0)
     assert refusal(hear(network, "b", "a", borrow_of(network, number=9))) == "too many loans"
@@ -336,12 +342,12 @@ def test_a_reservation_that_was_made_twice_is_not_filled_with_pages_of_the_first
     loan = network.borrow("a", "b", 2, 100)
     network.deliver(0, keeps=True)
     late = network.messages.pop(0)
-    first = network.lending("b")._lent[loan].right.number
+    first = lent_of(network.lending("b"))[loan].right.number
     network.messages, lent = [], network.messages
     network.act(network.instances["b"], hear(network, "b", "a", LoanOver(loan, "")))
     network.messages = [late]
     network.deliver(0)
-    assert network.lending("b")._lent[loan].right.number != first
+    assert lent_of(network.lending("b"))[loan].right.number != first
     network.messages = lent
     network.run()
     network.fill("a", loan)
@@ -466,7 +472,7 @@ def test_a_loan_is_not_filled_from_what_are_no_pages(
     network.run()
     told = {None: ints([3, 4]), "negative": ints([3, -4])}
     encoded = pages if isinstance(pages, bytes) else told[pages].tobytes()
-    right = network.lending("b")._lent[loan].right.number
+    right = lent_of(network.lending("b"))[loan].right.number
     said = refusal(hear(network, "b", "a", Fill(loan, right, number, encoded)))
     assert said == "it cannot be filled from these pages"
     assert not used(network.instances["b"])
@@ -477,7 +483,7 @@ def test_one_transfer_does_not_fill_two_loans_nor_bring_a_text_too() -> None:
     debtor, creditor = network.instances["a"], network.instances["b"]
     loans = [network.borrow("a", "b", 1, 100) for _ in range(3)]
     network.run()
-    rights = [network.lending("b")._lent[loan].right.number for loan in loans]
+    rights = [lent_of(network.lending("b"))[loan].right.number for loan in loans]
     one = ints([1]).tobytes()
     first = hear(network, "b", "a", Fill(loans[0], rights[0], 7, one))
     assert isinstance(first[0], Pull)
@@ -907,7 +913,7 @@ def test_the_audit_says_what_does_not_fit_together() -> None:
     network.lend("a", "b")
     creditor, debtor = network.instances["b"].agent, network.instances["a"].agent
     assert creditor.loans.audit() == debtor.loans.audit() == []
-    (one,) = creditor.loans.lending._lent.values()
+    (one,) = lent_of(creditor.loans.lending).values()
     one.state = "revoked"
     assert len(creditor.loans.audit()) == 2
     one.state = "filling"
@@ -918,7 +924,7 @@ def test_the_audit_says_what_does_not_fit_together() -> None:
     one.rows = rows
     creditor.loans.lending._most_lent = (1,)
     assert "more than" in creditor.loans.audit()[0]
-    creditor.loans.lending._lent.clear()
+    lent_of(creditor.loans.lending).clear()
     assert "holds pages for no loan" in creditor.loans.audit()[0]
     (mine,) = debtor.loans.borrowing._borrowed.values()
     mine.deadline = 7

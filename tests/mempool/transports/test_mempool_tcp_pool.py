@@ -15,6 +15,14 @@ from kvell.memory import audit
 from kvell.mempool.pool import MemPool
 from kvell.wire.endpoints import connect_to
 from tests.mempool.pools import fill, holds_right, pool_at
+from tests.mempool.seen import (
+    agent_of,
+    channels_of,
+    node_of,
+    num_receiving,
+    page_server_of,
+    peer_of,
+)
 from tests.mempool.transports.relay import Passes, Relay, unchanged
 
 PATIENCE_SECONDS = 30.0
@@ -42,8 +50,8 @@ def pair(folder: Path, passes: Passes) -> Iterator[tuple[MemPool, MemPool, Relay
         b.connect(relay.address)
         until(lambda: a.peers() == ["b"])
         yield a, b, relay
-        until(lambda: not a._node.ask(lambda: len(a._agent.sending)))
-        until(lambda: not b._node.ask(lambda: len(b._agent.receiving)))
+        until(lambda: not node_of(a).ask(lambda: len(agent_of(a).sending)))
+        until(lambda: not num_receiving(b))
         for pool in (a, b):
             assert audit(pool.layout, pool.core.snapshot()) == []
 
@@ -126,7 +134,7 @@ def test_what_is_given_up_in_the_middle_never_counts(tmp_path: Path) -> None:
         fill(a, TEXT)
         with pytest.raises(TryLater, match="timed out"):
             a.transfer_with_insert("b", TEXT, seconds=0.5)
-        until(lambda: not b._node.ask(lambda: len(b._agent.receiving)))
+        until(lambda: not num_receiving(b))
         assert late.times == 1
         given_up.set()
         assert has_nothing(b)
@@ -180,14 +188,15 @@ def test_a_restart_in_its_place_is_another_incarnation(tmp_path: Path) -> None:
         assert a.transfer_with_insert("b", TEXT) == len(TEXT)
         with pool_at(tmp_path, "b", transport="tcp") as new:
             new.connect(str(a.address))
-            until(lambda: a._node.ask(lambda: incarnation_of(a)) == new.incarnation)
+            until(lambda: node_of(a).ask(lambda: incarnation_of(a)) == new.incarnation)
             comes_whole(a, new)
             until(lambda: not old.peers())
         old.close()
 
 
 def incarnation_of(pool: MemPool) -> int:
-    return pool._node._peers["b"].greeting.incarnation
+    incarnation: int = peer_of(pool, "b").greeting.incarnation
+    return incarnation
 
 
 def test_connections_are_kept_for_the_next_text_and_end_with_the_peer(tmp_path: Path) -> None:
@@ -198,9 +207,9 @@ def test_connections_are_kept_for_the_next_text_and_end_with_the_peer(tmp_path: 
                 fill(a, text)
                 assert a.transfer_with_insert("b", text) == len(text)
             assert len(relay.passed_bytes) == 2
-            assert len(a._node._connections._pages) == 1
+            assert len(page_server_of(a)) == 1
             assert b.peers() == ["a"]
-        until(lambda: a.peers() == [] and len(a._node._connections._pages) == 0)
+        until(lambda: a.peers() == [] and len(page_server_of(a)) == 0)
 
 
 @contextmanager
@@ -219,8 +228,8 @@ def test_both_kinds_of_connections_keep_their_hosts_in_sight(tmp_path: Path) -> 
         until(lambda: a.peers() == ["b"])
         fill(a, TEXT)
         a.transfer_with_insert("b", TEXT)
-        found = [a._node._peers["b"].socket, b._node._peers["a"].socket]
-        found += [channel.socket for channel in a._node._connections._pages._peers._threads]
+        found = [peer_of(a, "b").socket, peer_of(b, "a").socket]
+        found += [channel.socket for channel in channels_of(page_server_of(a))]
         found.append(connect_to(str(a.address), 10))
         assert len(found) == 4
         for one in found:

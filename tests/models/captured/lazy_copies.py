@@ -44,12 +44,18 @@ class LazyMover(PageMover):
 
     @override
     def _move(self, piece: Piece, source: torch.Tensor, target: torch.Tensor) -> None:
+        self.move_later(piece, source, target)
+
+    move_now = PageMover._move
+
+    def move_later(self, piece: Piece, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Let the device copy after the steps before it."""
         self._ordered += 1
         self.graphs.run(partial(self._made, piece, source, target))
 
     def _made(self, piece: Piece, source: torch.Tensor, target: torch.Tensor) -> None:
         self._ordered -= 1
-        super()._move(piece, source, target)
+        self.move_now(piece, source, target)
 
     def _note(self, kind: str, count: int) -> None:
         self.behind_a_step[kind] += count * (self.graphs.num_waiting > self._ordered)
@@ -60,7 +66,7 @@ class ReadWhenOrdered(LazyMover):
 
     @override
     def _move(self, piece: Piece, source: torch.Tensor, target: torch.Tensor) -> None:
-        super()._move(piece, source.clone(), target)
+        self.move_later(piece, source.clone(), target)
 
 
 class MadeWhenOrdered(LazyMover):
@@ -68,7 +74,7 @@ class MadeWhenOrdered(LazyMover):
 
     @override
     def _move(self, piece: Piece, source: torch.Tensor, target: torch.Tensor) -> None:
-        PageMover._move(self, piece, source, target)
+        self.move_now(piece, source, target)
 
 
 class BufferWrittenWhenOrdered(LazyMover):
@@ -77,9 +83,9 @@ class BufferWrittenWhenOrdered(LazyMover):
     @override
     def _move(self, piece: Piece, source: torch.Tensor, target: torch.Tensor) -> None:
         if target is self._buffer:
-            PageMover._move(self, piece, source, target)
+            self.move_now(piece, source, target)
         else:
-            super()._move(piece, source, target)
+            self.move_later(piece, source, target)
 
 
 class MadeLate(LazyMover):
@@ -87,7 +93,7 @@ class MadeLate(LazyMover):
 
     @override
     def _move(self, piece: Piece, source: torch.Tensor, target: torch.Tensor) -> None:
-        self.graphs.run(partial(super()._move, piece, source, target))
+        self.graphs.run(partial(self.move_later, piece, source, target))
 
 
 def let_copy(served: Served, mover: type[LazyMover] = LazyMover) -> LazyMover:

@@ -18,6 +18,7 @@ from kvell.memory import audit
 from kvell.models.loading.loading import describe_as
 from kvell.models.paged_model import PagedModel
 from kvell.testing.accepting import is_accepted
+from tests.engine.seen import scheduler_of, use_rule
 from tests.engine.swapping import Always
 from tests.engine.works import spec_of
 from tests.models.captured.fake_graphs import FakeGraphs, Launched
@@ -76,10 +77,10 @@ class Served:
         self.engine = build_engine(
             self.model, architecture, options, journal=self.journal, graphs=graphs
         )
-        swapping = self.engine.core._scheduler.swapping
+        swapping = scheduler_of(self.engine.core).swapping
         if swapping is not None:
             assert swapping.prefixes is not None
-            swapping._rule = swapping.prefixes._rule = Always()
+            use_rule(swapping, Always())
 
     def submit(self, name: str, prompt: list[int], outputs: int, temperature: float) -> None:
         sampling = SamplingParams(

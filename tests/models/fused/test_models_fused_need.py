@@ -3,6 +3,7 @@
 import copy
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,11 @@ SHAPES = [(0, 0), (1, 1), (7, 3), (100, 0), (333, 77), (2000, 200)]
 FAMILIES = ["FalconH1ForCausalLM", "LlamaForCausalLM", "Gemma3ForCausalLM", "Qwen3ForCausalLM"]
 
 
+def forward_of(fused: Any) -> Any:
+    """Return the compiled pass."""
+    return fused._forward
+
+
 @pytest.mark.parametrize("architecture", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_buffer_is_counted_as_the_compiled_pass_cuts_it(
@@ -25,7 +31,7 @@ def test_every_buffer_is_counted_as_the_compiled_pass_cuts_it(
     model = fused_model(copy.deepcopy(tiny_module(architecture)).to(dtype))
     assert model.fused is not None
     for tokens, rows in SHAPES:
-        rows_bytes = model.fused._forward.workspace_bytes(tokens, rows)
+        rows_bytes = forward_of(model.fused).workspace_bytes(tokens, rows)
         parts = StepParts(model.fused.buffers.fixed_bytes, rows_bytes, 4 * 509 * rows)
         assert model.activations.need_bytes(tokens, rows) == parts.total_bytes
 
@@ -77,7 +83,8 @@ def test_what_a_step_uses_is_what_was_predicted(threads: int) -> None:
 def slices_bytes(model: PagedModel, threads: int) -> int:
     """What threads need without any records: whole small pages each."""
     assert model.fused is not None
-    return model.fused._forward.attention_bytes(1, 0) * threads
+    size_bytes: int = forward_of(model.fused).attention_bytes(1, 0)
+    return size_bytes * threads
 
 
 def test_where_records_have_no_room_rows_are_cut_otherwise_with_equal_results() -> None:

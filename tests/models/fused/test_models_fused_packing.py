@@ -21,14 +21,19 @@ DTYPES = [torch.float32, torch.bfloat16]
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 
+def bytes_of(store: WeightStore) -> torch.Tensor:
+    """Return the memory of a store."""
+    return store._bytes
+
+
 def packed(rows: Rows, dtype: torch.dtype, num_threads: int = 1) -> torch.Tensor:
     """A weight by panels, as the store has it: [panels, items, 32, numbers of an item]."""
     size = packed_bytes((*rows.shape, Form.PLAIN), dtype)
     store = WeightStore(size)
-    store._bytes.fill_(0x55)
+    bytes_of(store).fill_(0x55)
     store.add(rows, dtype=dtype, num_threads=num_threads)
     return (
-        store._bytes[:size]
+        bytes_of(store)[:size]
         .view(dtype)
         .view(-(-rows.shape[0] // PANEL), -1, PANEL, item_numbers(dtype))
     )
@@ -149,7 +154,7 @@ def test_a_store_holds_its_matrices_side_by_side(dtype: torch.dtype) -> None:
         start = matrix.address - made[0].address
         assert start % 128 == 0
         size = packed_bytes((weight.shape[0], weight.shape[1], Form.PLAIN), dtype)
-        there = store._bytes[start : start + size].view(dtype)
+        there = bytes_of(store)[start : start + size].view(dtype)
         assert torch.equal(there, by_panels(weight).flatten())
         assert matrix.args == (matrix.address, 0, 0, weight.shape[0], weight.shape[1], 0)
 

@@ -89,8 +89,9 @@ def first_states(
     runner: PagedRunner, model: PagedModel, pages: list[list[int]]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Window and recurrent state of the first layer."""
-    assert model._memory is not None
-    states = model._memory.states
+    memory = model._memory
+    assert memory is not None
+    states = memory.states
     rows, group = states.pages[0], states.groups[0]
     assert rows.recurrent is not None
     page = pages[group][rows.part]

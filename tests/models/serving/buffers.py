@@ -11,6 +11,7 @@ from kvell.engine.planning.step_memory import RigidMemory
 from kvell.engine.protocol.messages import Tokens
 from kvell.memory import MemoryCore, audit
 from kvell.vocabulary import MIB
+from tests.engine.seen import copy_out_everything, scheduler_of, use_memory, use_rule
 from tests.engine.swapping import Always
 from tests.models.served import Served
 
@@ -30,11 +31,11 @@ class Forcing(RigidMemory):
 
 def force(engine: Engine, seed: int) -> Swapping:
     """The engine preempts at random, and swaps whom it can."""
-    scheduler = engine.core._scheduler
-    scheduler._chunks.memory = Forcing(engine.core.memory, seed)
+    scheduler = scheduler_of(engine.core)
+    use_memory(engine.core, Forcing(engine.core.memory, seed))
     swapping = scheduler.swapping
     assert swapping is not None
-    swapping._rule = Always()
+    use_rule(swapping, Always())
     return swapping
 
 
@@ -57,12 +58,12 @@ TEXT = [(i * i + 11 * i) % 199 + 3 for i in range(90)]
 def caching(architecture: str) -> tuple[Served, Swapping]:
     """Every plan copies out whatever is cached."""
     run = Served(architecture, batched=64, cpu_buffer_bytes=8 * MIB)
-    scheduler = run.engine.core._scheduler
-    scheduler._wanted_large = lambda: 1 << 20  # type: ignore[method-assign]
+    scheduler = scheduler_of(run.engine.core)
+    copy_out_everything(run.engine.core)
     swapping = scheduler.swapping
     assert swapping is not None
     assert swapping.prefixes is not None
-    swapping.prefixes._rule = Always()
+    use_rule(swapping, Always())
     return run, swapping
 
 

@@ -9,6 +9,7 @@ from kvell.engine.core.emptying import _evict_unused
 from kvell.mempool.tiers.buffered import needed_pages
 from kvell.vocabulary import MIB
 from tests.engine.copying import damage_buffer
+from tests.engine.seen import copy_out_everything, scheduler_of, use_rule
 from tests.engine.swapping import Always
 from tests.models.served import Served, assert_all
 from tests.models.serving.buffers import TEXT, ask_again, caching, evict
@@ -112,10 +113,10 @@ def test_a_draft_models_pages_are_kept_beside_its_models() -> None:
 
     module = words_module("LlamaForCausalLM")
     run = served(module, 3, module, cpu_buffer_bytes=8 * MIB)
-    scheduler = run.engine.core._scheduler
-    scheduler._wanted_large = lambda: 1 << 20  # type: ignore[method-assign]
+    scheduler = scheduler_of(run.engine.core)
+    copy_out_everything(run.engine.core)
     assert scheduler.swapping is not None and scheduler.swapping.prefixes is not None
-    scheduler.swapping.prefixes._rule = Always()
+    use_rule(scheduler.swapping, Always())
     asked = prompts(3, 0)
     run.ask(asked, GREEDY)
     run.ask(prompts(2, 1), GREEDY)

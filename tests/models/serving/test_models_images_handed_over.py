@@ -27,6 +27,7 @@ from kvell.mempool.rendezvous import (
 from kvell.models.images.image_store import ImageStore
 from kvell.testing.accepting import is_accepted
 from kvell.vocabulary import MIB, RequestId
+from tests.engine.seen import content_ids_of, spans_of
 from tests.models.cases import covering, some_fast
 from tests.models.pictures import (
     CROSS,
@@ -114,7 +115,7 @@ class Pair:
         for engine in self.engines:
             assert not any(engine.core.memory.snapshot().used)
             assert not engine.has_work()
-            assert not store_of(engine)._spans
+            assert not spans_of(store_of(engine))
 
 
 def store_of(engine: Engine) -> ImageStore:
@@ -125,7 +126,7 @@ def store_of(engine: Engine) -> ImageStore:
 def is_busy(engine: Engine) -> bool:
     handovers = engine.core.pool
     assert isinstance(handovers, Handovers)
-    return engine.has_work() or handovers.holds_pages or bool(store_of(engine)._spans)
+    return engine.has_work() or handovers.holds_pages or bool(spans_of(store_of(engine)))
 
 
 @contextmanager
@@ -264,7 +265,7 @@ def test_a_request_that_is_cancelled_on_its_way_leaves_nothing(
             assert time.monotonic() < deadline
             pair.turn()
         assert pair.moved == {"late"}
-        assert store_of(pair.engines[1])._spans
+        assert spans_of(store_of(pair.engines[1]))
         pair.take(pair.engines[1].handle(Cancel(RequestId("late"))))
         pair.run()
         assert pair.ends["late"].reason == "cancelled"
@@ -283,7 +284,7 @@ def test_an_id_that_stands_for_another_image_there_stays(architecture: str, tmp_
         here.release(told)
         content = int(told.token_ids[told.images[0][0]])
         another = (-1 - content << 1).to_bytes(4, "little") + bytes(12)
-        assert there._ids.id_of(another) == content  # as of an image whose digest begins alike
+        assert content_ids_of(there).id_of(another) == content
         pair.submit("one", prompts["one"], 0, GREEDY)
         pair.run()
         assert pair.tokens == expected and not pair.moved

@@ -18,6 +18,11 @@ from kvell.server.access.shared_use import MOST_FRONTS, SharedUse
 from kvell.wire.frames import FrameReader, ProtocolError
 
 
+def heard_by(uses: SharedUse) -> dict[str, dict[str, KeyUse]]:
+    """Return the uses that other fronts report."""
+    return uses._heard
+
+
 def decoded(beat: FrontBeat) -> ToManager:
     [body] = FrameReader().feed(encode_message(beat))
     return decode_to_manager(body)
@@ -109,7 +114,7 @@ def test_keys_without_limits_and_keys_of_others_are_not_counted() -> None:
     free, other = OneFront(ApiKey("a", digest_of(b"a"))), OneFront()
     assert free.uses.take() == {}
     free.meets(other=other)
-    assert free.uses._heard == {"other": {}}
+    assert heard_by(free.uses) == {"other": {}}
 
 
 def test_a_beat_tells_of_so_many_keys_and_of_the_busiest() -> None:
@@ -132,4 +137,4 @@ def test_so_many_fronts_are_remembered() -> None:
     one = OneFront()
     for n in range(2 * MOST_FRONTS):
         one.uses.on_uses({f"front-{n}": {}})
-    assert len(one.uses._heard) == MOST_FRONTS
+    assert len(heard_by(one.uses)) == MOST_FRONTS

@@ -306,7 +306,7 @@ def test_a_client_that_leaves_is_told_as_such() -> None:
     assert [(one.status, one.prompt_tokens) for one in notes.ends] == [(499, 5)]
 
 
-def test_a_request_that_is_cut_off_is_settled_too() -> None:
+async def test_a_request_that_is_cut_off_is_settled_too() -> None:
     door = Door()
     holder = door.ring.find(b"small")
     assert holder is not None
@@ -315,18 +315,15 @@ def test_a_request_that_is_cut_off_is_settled_too() -> None:
         visit_of(Request(scope)).begin("id", "m", 5, 10)
         await asyncio.Event().wait()
 
-    async def cut_off() -> None:
-        access = Access(door.ring, observer=door.notes, clock=door.clock)
-        headers = [(b"authorization", b"Bearer small")]
-        scope = {"type": "http", "method": "POST", "path": "/v1/x", "headers": headers}
-        guarded = AccessGuard(runs_on, access)
-        answering = asyncio.ensure_future(guarded(scope, unused, unsent))
-        await asyncio.sleep(0)  # it runs until it waits
-        assert holder.account.headers(100.0)["x-ratelimit-remaining-tokens"] == "85"
-        answering.cancel()
-        await asyncio.wait([answering])
-
-    asyncio.run(cut_off())
+    access = Access(door.ring, observer=door.notes, clock=door.clock)
+    headers = [(b"authorization", b"Bearer small")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/x", "headers": headers}
+    guarded = AccessGuard(runs_on, access)
+    answering = asyncio.ensure_future(guarded(scope, unused, unsent))
+    await asyncio.sleep(0)  # it runs until it waits
+    assert holder.account.headers(100.0)["x-ratelimit-remaining-tokens"] == "85"
+    answering.cancel()
+    await asyncio.wait([answering])
     assert holder.account.headers(100.0)["x-ratelimit-remaining-tokens"] == "95"
     assert [one.status for one in door.notes.ends] == [499]
 

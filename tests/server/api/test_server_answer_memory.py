@@ -1,6 +1,5 @@
 """Answers that wait to be read are counted by tenant, and given back when their requests end."""
 
-import asyncio
 from typing import Any, cast
 
 import pytest
@@ -61,34 +60,28 @@ async def tokenize(served: Served, request: Request, tokens: int) -> object:
 
 
 @pytest.mark.parametrize("answer", [detokenize, tokenize])
-def test_answers_that_nobody_reads_are_bounded_by_tenant(answer: Any) -> None:
-    async def scenario() -> None:
-        served, visits = Served(), []
-        with pytest.raises(TryLater, match="bytes wait") as refused:
-            for _ in range(5):
-                visit, request = visited("a")
-                visits.append(visit)
-                await answer(served, request, MOST // 4)
-        assert refused.value.bound == "answer_bytes"
-        assert len(visits) == 5 and served.waiting_bytes <= MOST
-        other, request = visited("b")
-        await answer(served, request, MOST // 4)
-        for visit in [*visits, other]:
-            visit.end(200)
-        assert served.waiting_bytes == 0
-        served.work.close()
-
-    asyncio.run(scenario())
+async def test_answers_that_nobody_reads_are_bounded_by_tenant(answer: Any) -> None:
+    served, visits = Served(), []
+    with pytest.raises(TryLater, match="bytes wait") as refused:
+        for _ in range(5):
+            visit, request = visited("a")
+            visits.append(visit)
+            await answer(served, request, MOST // 4)
+    assert refused.value.bound == "answer_bytes"
+    assert len(visits) == 5 and served.waiting_bytes <= MOST
+    other, request = visited("b")
+    await answer(served, request, MOST // 4)
+    for visit in [*visits, other]:
+        visit.end(200)
+    assert served.waiting_bytes == 0
+    served.work.close()
 
 
-def test_vectors_are_counted_before_they_are_computed() -> None:
-    async def scenario() -> None:
-        served = Served()
-        api = EmbeddingsApi(cast(Any, served))
-        _, request = visited("a")
-        request.state.visit.keep(served.work.answers.texts, MOST)
-        with pytest.raises(TryLater, match="bytes wait"):
-            await api.vectors(request.state.visit, EmbeddingsRequest(input=["a"] * 9))
-        served.work.close()
-
-    asyncio.run(scenario())
+async def test_vectors_are_counted_before_they_are_computed() -> None:
+    served = Served()
+    api = EmbeddingsApi(cast(Any, served))
+    _, request = visited("a")
+    request.state.visit.keep(served.work.answers.texts, MOST)
+    with pytest.raises(TryLater, match="bytes wait"):
+        await api.vectors(request.state.visit, EmbeddingsRequest(input=["a"] * 9))
+    served.work.close()

@@ -75,7 +75,7 @@ def test_what_is_not_written_yet_is_not_made_yet() -> None:
     assert len(made) == 2
 
 
-def test_others_have_their_turn_between_the_pieces() -> None:
+async def test_others_have_their_turn_between_the_pieces() -> None:
     turns, order = 5, list[str]()
 
     async def others() -> None:
@@ -83,18 +83,15 @@ def test_others_have_their_turn_between_the_pieces() -> None:
             order.append("other")
             await asyncio.sleep(0)
 
-    async def scenario() -> None:
-        body = {"data": Lazy("x" * PIECE_BYTES for _ in range(turns))}
-        response = json_response(body)
-        assert isinstance(response, StreamingResponse)
-        running = asyncio.create_task(others())
-        async for _ in response.body_iterator:
-            order.append("piece")
-        async for _ in event_pieces({"data": Lazy("x" * PIECE_BYTES for _ in range(turns))}):
-            pass
-        await running
-
-    asyncio.run(scenario())
+    body = {"data": Lazy("x" * PIECE_BYTES for _ in range(turns))}
+    response = json_response(body)
+    assert isinstance(response, StreamingResponse)
+    running = asyncio.create_task(others())
+    async for _ in response.body_iterator:
+        order.append("piece")
+    async for _ in event_pieces({"data": Lazy("x" * PIECE_BYTES for _ in range(turns))}):
+        pass
+    await running
     assert "other" in order[: order.index("piece") + 2]
     assert order.index("other", 2) < len(order) - turns
 

@@ -72,7 +72,7 @@ def test_a_conversation_is_named_messages_when_it_is_too_long() -> None:
     work.close()
 
 
-def test_tokenizing_happens_in_one_thread_that_is_not_the_loops() -> None:
+async def test_tokenizing_happens_in_one_thread_that_is_not_the_loops() -> None:
     threads: set[int] = set()
 
     class Noting(ByteText):
@@ -80,18 +80,15 @@ def test_tokenizing_happens_in_one_thread_that_is_not_the_loops() -> None:
             threads.add(threading.get_ident())
             return super().encode(text)
 
-    async def scenario() -> None:
-        work = TextWork()
-        encoder = PromptEncoder(Noting(), ContextLength(100), work)
-        await asyncio.gather(*(encoder.prompt(f"prompt {i}") for i in range(10)))
-        work.close()
-
-    asyncio.run(scenario())
+    work = TextWork()
+    encoder = PromptEncoder(Noting(), ContextLength(100), work)
+    await asyncio.gather(*(encoder.prompt(f"prompt {i}") for i in range(10)))
+    work.close()
     assert len(threads) == 1
     assert threading.get_ident() not in threads
 
 
-def test_messages_are_read_in_the_thread_of_texts() -> None:
+async def test_messages_are_read_in_the_thread_of_texts() -> None:
     threads: set[int] = set()
 
     class Noting(dict[str, Any]):
@@ -99,13 +96,10 @@ def test_messages_are_read_in_the_thread_of_texts() -> None:
             threads.add(threading.get_ident())
             return super().get(key, default)
 
-    async def scenario() -> None:
-        work = TextWork()
-        encoder = PromptEncoder(ByteText(), ContextLength(100), work)
-        await encoder.chat([Noting(role="user", content="hi")])
-        work.close()
-
-    asyncio.run(scenario())
+    work = TextWork()
+    encoder = PromptEncoder(ByteText(), ContextLength(100), work)
+    await encoder.chat([Noting(role="user", content="hi")])
+    work.close()
     assert threads and threading.get_ident() not in threads
 
 

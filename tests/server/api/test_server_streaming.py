@@ -104,15 +104,11 @@ def test_a_single_stream_is_merged_with_none() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_leaving_a_merge_closes_every_stream(count: int) -> None:
+async def test_leaving_a_merge_closes_every_stream(count: int) -> None:
     sources = [Source(1 << 60) for _ in range(count)]
-
-    async def scenario() -> None:
-        stream = merge([source.items() for source in sources])
-        await anext(stream)
-        await stream.aclose()
-
-    run(scenario())
+    stream = merge([source.items() for source in sources])
+    await anext(stream)
+    await stream.aclose()
     assert all(source.closed for source in sources)
 
 
@@ -168,7 +164,7 @@ def test_a_stream_has_comments_until_its_first_item(monkeypatch: pytest.MonkeyPa
     assert source.closed
 
 
-def test_an_accepted_stream_that_is_left_closes_its_source() -> None:
+async def test_an_accepted_stream_that_is_left_closes_its_source() -> None:
     closed: list[bool] = []
 
     async def items() -> AsyncGenerator[int, None]:
@@ -178,15 +174,12 @@ def test_an_accepted_stream_that_is_left_closes_its_source() -> None:
         finally:
             closed.append(True)
 
-    async def scenario() -> None:
-        stream = await prime(items(), at_once, -1)
-        begun = asyncio.ensure_future(anext(stream))
-        await asyncio.sleep(0)
-        begun.cancel()
-        await asyncio.wait([begun])
-        await stream.aclose()
-
-    run(scenario())
+    stream = await prime(items(), at_once, -1)
+    begun = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0)
+    begun.cancel()
+    await asyncio.wait([begun])
+    await stream.aclose()
     assert closed == [True]
 
 

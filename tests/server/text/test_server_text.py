@@ -1,6 +1,5 @@
 """From tokens to text: stop strings, silent tokens, whole characters, and how a request ends."""
 
-import asyncio
 from itertools import pairwise
 from typing import Any, cast
 
@@ -194,13 +193,9 @@ def test_other_ends_are_errors_of_their_family(output: Output, kind: type[KvellE
     assert output.finished.message in str(caught.value)
 
 
-def test_leaving_the_deltas_leaves_the_front() -> None:
+async def test_leaving_the_deltas_leaves_the_front() -> None:
     script = Script(Output((97,)), Output((98,)), ended("length"))
-
-    async def leave() -> None:
-        stream = text_deltas(cast(Front, script), ByteText(), spec())
-        await anext(stream)
-        await stream.aclose()
-
-    asyncio.run(leave())
+    stream = text_deltas(cast(Front, script), ByteText(), spec())
+    await anext(stream)
+    await stream.aclose()
     assert script.left

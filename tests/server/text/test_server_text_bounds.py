@@ -1,6 +1,5 @@
 """Texts that are too long for a context: refused by length, or by counting slices."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -102,19 +101,15 @@ def test_usual_texts_are_not_counted_first() -> None:
     TextBounds(SLICE_CHARS, 100).check_slices("prompt", "x" * SLICE_CHARS * 8, count)
 
 
-def test_all_that_fits_is_encoded_as_ever(tokenizer: Tokenizer) -> None:
+async def test_all_that_fits_is_encoded_as_ever(tokenizer: Tokenizer) -> None:
     """A context full of the longest tokens, a long way beyond what texts usually are."""
     model = ServedText("m", 49_152, tokenizer)
-
-    async def scenario() -> None:
-        work = TextWork()
-        encoder = TextEncoder(model, 1000, work)
-        for text in ("\n" + " " * 80) * 999, " " * 64 * 999, "<|endoftext|>" * 999:
-            ids = await encoder.encode("prompt", text)
-            assert len(ids) <= 1000
-            assert ids.tolist() == tokenizer.encode(text).tolist()
-        with pytest.raises(ContextTooLong):
-            await encoder.encode("prompt", "a b " * 10_000)
-        work.close()
-
-    asyncio.run(scenario())
+    work = TextWork()
+    encoder = TextEncoder(model, 1000, work)
+    for text in ("\n" + " " * 80) * 999, " " * 64 * 999, "<|endoftext|>" * 999:
+        ids = await encoder.encode("prompt", text)
+        assert len(ids) <= 1000
+        assert ids.tolist() == tokenizer.encode(text).tolist()
+    with pytest.raises(ContextTooLong):
+        await encoder.encode("prompt", "a b " * 10_000)
+    work.close()

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
+from typing import Any
 
 from kvell.cluster.routing.policies import ROUTINGS
 from kvell.cluster.steering.relief import MovableView
@@ -55,14 +56,19 @@ class Order(Fault):
         elif self.what == "stale":  # to whoever is named, of whatever attempt
             target = (*cluster.names, "nobody")[self.other % (len(cluster.names) + 1)]
             request = RequestId(str(self.one % len(cluster.front.requests)))
-            cluster._tell(name, MoveKvCache(request, self.other % 2, 1 + self.one % 3, target))
+            send(cluster, name, MoveKvCache(request, self.other % 2, 1 + self.one % 3, target))
         else:
             super().happen(cluster)
 
 
+def send(cluster: VirtualCluster, name: str, command: Any) -> None:
+    """Send a command to an instance."""
+    cluster._tell(name, command)
+
+
 def order(cluster: VirtualCluster, request: str, target: str, num_blocks: int) -> None:
     for name, command in cluster.front.queue.move(request, target, num_blocks):
-        cluster._tell(name, command)
+        send(cluster, name, command)
 
 
 @dataclass(frozen=True)

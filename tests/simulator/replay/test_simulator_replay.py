@@ -161,7 +161,7 @@ class TestVirtualTime:
 
     def test_what_comes_during_a_step_did_not_wait_in_it(self) -> None:
         run = make_replay(layout_of((0, 1)), [row(5, 1), row(5, 1, at=0.5)], "trace")
-        assert not any(sample.leaves_waiting for sample in run.means._all)
+        assert not any(sample.leaves_waiting for sample in run.means.samples)
 
 
 class TestMeteredCore:

@@ -27,7 +27,7 @@ class Watched(Replay):
 
     def pairs(self) -> Iterator[tuple[Sample, PoolSnapshot]]:
         """Each step's sample, and the state it was taken from."""
-        return zip(self.means._all, self.states, strict=True)
+        return zip(self.means.samples, self.states, strict=True)
 
 
 @pytest.fixture(params=[(shape, seed) for shape in SHAPES for seed in range(2)])

@@ -55,7 +55,7 @@ class TestByHand:
         # The second resumes behind the 8 shared tokens of the first, in the same two pages.
         rows = [row(9, 4, [1, 2]), row(10, 4, [1, 2])]
         run = make_replay(layout_of((0, 1)), rows)
-        samples = [s for s in run.means._all if s.running == 2]
+        samples = [s for s in run.means.samples if s.running == 2]
         first = samples[0].groups[0]
         assert run.requests[1].hit_tokens == 8
         assert first.used_bytes == 4 * 128

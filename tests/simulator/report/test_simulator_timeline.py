@@ -78,7 +78,7 @@ class TestReplayed:
         evictable = [moment.evictable_bytes for moment in timeline.moments]
         assert all(n >= 0 and n % layout.large_page_bytes == 0 for n in evictable)
         assert max(evictable) > 0
-        for moment, sample in zip(timeline.moments, run.means._all, strict=True):
+        for moment, sample in zip(timeline.moments, run.means.samples, strict=True):
             assert moment.running == sample.running
             assert [g.name for g in moment.groups] == [g.name for g in layout.groups]
             assert [g.used_bytes for g in moment.groups] == [g.used_bytes for g in sample.groups]
@@ -89,7 +89,7 @@ class TestReplayed:
             for timeline in (None, Timeline(3))
         ]
         assert runs[0].requests == runs[1].requests
-        assert runs[0].means._all == runs[1].means._all
+        assert runs[0].means.samples == runs[1].means.samples
 
 
 class TestFiles:
