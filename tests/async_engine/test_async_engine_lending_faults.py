@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvell.async_engine import AsyncEngine
-from kvell.fleet.instance.restart import RestartPolicy
+from kvell.fleet.instance.supervisor import RestartPolicy
 from kvell.fleet.started.front_limits import FrontLimits
 from tests.async_engine.fault_cases import LENDING_REFUSALS
 from tests.async_engine.handover_faults import (

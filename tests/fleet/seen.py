@@ -1,7 +1,7 @@
 """Parts of a manager that tests look at."""
 
 from kvell.cluster.fronts import FrontTable
-from kvell.fleet.manager.front_line import FrontLine
+from kvell.fleet.manager.front_lines import FrontLine
 from kvell.fleet.manager.manager import Manager
 from kvell.fleet.started.members import Members
 

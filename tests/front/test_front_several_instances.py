@@ -212,11 +212,12 @@ async def test_an_instance_that_cannot_start_fails_alone(instance_command: Comma
         await until(lambda: set(by_id(front)) == {"mixed-0"})
 
 
+@pytest.mark.long
 async def test_what_outlasts_a_drain_ends_if_no_other_instance_can_start(
     instance_command: CommandFactory,
 ) -> None:
-    """The other one has failed since the drain began."""
-    limits = FrontLimits(drain_seconds=5.0, restart=RestartPolicy(0.01, 0.01, 3))
+    """The other one has failed since the drain began, which is long enough on a busy machine."""
+    limits = FrontLimits(drain_seconds=25.0, restart=RestartPolicy(0.01, 0.01, 3))
     command = instance_command("--step-seconds", "0.1")
     async with Front(command, instances={"mixed": 2}, limits=limits) as front:
         tasks = started(front, 2)

@@ -7,9 +7,9 @@ from kvell.mempool.connections import PeerConnections
 from kvell.mempool.loans.creditor_ledger import CreditorLedger
 from kvell.mempool.node import PageTransferThread
 from kvell.mempool.pool import MemPool
-from kvell.mempool.transports.tcp.page_server import PageServer
 from kvell.mempool.transports.tcp.partials import PartialsServer
 from kvell.mempool.transports.tcp.served_peers import ServedPeers
+from kvell.mempool.transports.tcp.tcp_pages import PageServer
 
 
 def node_of(pool: MemPool) -> PageTransferThread:

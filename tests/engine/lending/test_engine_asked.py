@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvell.engine.lending.distributed_request import MOST_LATE_STEPS
-from kvell.engine.lending.sections import repeats
+from kvell.engine.lending.distributed_request import MOST_LATE_STEPS, repeats
 from tests.engine.lending.borrowing import (
     NAME,
     SECTIONS,

@@ -12,7 +12,7 @@ from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import PENDING, StepResult
-from kvell.engine.running.drawn import DrawnBefore, Pending, pending
+from kvell.engine.running.model_part import DrawnBefore, Pending, pending
 from kvell.memory import create_core
 from kvell.pages.layout import GroupKind, GroupSpec
 from kvell.vocabulary import RequestId, StepNumber

@@ -14,7 +14,7 @@ from kvell.attention.states import StateBatch
 from kvell.engine.requests.plan import NewPages
 from kvell.engine.running.batching import FIELDS, GroupArrays, PageTables, WorkRows, token_positions
 from kvell.memory import GroupKind, GroupSpec, SlotTable
-from kvell.models.fused.states import batch_args
+from kvell.models.fused.decoder import batch_args
 from tests.engine.running.batches import FULL, SLIDING, Row, as_lists, plan, tables, work
 from tests.oracle.tables import ReferenceTables
 from tests.pages.pools import group

@@ -1,6 +1,6 @@
 """Parts of the processes that compile grammars."""
 
-from kvell.engine.requests.equal_parts import EqualParts
+from kvell.engine.requests.turns import EqualParts
 from kvell.engine.sampling.grammar_process.checking import GrammarChecks
 from kvell.engine.sampling.grammar_process.processes import GrammarProcesses, _Template
 from kvell.engine.sampling.grammars import Grammars

@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from kvell.engine.core.core import EngineCore
-from kvell.engine.requests.limits import Limits
-from kvell.engine.requests.model_rules import ModelRules
+from kvell.engine.requests.limits import Limits, ModelRules
 from kvell.memory import (
     Layout,
     create_core,

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.errors import ChangeSomething
-from kvell.fleet.instance.dialing import dial
-from kvell.fleet.manager.fronts_door import ManagerFrontListener
+from kvell.fleet.instance.instance_process import dial
+from kvell.fleet.manager.manager import ManagerFrontListener
 from kvell.wire.doorway import Doorway
 from kvell.wire.endpoints import connect_to
 from kvell.wire.frames import HEADER_BYTES, ProtocolError, frame

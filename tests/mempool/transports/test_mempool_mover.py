@@ -11,10 +11,9 @@ import pytest
 from kvell.memory import GroupKind, LayerSpec, plan_layout
 from kvell.mempool.transfers.actions import Pull
 from kvell.mempool.transfers.messages import Transfer
-from kvell.mempool.transports.mover import REMEMBERED, THREADS, PullExecutor
+from kvell.mempool.transports.mover import REMEMBERED, THREADS, PullExecutor, StagedPull
 from kvell.mempool.transports.page_copies import Bytes, Piece, parts_of, pieces_of
 from kvell.mempool.transports.source import RIGHT_GONE, STOPPED
-from kvell.mempool.transports.staged import StagedPull
 from kvell.pages.stages import BY_LAYER, stages_of
 from tests.mempool.pools import layout_of
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from kvell.engine.core.emptying import _evict_unused
+from kvell.engine.core.core import _evict_unused
 from kvell.mempool.tiers.buffered import needed_pages
 from kvell.vocabulary import MIB
 from tests.engine.copying import damage_buffer

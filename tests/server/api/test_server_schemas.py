@@ -13,7 +13,7 @@ from kvell.engine.protocol.structured_outputs import StructuredOutputs, json_tex
 from kvell.errors import ChangeSomething
 from kvell.server.api.schemas.chat import ChatMessage
 from kvell.server.api.schemas.generation import MAX_PROMPTS
-from kvell.server.text.context_length import AnswerRoom
+from kvell.server.text.text_bounds import AnswerRoom
 from tests.server.api.bodies import HELLO, chat, completion, room
 
 

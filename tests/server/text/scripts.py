@@ -8,7 +8,7 @@ from kvell.engine.protocol.messages import Finished
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.front.front import Front
-from kvell.front.mailbox import Output
+from kvell.front.request_log import Output
 from kvell.server.text.text_stream import (
     TextDelta,
     text_deltas,
@@ -50,6 +50,6 @@ def deltas(script: Script, sampling: SamplingParams | None = None) -> list[TextD
     async def gather() -> list[TextDelta]:
         front = cast(Front, script)
         stream = text_deltas(front, ByteText(), spec(sampling))
-        return [delta async for delta in stream]
+        return [delta async for _, delta in stream]
 
     return asyncio.run(gather())

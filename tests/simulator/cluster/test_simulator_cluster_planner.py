@@ -3,7 +3,7 @@
 import pytest
 
 from kvell.cluster.steering.relief import Relief
-from kvell.engine.lending.sections import section_bytes
+from kvell.engine.lending.distributed_request import section_bytes
 from kvell.engine.requests.limits import Limits
 from kvell.simulator.cluster.cluster import VirtualCluster
 from kvell.simulator.cluster.figures import cluster_figures
