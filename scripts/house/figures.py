@@ -29,7 +29,6 @@ def figures(known: Mapping[str, Module], tests: Mapping[str, Module]) -> dict[st
         "packed statements": len(packed_statements(known)),
         "private names in tests": len(private_reads(tests, known)),
         "docstring lines": sum(module.num_lines["docstring"] for module in known.values()),
-        "lines of tests": sum(len(module.text.splitlines()) for module in tests.values()),
         "uses of Any": count_any(known),
         "shared class names": len(shared_classes(known)),
         "shared method names": len(shared_methods(known)),
