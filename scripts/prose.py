@@ -41,7 +41,7 @@ COMPILED_COMMENT = re.compile(rf"{STRINGS}|(//[^\n]*|/\*.*?\*/)", re.DOTALL)
 COMPILED = ("*.h", "*.cpp", "*.cu", "*.cuh")
 TOOLS = ("bench", "scripts")
 """Folders whose docstrings and comments are read as well."""
-WORD_LIST = "kvell.load.words"
+WORD_LIST = "kvell.load.prompts"
 CODE = re.compile(r"```.*?```|``.*?``|`[^`]*`|:\w+:`[^`]*`|\[[^\]]*\]\([^)]*\)", re.DOTALL)
 
 Found = tuple[str, ast.expr | ast.arg | ast.stmt, str]

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from bench.side_by_side.processes import descendants
 from kvell.clock import Clock
-from kvell.device.process_size import process_bytes
+from kvell.device.available import process_bytes
 from kvell.errors import KvellError
 
 _PROBE = """
 from kvell.cli.terminal.environment import prepare_process
 prepare_process()
 import {modules}
-from kvell.device.process_size import process_bytes
+from kvell.device.available import process_bytes
 print(process_bytes())
 """
 

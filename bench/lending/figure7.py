@@ -14,8 +14,8 @@ import numpy as np
 
 from bench import result_file
 from bench.lending.traces import spec_of
-from kvell.cluster.steering.lending.inputs import throughput_inputs
 from kvell.cluster.steering.lending.model import PerformanceModel, ThroughputInputs
+from kvell.cluster.steering.lending.planner import throughput_inputs
 from kvell.engine.protocol.statistics import LoadStats
 from kvell.simulator.cluster.cluster import ClusterSpec, VirtualCluster
 from kvell.simulator.traces.rows import TraceRow

@@ -24,7 +24,7 @@ from rich.table import Table
 from bench import result_file
 from bench.routing.setting import cluster_spec
 from kvell.cli.replay.report import latencies, outcomes
-from kvell.cluster.steering.roles import RoleRules
+from kvell.cluster.steering.steering import RoleRules
 from kvell.load.report import Objectives
 from kvell.simulator.cluster.cluster import VirtualCluster
 from kvell.simulator.cluster.figures import cluster_figures

@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.side_by_side.scenarios import Figures, Scenario
-from kvell.load.driver import Load
+from kvell.load.driver import Load, LoadResult, measure
 from kvell.load.http.client import HttpClient
 from kvell.load.http.wire import Wire
 from kvell.load.outcome import Outcome
 from kvell.load.prompts import Prompts, id_prompts, text_prompts
 from kvell.load.report import Objectives, summary
-from kvell.load.run import LoadResult, measure
 from kvell.simulator.traces.rows import TraceRow
 
 VOCAB_SIZE = 40_000

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from kvell.calibration.design import PRICED, Point, TimeBudget
-from kvell.calibration.measure import Repeats, measure
-from kvell.calibration.run import FIT_SECONDS, calibrate_within
+from kvell.calibration.run import FIT_SECONDS, Repeats, calibrate_within, measure
 from kvell.clock import VirtualClock
 from kvell.cost.fit import MeasuredStep, fit_operators
 from kvell.cost.prices import ExecCosts, prices_of

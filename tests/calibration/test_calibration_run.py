@@ -13,9 +13,8 @@ from kvell.calibration.design import (
     Point,
     possible,
 )
-from kvell.calibration.measure import Repeats
 from kvell.calibration.rig import TimedStep
-from kvell.calibration.run import calibrate, constant_share, errors
+from kvell.calibration.run import Repeats, calibrate, constant_share, errors
 from kvell.cost.work import Chunk
 from kvell.models.sources.progress import quiet
 from tests.calibration.known import known

@@ -82,7 +82,7 @@ class TestServe:
     ) -> None:
         """The contract's allowance covers the memory of tokenizers."""
         sizes = iter([111, 999])
-        monkeypatch.setattr("kvell.device.process_size.process_bytes", lambda: next(sizes))
+        monkeypatch.setattr("kvell.device.available.process_bytes", lambda: next(sizes))
         monkeypatch.setattr(ServedText, "load", lambda model, *_: next(sizes))
         assert kvell("serve").code == 0
         loaded = served.calls[0][1].load()

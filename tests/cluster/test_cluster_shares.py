@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.cluster.shares import Share, processor_shares
+from kvell.cluster.instances import Share, processor_shares
 
 processor_sets = st.sets(st.integers(0, 200), min_size=1, max_size=70)
 

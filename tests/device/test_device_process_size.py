@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvell.device.process_size import give_back_freed, process_bytes, tree_bytes
+from kvell.device.available import give_back_freed, process_bytes, tree_bytes
 from kvell.vocabulary import KIB, MIB
 
 ROLLUP = """\

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kvell.cluster.steering.roles import RoleChanger, RoleRules
+from kvell.cluster.steering.steering import RoleChanger, RoleRules
 from kvell.engine.protocol.messages import Finished, Heartbeat, Migrate, Submit, Tokens
 from kvell.engine.protocol.notices import WatchIndex
 from kvell.engine.protocol.request_spec import RequestSpec

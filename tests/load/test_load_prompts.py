@@ -5,6 +5,7 @@ import pytest
 
 from kvell.load.prompts import (
     FIRST_ORDINARY_ID,
+    WORDS,
     AnswerTokens,
     TokenSource,
     chat_prompts,
@@ -12,7 +13,6 @@ from kvell.load.prompts import (
     text_prompts,
     whole_prompts,
 )
-from kvell.load.words import WORDS
 from kvell.simulator.traces.generators import generate_trace
 from kvell.simulator.traces.rows import TraceRow
 from tests.load.loads import conversation, row

@@ -5,12 +5,11 @@ import asyncio
 import pytest
 
 from kvell.errors import ChangeSomething
-from kvell.load.driver import Load
-from kvell.load.http.preflight import served_model
+from kvell.load.driver import Load, LoadResult, measure
+from kvell.load.http.client import served_model
 from kvell.load.http.scrape import Counters, parse, scrape
 from kvell.load.http.wire import ConnectionFailed, Wire
 from kvell.load.prompts import text_prompts
-from kvell.load.run import LoadResult, measure
 from tests.load.loads import row
 from tests.load.virtual_time import FakeServer, run_virtually
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvell.pages.layout import GroupKind, GroupSpec, LayerSpec, Layout
-from kvell.pages.shares import equal_shares
+from kvell.pages.sizing import equal_shares
 
 
 class Chunk(int):

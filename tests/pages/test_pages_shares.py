@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.pages.shares import equal_shares, larges_for, proportional_shares
+from kvell.pages.sizing import equal_shares, larges_for, proportional_shares
 
 counts = st.lists(st.integers(1, 9), min_size=1, max_size=4)
 

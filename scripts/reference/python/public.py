@@ -55,7 +55,7 @@ PAGES = (
                 (
                     "kvell.llm.Prompt",
                     "kvell.local.jobs.Sampling",
-                    "kvell.local.runs.UseTqdm",
+                    "kvell.local.jobs.UseTqdm",
                     "kvell.RequestOutput",
                     "kvell.CompletionOutput",
                     "kvell.local.outputs.Logprob",

@@ -14,13 +14,12 @@ from kvell.calibration.prints import (
     software_print,
 )
 from kvell.calibration.rig import CannotTimeError
-from kvell.calibration.run import calibrate_within
-from kvell.calibration.subject import print_of, subject_of
+from kvell.calibration.run import calibrate_within, print_of, subject_of
 from kvell.clock import Clock
 from kvell.cost.amounts import shape_of
 from kvell.cost.calibration import Calibration, decode_calibration, require_fresh
 from kvell.cost.prices import DEFAULT_PRICES, InstancePrices, prices_of
-from kvell.device.process_size import give_back_freed
+from kvell.device.available import give_back_freed
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.errors import ChangeSomething
 from kvell.models.paged_model import PagedModel

@@ -19,12 +19,11 @@ from kvell.cost.calibration import Calibration, Serving
 from kvell.cost.least_squares import non_negative
 from kvell.cost.model import decode_seconds, prefill_seconds
 from kvell.errors import ChangeSomething
-from kvell.load.driver import Load
+from kvell.load.driver import Load, measure
 from kvell.load.http.client import HttpClient
 from kvell.load.http.wire import Wire
 from kvell.load.outcome import Outcome
 from kvell.load.prompts import id_prompts
-from kvell.load.run import measure
 from kvell.models.sources.progress import Progress
 from kvell.simulator.traces.rows import TraceRow
 from kvell.wire.decoding import decode_json

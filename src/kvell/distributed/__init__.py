@@ -2,7 +2,7 @@
 
 import gc
 
-from kvell.device.process_size import give_back_freed
+from kvell.device.available import give_back_freed
 
 
 def cleanup_dist_env_and_memory(shutdown_ray: bool = False) -> None:

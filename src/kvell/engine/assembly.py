@@ -9,8 +9,8 @@ import torch
 from kvell.attention.choice import choose_kernels
 from kvell.clock import Clock, MonotonicClock
 from kvell.cost.prices import DEFAULT_PRICES, InstancePrices
+from kvell.device.available import give_back_freed
 from kvell.device.host import CHUNK_BYTES
-from kvell.device.process_size import give_back_freed
 from kvell.device.shared_weights import SharedWeights
 from kvell.engine.core.core import EngineCore
 from kvell.engine.core.journal import Journal

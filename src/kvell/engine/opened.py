@@ -6,8 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from kvell.cost.prices import DEFAULT_PRICES, InstancePrices
-from kvell.device.available import available_bytes
-from kvell.device.process_size import process_bytes
+from kvell.device.available import available_bytes, process_bytes
 from kvell.engine.assembly import build_engine, load_model
 from kvell.engine.core.journal import Journal
 from kvell.engine.engine import Engine

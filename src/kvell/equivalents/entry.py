@@ -1,6 +1,7 @@
 """A flag of another system, and what Kvell does with it."""
 
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -64,3 +65,15 @@ class Equivalent:
 def refusal(flag: str, value: object, sentence: str) -> ChangeSomething:
     problem, _, remedy = sentence.partition("; ")
     return ChangeSomething(flag, value if value != "" else "on", problem, remedy or "leave it out")
+
+
+NEAR = 0.8
+"""The least similarity, from 0 to 1, of a name that is worth a mention."""
+
+
+def nearest(name: str, names: Iterable[str], least: float = NEAR) -> list[str]:
+    """Return at most one of the names, if it is near: a slip of the finger, not another word.
+
+    :param least: the least similarity, from 0 to 1.
+    """
+    return difflib.get_close_matches(name, sorted(names), 1, least)

@@ -7,7 +7,7 @@ from functools import wraps
 from types import MappingProxyType
 from typing import TypeVar
 
-from kvell.equivalents.nearest import nearest
+from kvell.equivalents.entry import nearest
 from kvell.errors import ChangeSomething, UnknownArgument
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from kvell.cluster.steering.relief import MovableView
-from kvell.cluster.steering.roles import RoleWork
+from kvell.cluster.steering.steering import RoleWork
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.fleet.started.members import Member, MemberCallbacks
 

@@ -28,7 +28,7 @@ from kvell.cluster.instances import ONE_MIXED
 from kvell.cluster.prefix_directory import BY_LOCALITY, PrefixDirectory
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, router_named
 from kvell.cluster.steering.relief import DEFAULT_RELIEF
-from kvell.cluster.steering.roles import RoleChanger
+from kvell.cluster.steering.steering import RoleChanger
 from kvell.engine.protocol.messages import Event, Finished, Heartbeat, Submit
 from kvell.engine.protocol.notices import IndexNotice, WatchIndex
 from kvell.engine.protocol.pages import LargePage, Pages

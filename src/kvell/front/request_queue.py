@@ -23,8 +23,7 @@ from typing import NamedTuple
 from kvell.cluster.prefix_directory import PrefixDirectory
 from kvell.cluster.routing.policies import Router
 from kvell.cluster.steering.relief import DEFAULT_RELIEF, Relief
-from kvell.cluster.steering.roles import RoleChanger
-from kvell.cluster.steering.steering import Steering
+from kvell.cluster.steering.steering import RoleChanger, Steering
 from kvell.engine.protocol.logprobs import PromptLogprobs
 from kvell.engine.protocol.messages import (
     Acknowledgement,

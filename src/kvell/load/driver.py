@@ -12,11 +12,13 @@ Only turns that depend on an answer wait for the server.  Time is the event loop
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvell.errors import ChangeSomething
 from kvell.load.answers import AnswerReader
+from kvell.load.http.client import served_model
+from kvell.load.http.scrape import scrape
 from kvell.load.http.wire import Client, ConnectionFailed, RefusedResponse, Wire
 from kvell.load.outcome import Outcome
 from kvell.load.prompts import Prompts
@@ -183,3 +185,36 @@ def refused_from_the_start(error: RefusedResponse, model: str) -> ChangeSomethin
         "change what it names: --endpoint, --prompt-format text, --vocab-size, "
         "--no-ignore-eos, or a workload that the model has room for",
     )
+
+
+@dataclass(frozen=True)
+class LoadResult:
+    """The results of a run.
+
+    :param server: figures from the server's own counters; see
+        :meth:`kvell.load.http.scrape.Counters.since`.
+    """
+
+    model: str
+    outcomes: Sequence[Outcome]
+    server: dict[str, Any]
+
+
+async def measure(
+    client: Client,
+    base_url: str,
+    wire: Wire,
+    prompts: Prompts[Any],
+    load: Load,
+    on_ended: Callable[[int, int], None] = lambda _ended, _all: None,
+) -> LoadResult:
+    """Send a load and return its outcomes.
+
+    :param wire: an empty model is replaced by the server's only one.
+    :raises ChangeSomething: if the server does not answer or refuses the requests.
+    """
+    wire = replace(wire, model=await served_model(client, base_url, wire.model or None))
+    before = await scrape(client)
+    outcomes = await Driver(client, wire, prompts, load, on_ended).run()
+    after = await scrape(client)
+    return LoadResult(wire.model, outcomes, after.since(before))

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from kvell.device.process_size import give_back_freed
+from kvell.device.available import give_back_freed
 from kvell.engine.engine import Engine
 from kvell.engine.protocol.given import GivenPrompt
 from kvell.engine.protocol.sampling_params import SamplingParams

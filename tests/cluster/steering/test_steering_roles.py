@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from kvell.cluster.steering.roles import OTHER, Role, RoleChanger, RoleRules
+from kvell.cluster.steering.steering import OTHER, Role, RoleChanger, RoleRules
 from kvell.cost.prices import FIT_BATCH, ExecCosts
 from kvell.engine.protocol.statistics import InstanceReport
 from tests.reports import facts

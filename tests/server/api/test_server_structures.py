@@ -14,7 +14,7 @@ import pytest
 from starlette.types import ASGIApp, Message
 
 from bench.server.hostile.bodies import MOST_BODY_BYTES, HostileRequest, hostile_bodies
-from kvell.device.process_size import give_back_freed, process_bytes
+from kvell.device.available import give_back_freed, process_bytes
 from kvell.front.front import Front
 from kvell.server.api.openai_api import build_app
 from kvell.server.metrics.front_metrics import ServerMetrics

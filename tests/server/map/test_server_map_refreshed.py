@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from kvell.clock import VirtualClock
-from kvell.server.map.refreshed import LatestAnswer
+from kvell.server.map.recorder import LatestAnswer
 
 
 class Counting:

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from kvell.cluster.routing.policies import ROUTINGS
-from kvell.cluster.steering.roles import RoleRules
+from kvell.cluster.steering.steering import RoleRules
 from kvell.engine.core.core import EngineCore
 from kvell.engine.core.journal import replay
 from kvell.engine.protocol.messages import Submit

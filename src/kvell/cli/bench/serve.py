@@ -222,10 +222,9 @@ def serve(
 
 def _measured(session: Session, source: Source, flags: Flags, progress: Any) -> Any:
     from kvell.load.arrivals import hang_ups, retime, think_times
-    from kvell.load.driver import Load
+    from kvell.load.driver import Load, measure
     from kvell.load.http.client import HttpClient
     from kvell.load.http.wire import Wire
-    from kvell.load.run import measure
 
     rows = retime(source.rows(), rate=flags.rate, time_scale=flags.time_scale, seed=source.seed)
     thinks = None

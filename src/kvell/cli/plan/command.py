@@ -12,13 +12,17 @@ import click
 from kvell.cli.plan.configs import load_config
 from kvell.cli.plan.report import (
     DEVICES_BYTES,
+    ONE_GPU,
     DeviceFit,
     PlanReport,
     Taken,
     device_fit,
+    device_table,
+    fit_table,
+    group_table,
     make_report,
+    summary_lines,
 )
-from kvell.cli.plan.text import ONE_GPU, device_table, fit_table, group_table, summary_lines
 from kvell.cli.terminal.commands import EngineCommand
 from kvell.cli.terminal.files import config_names
 from kvell.cli.terminal.options import (

@@ -2,14 +2,13 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from kvell.byte_sizes import typed_bytes
-from kvell.cli.replay.buffer import make_buffer
 from kvell.cli.replay.instances import hardware_prices
 from kvell.cli.replay.models import model_argument
 from kvell.cli.replay.report import Report, print_report, print_together
@@ -26,14 +25,67 @@ from kvell.memory import (
     GroupKind,
     LayerSpec,
     Layout,
+    MemoryCore,
     longest_request,
     plan_layout,
 )
+from kvell.vocabulary import MIB
 
 if TYPE_CHECKING:
+    from kvell.engine.cpu_buffer.swapping import Swapping
     from kvell.simulator.cluster.cluster import VirtualCluster
+    from kvell.simulator.replay.runner import StepTimer
     from kvell.simulator.report.timeline import Timeline
     from kvell.simulator.traces.rows import TraceRow
+
+
+@dataclass(frozen=True)
+class BufferParts:
+    """The parts of a replay with a CPU buffer.
+
+    :param machine: step timer that includes copies.
+    :param swapping: returns the buffer of a memory core.
+    """
+
+    machine: "StepTimer"
+    swapping: Callable[[MemoryCore], "Swapping"]
+
+
+def make_buffer(
+    size_bytes: int, layout: Layout, machine: "StepTimer", weights: int, hardware: str
+) -> BufferParts:
+    """Return the buffer of an engine on this machine without latency objectives.
+
+    :param weights: number of weights per token, by which copies are compared with recomputation.
+    :param hardware: value of ``--hardware``, for errors.
+    :raises ChangeSomething: if copies were not measured on the hardware, or the buffer is smaller
+        than a large page.
+    """
+    from kvell.cost.swap_rule import rule_of_weights
+    from kvell.elastic.page_buffer import PageBuffer
+    from kvell.engine.cpu_buffer.buffered_prefixes import BufferedPrefixes
+    from kvell.engine.cpu_buffer.swapping import Swapping
+    from kvell.simulator.replay.host_link import calibrated_link
+    from kvell.simulator.replay.runner import CalibratedMachine
+
+    if not isinstance(machine, CalibratedMachine):
+        problem = f"needs to know what copies take, which --hardware {hardware} does not say"
+        raise ChangeSomething(
+            "--cpu-buffer", typed_bytes(size_bytes), problem, "use a file of `kvell calibrate`"
+        )
+    count = size_bytes // layout.large_page_bytes
+    if not count:
+        problem = f"is less than a large page of the pool: {layout.large_page_bytes} bytes"
+        remedy = f"use at least --cpu-buffer {-(-layout.large_page_bytes // MIB)}MiB"
+        raise ChangeSomething("--cpu-buffer", typed_bytes(size_bytes), problem, remedy)
+    rule = rule_of_weights(weights, machine.calibration.machine.device)
+
+    def swapping(core: MemoryCore) -> Swapping:
+        ledger = PageBuffer(layout.groups, count)
+        return Swapping(core, ledger, rule, BufferedPrefixes(core, ledger, rule))
+
+    return BufferParts(calibrated_link(machine, layout), swapping)
+
 
 __all__ = ["images_in_text", "replay", "replay_limits"]
 
@@ -52,7 +104,7 @@ MIN_MODEL_LEN = 2
 @click.pass_obj
 def replay(session: Session, flags: ReplaySettings, as_json: bool) -> None:
     """Replay a trace on the engine's own scheduler and memory core; no model is loaded."""
-    from kvell.cli.replay.hardware import step_timer
+    from kvell.cli.replay.models import step_timer
     from kvell.engine.planning.whole_prompts import without_chunks
     from kvell.simulator.cluster.cluster import ALONE, ClusterSpec, EngineParts, VirtualCluster
     from kvell.simulator.cluster.meter import Metering

@@ -13,8 +13,7 @@ from kvell.cli.terminal.progress import notice
 from kvell.cli.terminal.session import Session
 from kvell.cli.terminal.settings_files import variable_of, with_file, with_variables
 from kvell.equivalents.dotted_flags import with_fields_as_json
-from kvell.equivalents.entry import Equivalent, refusal
-from kvell.equivalents.nearest import nearest
+from kvell.equivalents.entry import Equivalent, nearest, refusal
 from kvell.equivalents.table import equivalent, kvell_value, words_of
 from kvell.errors import ChangeSomething
 

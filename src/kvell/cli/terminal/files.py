@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kvell.equivalents.nearest import nearest
+from kvell.equivalents.entry import nearest
 from kvell.errors import ChangeSomething
 
 CONFIGS = Path("bench", "configs")

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from kvell.equivalents.entry import Words
-from kvell.equivalents.nearest import nearest
+from kvell.equivalents.entry import Words, nearest
 from kvell.equivalents.table import equivalent, kvell_value
 from kvell.errors import ChangeSomething
 from kvell.wire.decoding import MalformedError, decode_json, read_bounded

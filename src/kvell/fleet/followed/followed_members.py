@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from kvell.cluster.steering.roles import OTHER
+from kvell.cluster.steering.steering import OTHER
 from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.errors import ChangeSomething
 from kvell.fleet.fleet import FrontLoad

@@ -22,8 +22,7 @@ from kvell.clock import AttendedClock, Clock, MonotonicClock
 from kvell.cluster.fronts import FrontTable
 from kvell.cluster.instances import checked_counts
 from kvell.cluster.steering.epochs import Leadership
-from kvell.cluster.steering.roles import RoleChanger
-from kvell.cluster.steering.steering import Steering
+from kvell.cluster.steering.steering import RoleChanger, Steering
 from kvell.engine.protocol.messages import FRONT_LEASE_SECONDS, Event, Lead, Led
 from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.errors import ChangeSomething, InstanceDied, KvellError

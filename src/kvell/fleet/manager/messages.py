@@ -164,7 +164,7 @@ class FrontBeat(_Message, frozen=True):
     """A heartbeat of a front, with its state.
 
     :param loads: remaining work of this front at instances with a part of the work, as of
-        :class:`kvell.cluster.steering.roles.RoleWork`; mixed instances are left out.
+        :class:`kvell.cluster.steering.steering.RoleWork`; mixed instances are left out.
     :param roles: role of each instance that the front has, as of ``role_changes``.
     :param used: use of each key at this front.
     :param epoch: the highest epoch of a manager that the front has seen.

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from kvell.cluster.shares import processor_shares
-from kvell.device.available import available_bytes
-from kvell.device.process_size import tree_bytes
+from kvell.cluster.instances import processor_shares
+from kvell.device.available import available_bytes, tree_bytes
 from kvell.errors import ChangeSomething
 from kvell.fleet.instance.instance_process import InstanceProcess, LaunchPlan
 from kvell.mempool.rendezvous import make_folder

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvell.pages.layout import GroupSpec, Layout
-from kvell.pages.shares import larges_for
+from kvell.pages.sizing import larges_for
 from kvell.prefix.groups.facts import Facts
 from kvell.prefix.groups.needs import WINDOWS, end_position, peak_pages, resumed_from
 from kvell.prefix.groups.policies import policy_of

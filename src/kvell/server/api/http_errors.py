@@ -20,7 +20,7 @@ from starlette._utils import get_route_path  # the router's function: guards mus
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
-from kvell.equivalents.nearest import nearest
+from kvell.equivalents.entry import nearest
 from kvell.errors import (
     Bound,
     ChangeSomething,

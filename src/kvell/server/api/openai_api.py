@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 from starlette.routing import Match
 from starlette.types import Scope
 
-from kvell.device.process_size import process_bytes
+from kvell.device.available import process_bytes
 from kvell.front.front import Front
 from kvell.release import RELEASE
 from kvell.server.access.bodies import BodyBounds

@@ -22,8 +22,7 @@ from kvell.server.map.history import (
     transfer_rows,
 )
 from kvell.server.map.page import make_page
-from kvell.server.map.recorder import HistoryRecorder
-from kvell.server.map.refreshed import LatestAnswer
+from kvell.server.map.recorder import HistoryRecorder, LatestAnswer
 
 ANSWER_SECONDS = 2.0
 """An instance that does not answer within this time is shown without figures."""

@@ -9,7 +9,7 @@ from itertools import count
 from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
-from kvell.device.process_size import give_back_freed
+from kvell.device.available import give_back_freed
 from kvell.engine.protocol.request_spec import SentTensor
 from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.engine.requests.turns import EqualParts, Turn, TurnQueue, leaves_parts

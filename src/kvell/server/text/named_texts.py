@@ -102,7 +102,7 @@ def texts_of(
 
     def load() -> LoadedTexts:
         # Imported here, while instances start: the import of tokenizers is slow.
-        from kvell.device.process_size import give_back_freed, process_bytes
+        from kvell.device.available import give_back_freed, process_bytes
         from kvell.models.text.chat_template import ChosenTemplate
 
         floor_bytes = process_bytes()

@@ -21,7 +21,7 @@ from kvell.clock import Clock, MonotonicClock
 from kvell.cluster.prefix_directory import BY_LOCALITY, PrefixDirectory
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, router_named
 from kvell.cluster.steering.relief import DEFAULT_RELIEF, Relief
-from kvell.cluster.steering.roles import RoleChanger, RoleRules
+from kvell.cluster.steering.steering import RoleChanger, RoleRules
 from kvell.cost.prices import USUAL_PRICES, ExecCosts
 from kvell.engine.core.core import EngineCore
 from kvell.engine.core.index_watch import indexed_groups

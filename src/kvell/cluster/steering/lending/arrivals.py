@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from kvell.cluster.steering.lending.algorithm import LoanPart, gains_together
-from kvell.cluster.steering.lending.inputs import kept_bytes, throughput_inputs
 from kvell.cluster.steering.lending.market import Creditor, Debtor
 from kvell.cluster.steering.lending.model import PerformanceModel
+from kvell.cluster.steering.lending.planner import kept_bytes, throughput_inputs
 from kvell.cluster.steering.placements import Placement, placement, reading_of
 from kvell.cluster.steering.relief import ROOM_PART, MemoryPressure
 from kvell.cost.prices import ExecCosts

@@ -15,7 +15,7 @@ from typing import Any
 
 from llguidance._lib import LLTokenizer  # the package itself may import numpy
 
-from kvell.device.process_size import give_back_freed
+from kvell.device.available import give_back_freed
 from kvell.engine.sampling.grammar_process.limits import end_with_parent
 from kvell.engine.sampling.grammar_process.messages import (
     End,

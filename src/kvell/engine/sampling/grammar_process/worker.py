@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from kvell.device.process_size import give_back_freed
+from kvell.device.available import give_back_freed
 from kvell.engine.sampling.grammar_process.limits import (
     anonymous_bytes,
     bound_memory,

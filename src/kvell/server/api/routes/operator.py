@@ -14,13 +14,13 @@ import msgspec
 from fastapi import FastAPI, Response
 from fastapi.responses import PlainTextResponse
 
-from kvell.device.process_size import process_bytes, tree_bytes
+from kvell.device.available import process_bytes, tree_bytes
 from kvell.engine.protocol.statistics import Stats
 from kvell.errors import TryLater
 from kvell.front.front import Front
 from kvell.front.routes import totals_by_target
 from kvell.server.api.bodies.completions import JSON_TYPE, json_response
-from kvell.server.map.refreshed import LatestAnswer
+from kvell.server.map.recorder import LatestAnswer
 from kvell.server.metrics.front_metrics import CONTENT_TYPE, ServerMetrics
 from kvell.server.metrics.instance_metrics import InstanceFigures, InstanceMemory, memory_page
 
