@@ -10,7 +10,7 @@ At the receiver, ``Prepare`` reserves pages; once they are filled, a request beg
 tokens computed.  The sender may offer pages when the last chunk is planned; the receiver then pulls
 them layer by layer while that chunk is computed.  The sender owns a request until the receiver has
 all of it, so if either side dies, the other can continue.  A request may also leave in the middle
-of its answer (:mod:`kvell.engine.moving.handovers`), wait for a third instance's pages of its
+of its answer, wait for a third instance's pages of its
 prompt, and have its text sent back when it has ended.  Pure: it takes messages and returns actions
 (:mod:`kvell.mempool.transfers.actions`).
 
