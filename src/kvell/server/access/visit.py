@@ -313,11 +313,13 @@ class RequestContext:
 
         What a request that was cancelled at the end has computed is known only then.
         """
-        if not self._status or any(use.is_running for use in self._sequences.values()):
+        if self._account is None or not self._status:
+            return
+        if any(use.is_running for use in self._sequences.values()):
             return
         unused = self._reserved_tokens - sum(self._used_tokens())
         self._reserved_tokens = 0
-        if self._account is not None and unused > 0:
+        if unused > 0:
             self._account.give_back(unused, self._clock.now_seconds())
 
     def _used_tokens(self) -> tuple[int, int]:

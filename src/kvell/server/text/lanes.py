@@ -1,7 +1,7 @@
 """Threads for texts, pictures and bodies: long texts delay only other long texts."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -193,27 +193,27 @@ class TextWork:
     def of(self, tenant: str) -> "TextWork":
         return TextWork(tenant, self)
 
-    async def run(self, size_bytes: int, work: Callable[[], Made]) -> Made:
+    def run(self, size_bytes: int, work: Callable[[], Made]) -> Coroutine[Any, Any, Made]:
         """Run work on a text in the lane of short or of long texts.
 
         :raises TryLater: if too many texts of this kind wait.
         """
         lane = self._lanes.short if size_bytes <= SHORT_BYTES else self._lanes.long
-        return await lane.run(size_bytes, work, self.tenant)
+        return lane.run(size_bytes, work, self.tenant)
 
-    async def run_pictured(self, size_bytes: int, work: Callable[[], Made]) -> Made:
+    def run_pictured(self, size_bytes: int, work: Callable[[], Made]) -> Coroutine[Any, Any, Made]:
         """Run work on the pictures of one request.
 
         :raises TryLater: if too many pictures wait.
         """
-        return await self._lanes.pictures.run(size_bytes, work, self.tenant)
+        return self._lanes.pictures.run(size_bytes, work, self.tenant)
 
-    async def run_body(self, size_bytes: int, work: Callable[[], Made]) -> Made:
+    def run_body(self, size_bytes: int, work: Callable[[], Made]) -> Coroutine[Any, Any, Made]:
         """Run the decompression or the check of one body.
 
         :raises TryLater: if too many bodies wait.
         """
-        return await self._lanes.bodies.run(size_bytes, work, self.tenant)
+        return self._lanes.bodies.run(size_bytes, work, self.tenant)
 
     def close(self) -> None:
         """End the threads."""

@@ -9,7 +9,7 @@ and, for a name that its owner points to this machine, that name as the host.
 import ipaddress
 import re
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
 from fastapi import FastAPI
@@ -287,16 +287,15 @@ class HeadAsGet:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] != "http" or scope["method"] != "HEAD":
-            await self._app(scope, receive, send)
-            return
+            return self._app(scope, receive, send)
 
         async def send_head(message: Message) -> None:
             is_body = message["type"] == "http.response.body"
             await send({**message, "body": b""} if is_body else message)
 
-        await self._app({**scope, "method": "GET"}, receive, send_head)
+        return self._app({**scope, "method": "GET"}, receive, send_head)
 
 
 OPEN = frozenset({"/", "/docs", "/livez", "/readyz", "/health", "/ping", "/version"})

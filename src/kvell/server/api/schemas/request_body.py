@@ -98,6 +98,6 @@ def _extras(value: object, path: str) -> Iterator[str]:
         for name in value.model_extra or ():
             if name not in others:
                 yield before + name
-        for name in value.model_fields_set:
-            if name in type(value).model_fields:
-                yield from _extras(getattr(value, name), before + name)
+        for name in value.model_fields_set & type(value).model_fields.keys():
+            if isinstance(part := getattr(value, name), list | BaseModel):
+                yield from _extras(part, before + name)
