@@ -12,7 +12,7 @@ from kvell.elastic.arena import ActivationModel
 from kvell.elastic.logical_buffer import CpuBuffer
 from kvell.elastic.page_buffer import PageBuffer
 from kvell.engine.core.core import EngineCore
-from kvell.engine.core.journal import Entry, Journal, JournaledCore
+from kvell.engine.core.journal import Entry, Journal
 from kvell.engine.core.lateness import Lateness
 from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import Swapping
@@ -37,6 +37,7 @@ from tests.engine.setup.several_models import core_over, pool
 from tests.engine.swapping import AtRandom, swapping_core
 from tests.engine.virtual_model import VirtualModel
 from tests.engine.works import with_spec
+from tests.journaled import JournaledCore
 from tests.pages.pools import group, images, pool_of
 from tests.simulator.cluster.lending_schedules import LendingRun, LendingScenario, drawn, pressed
 from tests.simulator.cluster.schedules import Fault, Run, Scenario, row

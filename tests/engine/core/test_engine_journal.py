@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.engine.core.core import EngineCore
-from kvell.engine.core.journal import Journal, JournaledCore, PlanAsked, replay
+from kvell.engine.core.journal import Journal, PlanAsked, replay
 from kvell.engine.protocol.messages import Cancel, Finished
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.memory import create_core
@@ -15,6 +15,7 @@ from tests.depth import few
 from tests.engine.conftest import EOS, make_layout, make_submit
 from tests.engine.traffic import limits
 from tests.engine.virtual_model import VirtualModel
+from tests.journaled import JournaledCore
 
 LAYOUT = make_layout((0, 9), 12)
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from kvell.engine.core.core import EngineCore
-from kvell.engine.core.journal import Journal, JournaledCore
+from kvell.engine.core.journal import Journal
 from kvell.engine.core.lateness import Lateness
 from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import Swapping
@@ -20,6 +20,7 @@ from tests.engine.planning.machine import Configuration, EngineMachine
 from tests.engine.seen import scheduler_of
 from tests.engine.swapping import AtRandom, swapping_core
 from tests.engine.virtual_model import VirtualModel
+from tests.journaled import JournaledCore
 
 SMALL = make_layout((0, 9), 12)
 

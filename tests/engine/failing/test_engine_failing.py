@@ -13,7 +13,7 @@ from msgspec import structs
 
 from kvell.clock import VirtualClock
 from kvell.engine.core.core import EngineCore
-from kvell.engine.core.journal import Journal, JournaledCore, replay
+from kvell.engine.core.journal import Journal, replay
 from kvell.engine.engine import LOG_SECONDS, MOST_IN_A_ROW, FailedSteps
 from kvell.engine.failing.failures import TOO_COMPLEX, StepFailed, StepFailure
 from kvell.engine.protocol.messages import Event, Finished, Tokens
@@ -31,6 +31,7 @@ from tests.depth import few
 from tests.engine.conftest import EOS, make_layout, make_submit
 from tests.engine.traffic import limits
 from tests.engine.virtual_model import VirtualModel, expected_output
+from tests.journaled import JournaledCore
 from tests.reports import facts
 
 ONLY = "mixed-0"

@@ -12,7 +12,7 @@ from kvell.elastic.arena import ActivationModel
 from kvell.elastic.logical_buffer import CpuBuffer
 from kvell.elastic.page_buffer import PageBuffer
 from kvell.engine.core.core import EngineCore
-from kvell.engine.core.journal import Journal, JournaledCore, replay
+from kvell.engine.core.journal import Journal, replay
 from kvell.engine.core.lateness import Lateness
 from kvell.engine.cpu_buffer.buffered_prefixes import BufferedPrefixes
 from kvell.engine.cpu_buffer.parking import Parking
@@ -63,6 +63,7 @@ from tests.engine.conftest import EOS
 from tests.engine.seen import scheduler_of
 from tests.engine.swapping import Always, AtRandom
 from tests.engine.virtual_model import Page, VirtualModel, expected_output
+from tests.journaled import JournaledCore
 
 SECTION_TOKENS = 8
 """Tokens that are lent at once; real sections have 512."""

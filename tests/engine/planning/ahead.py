@@ -3,7 +3,7 @@
 from collections import deque
 
 from kvell.engine.core.core import EngineCore
-from kvell.engine.core.journal import Journal, JournaledCore
+from kvell.engine.core.journal import Journal
 from kvell.engine.protocol.messages import Cancel, Event, Submit, Tokens
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import StepPlan, StepResult
@@ -13,6 +13,7 @@ from kvell.pages.layout import Layout
 from tests.engine.conftest import EOS, make_submit
 from tests.engine.traffic import limits
 from tests.engine.virtual_model import VirtualModel
+from tests.journaled import JournaledCore
 
 
 def depth_one(batched: int = 16, seats: int = 8) -> Limits:

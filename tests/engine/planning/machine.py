@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kvell.engine.core.core import EngineCore
-from kvell.engine.core.journal import Journal, JournaledCore, PlanAsked, replay
+from kvell.engine.core.journal import Journal, PlanAsked, replay
 from kvell.engine.planning.whole_prompts import without_chunks
 from kvell.engine.protocol.messages import Cancel, Event, Finished, Tokens
 from kvell.engine.requests.limits import Limits
@@ -22,6 +22,7 @@ from kvell.vocabulary import RequestId
 from tests.engine.conftest import EOS, make_engine_core, make_submit
 from tests.engine.virtual_model import VOCAB, VirtualModel, expected_output, expected_vector
 from tests.engine.works import with_spec
+from tests.journaled import JournaledCore
 from tests.pages.pools import group, pool_of
 
 STEPS_A_REQUEST = 80

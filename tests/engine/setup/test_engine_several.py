@@ -9,7 +9,7 @@ import pytest
 
 from kvell.engine.assembly import make_limits
 from kvell.engine.core.core import EngineCore
-from kvell.engine.core.journal import Journal, JournaledCore, replay
+from kvell.engine.core.journal import Journal, replay
 from kvell.engine.protocol.messages import Finished, Submit
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
@@ -31,6 +31,7 @@ from kvell.memory import (
 from kvell.models.paged_model import PagedModel
 from kvell.vocabulary import KIB, MIB, RequestId
 from tests.engine.setup.several_models import EOS, FULL, MIXED, core_over, pool
+from tests.journaled import JournaledCore
 from tests.pages.pools import layers
 
 

@@ -71,51 +71,8 @@ class Journal:
     entries: list[Entry] = field(default_factory=list)
 
 
-class JournaledCore:
-    """An engine core that records each input before it acts on it."""
-
-    def __init__(self, core: EngineCore, journal: Journal | None = None) -> None:
-        self.core = core
-        self.journal = journal
-
-    def tell(self, entry: CoreCommand) -> list[Event]:
-        self._note(entry)
-        return _given(entry, self.core)
-
-    def on_entry(self, entry: PeerEntry) -> list[Event]:
-        """Pass an entry of other instances, copies or time to the core."""
-        self._note(entry)
-        return self.core.on_entry(entry)
-
-    def warm(self, chunks: int) -> None:
-        """Report to the core that the next ``chunks`` chunks have memory; 0: no more will."""
-        self._note(Warmed(chunks))
-        self.core.warm(chunks)
-
-    def note(self, late: Lateness) -> None:
-        self._note(late)
-        self.core.note(late)
-
-    def plan(self, question: PlanAsked = UNBOUNDED) -> StepPlan:
-        self._note(question)
-        return _planned(question, self.core)
-
-    def abandon(self) -> None:
-        self._note(Abandoned())
-        self.core.abandon()
-
-    def commit(self, result: Outcome) -> list[Event]:
-        self._note(result)
-        if isinstance(result, StepFailure):
-            return self.core.fail(result)
-        return self.core.commit(result)
-
-    def _note(self, entry: Entry) -> None:
-        if self.journal is not None:
-            self.journal.entries.append(entry)
-
-
-def _given(command: CoreCommand, core: EngineCore) -> list[Event]:
+def give(command: CoreCommand, core: EngineCore) -> list[Event]:
+    """Give a core a command, and return its events."""
     if isinstance(command, Submit):
         return core.submit(command)
     if isinstance(command, Cancel):
@@ -125,16 +82,12 @@ def _given(command: CoreCommand, core: EngineCore) -> list[Event]:
     return core.migrate(command) if isinstance(command, Migrate) else core.move_kvcache(command)
 
 
-def _planned(question: PlanAsked, core: EngineCore) -> StepPlan:
-    return core.plan(question.held, question.shared_prompt_tokens, question.undrafted)
-
-
 def apply(entry: Entry, core: EngineCore) -> list[Event] | StepPlan:
     """Give a core its next input; return its events, or the plan that the input asks for."""
     if isinstance(entry, PlanAsked):
-        return _planned(entry, core)
+        return core.plan(entry.held, entry.shared_prompt_tokens, entry.undrafted)
     if isinstance(entry, CoreCommand):
-        return _given(entry, core)
+        return give(entry, core)
     if isinstance(entry, StepResult):
         return core.commit(entry)
     if isinstance(entry, StepFailure):

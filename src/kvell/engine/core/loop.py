@@ -2,10 +2,10 @@
 
 ::
 
-    commands, entries of the pool ──► EngineLoop ──► JournaledCore ──► events
-                                       │  ▲  └────── actions ───────► PoolIO ──────► other instances
-                                 plan  ▼  │ result                      │
-                                      runner                      time ─┘
+    commands, entries of the pool ──► EngineLoop ──► EngineCore ──► events
+                                       │  ▲  └─── actions ───────► PoolIO ──────► other instances
+                                 plan  ▼  │ result                   │
+                                      runner                   time ─┘
 
 The engine of a process and an instance in virtual time differ in what they connect to it: a runner
 or a device, a clock, and a transport of pages.
@@ -16,13 +16,17 @@ from collections.abc import Sequence
 from kvell.engine.core.core import EngineCore
 from kvell.engine.core.journal import (
     UNBOUNDED,
+    Abandoned,
     CoreCommand,
+    Entry,
     Journal,
-    JournaledCore,
     Outcome,
     PlanAsked,
+    Warmed,
+    give,
 )
 from kvell.engine.core.lateness import Lateness
+from kvell.engine.failing.failures import StepFailure
 from kvell.engine.protocol.messages import Cancel, Event
 from kvell.engine.requests.plan import StepPlan
 from kvell.mempool.entries import PeerEntry, Ticked
@@ -47,14 +51,13 @@ class PoolIO:
 
 
 class EngineLoop:
-    """The inputs of one engine core, in order.
+    """The inputs of one engine core, in order; each is written down before the core acts on it.
 
     :param journal: is filled, if given.
     """
 
     def __init__(self, core: EngineCore, pages: PoolIO, journal: Journal | None = None) -> None:
-        self.core, self._pages = core, pages
-        self._journaled = JournaledCore(core, journal)
+        self.core, self._pages, self._journal = core, pages, journal
         self._tick: Tick = -TICK_MILLISECONDS
 
     @property
@@ -64,7 +67,8 @@ class EngineLoop:
 
     def tell(self, command: CoreCommand) -> list[Event]:
         events = [] if isinstance(command, Cancel) else self.take_time()  # deadlines count from now
-        events += self._journaled.tell(command)
+        self._write(command)
+        events += give(command, self.core)
         self.act()
         return events
 
@@ -72,7 +76,8 @@ class EngineLoop:
         """Pass an entry of other instances, copies or time to the core."""
         if isinstance(entry, Ticked):
             self._tick = entry.now
-        events = self._journaled.on_entry(entry)
+        self._write(entry)
+        events = self.core.on_entry(entry)
         self.act()
         return events
 
@@ -90,26 +95,40 @@ class EngineLoop:
         return self.take(Ticked(now))
 
     def plan(self, question: PlanAsked = UNBOUNDED) -> StepPlan:
-        plan = self._journaled.plan(question)
+        if self._journal is not None:
+            self._write(question)
+        plan = self.core.plan(question.held, question.shared_prompt_tokens, question.undrafted)
         if plan.streams:  # the agent offers their pages before the step runs
             self.act()
         return plan
 
     def commit(self, outcome: Outcome) -> list[Event]:
         events = self.take_time()
-        events += self._journaled.commit(outcome)
+        if self._journal is not None:
+            self._write(outcome)
+        if isinstance(outcome, StepFailure):
+            events += self.core.fail(outcome)
+        else:
+            events += self.core.commit(outcome)
         self.act()
         return events
 
     def note(self, late: Lateness) -> None:
-        self._journaled.note(late)
+        self._write(late)
+        self.core.note(late)
 
     def warm(self, chunks: int) -> None:
         """Report to the core that the next ``chunks`` chunks have memory; 0: no more will."""
-        self._journaled.warm(chunks)
+        self._write(Warmed(chunks))
+        self.core.warm(chunks)
 
     def abandon(self) -> None:
-        self._journaled.abandon()
+        self._write(Abandoned())
+        self.core.abandon()
 
     def act(self) -> None:
         self._pages.do(self.core.take_actions(), self.deadline)
+
+    def _write(self, entry: Entry) -> None:
+        if self._journal is not None:
+            self._journal.entries.append(entry)

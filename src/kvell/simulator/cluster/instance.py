@@ -2,7 +2,7 @@
 
 ::
 
-    inbox ──► JournaledCore ──► actions ──► Network
+    inbox ──► EngineLoop ──► actions ──► Network
                   │   ▲ └─────► events ───► the front
              plan ▼   │ commit, after the step's seconds
                   Device
