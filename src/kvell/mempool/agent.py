@@ -5,7 +5,7 @@ The scheduler's process, the library and the simulator run the same agent.
 
 import hashlib
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Sized
 
 from kvell.elastic.page_buffer import PageBuffer
 from kvell.memory import GroupSpec, HoldingCore
@@ -110,6 +110,13 @@ class Agent:
             instance, incarnation, self.fingerprint, core, self.holds, numbers, most_lent
         )
         self.loans.lending.is_other_pull = self.receiving.__contains__
+        parts = (self.holds, self.sending, self.receiving, self.asking)
+        self.open: tuple[Sized, ...] = (
+            *(part.open for part in parts),
+            self.loans.borrowing.open,
+            self.loans.lending.open,
+        )
+        """What has begun and not ended: without any, there is no deadline."""
 
     def read_buffer(
         self, buffer: PageBuffer, first_large: int, cached: BufferedPages | None

@@ -12,7 +12,7 @@ A hold is a lease of the memory core, which never evicts, moves or withholds its
 module does no I/O; callers pass the time in ticks.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,6 +58,11 @@ class Holds:
 
     def __len__(self) -> int:
         return len(self._holds)
+
+    @property
+    def open(self) -> Sized:
+        """The holds that have not ended; always the same container."""
+        return self._holds
 
     def __iter__(self) -> Iterator[Hold]:
         return iter(self._holds.values())

@@ -190,6 +190,7 @@ class Instance:
             assert scheduler.memory.memory.audit() == []
         if scheduler.swapping is not None:
             assert scheduler.swapping.buffer.audit() == []
+        assert self.handovers.audit() == []
         assert self.handovers.borrowed.audit() == []
         assert self.handovers.agent.loans.audit() == []
 

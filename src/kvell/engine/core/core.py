@@ -25,7 +25,7 @@ from kvell.engine.failing.failures import StepFailure, end_failed, forget_text
 from kvell.engine.lending.placement import GIVES_WAY, NOBODY_LENDS
 from kvell.engine.moving.encoding import ArrivedRequest
 from kvell.engine.moving.handovers import Handovers
-from kvell.engine.moving.pool_part import PoolNews, PoolPart
+from kvell.engine.moving.pool_part import NO_ROWS, PoolNews, PoolPart
 from kvell.engine.planning.scheduler import Scheduler, require_depth
 from kvell.engine.planning.step_memory import StepMemory
 from kvell.engine.protocol.messages import (
@@ -265,18 +265,16 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._in_flight) or (self._has_steps and not self._is_idle)
-
-    @property
-    def _has_steps(self) -> bool:
-        return len(self._requests) > self.pool.num_idle
+        if self._in_flight:
+            return True
+        return not self._is_idle and len(self._requests) > self.pool.num_idle
 
     # -------------------------------------------------------------- plan, commit
 
     @property
     def may_plan(self) -> bool:
         if not self._in_flight:
-            return self._has_steps and not self._is_idle
+            return self.has_work
         is_ahead = len(self._in_flight) <= self.limits.depth and self._scheduler.may_plan_ahead
         return is_ahead and not self.pool.wants_fence
 
@@ -305,25 +303,30 @@ class EngineCore:
         :raises RuntimeError: if more than ``limits.depth`` results are pending.
         """
         if len(self._in_flight) > self.limits.depth:
-            raise RuntimeError(f"the result of step {self._in_flight.oldest.plan.step} is missing")
+            raise RuntimeError(f"the result of step {self._in_flight[0].plan.step} is missing")
         self.step = StepNumber(self.step + 1)
-        away = self.pool.before_plan(self.step)
+        is_quiet = self.pool.is_quiet
+        # A request that begins to borrow while the step runs needs the time of the step's begin.
+        is_timed = self.limits.depth > 0 or not is_quiet
+        away = self.pool.before_plan(self.step) if is_timed else NO_ROWS
         plan = self._scheduler.plan(
             self.step, len(self._in_flight), held, shared_prompt_tokens, undrafted
         )
         self._holds = bool(held)
-        plan = self.pool.plan_borrows(plan, away)
+        if not is_quiet:
+            plan = self.pool.plan_borrows(plan, away)
         self.counters.count_plan(plan, self._requests)
         self.max_running = max(self.max_running, self._scheduler.num_wanting)
-        self.last_decoding = self.num_decoding()
+        self.last_decoding = self.counters.num_decoding
         requests = [self._requests[work.request_id] for work in plan.work]
         for work, request in zip(plan.work, requests, strict=True):
             request.begin(work.start + work.known, work.samples)
             if self._index_watch is not None:
                 self._index_watch.computes(work.handle, request)
-        if not self._in_flight and (streams := self.pool.on_planned(plan, requests)):
-            plan = replace(plan, streams=streams)
-        self._in_flight.begin(StepInFlight(plan, requests))
+        if not is_quiet and not self._in_flight:
+            streams = self.pool.on_planned(plan, requests)
+            plan = replace(plan, streams=streams) if streams else plan
+        self._in_flight.append(StepInFlight(plan, requests))
         return plan
 
     def commit(self, result: StepResult) -> list[Event]:
@@ -333,15 +336,17 @@ class EngineCore:
         """
         step = self._in_flight.require(result.step)
         tokens = yields_of(step.plan, result)
-        self._in_flight.pop(result.step)
+        self._in_flight.popleft()
         self._scheduler.charge_for(events := self._yields.take(step, result, tokens))
         if result.missed:
             self.pool.on_missed(result.missed)
         for request in step.requests:
             if request.finish_reason is not None:
                 events += self._end(request)
-        rests = not self._in_flight
-        events += self._handed_over(self.pool.on_computed(result.step, step.requests, rests=rests))
+        if not self.pool.is_quiet:
+            rests = not self._in_flight
+            news = self.pool.on_computed(result.step, step.requests, rests=rests)
+            events += self._handed_over(news)
         self._is_idle = step.plan.is_idle and (self.pool.holds_pages or self._holds)
         if self._scheduler.steps_put_off >= MOST_STEPS_PUT_OFF and self._scheduler.running:
             self._scheduler.steps_put_off = 0
@@ -354,7 +359,8 @@ class EngineCore:
 
         :raises ValueError: if it is not the oldest plan in flight.
         """
-        step = self._in_flight.pop(failure.step)
+        step = self._in_flight.require(failure.step)
+        self._in_flight.popleft()
         for work, request in zip(step.plan.work, step.requests, strict=True):
             request.settle(request.settled, work.samples)
         end_failed(step.requests, failure)
@@ -431,7 +437,7 @@ class EngineCore:
         """Drop all requests and the cache; see :func:`.emptying.abandon`."""
         self._requests.clear()
         self.constrained.clear()
-        abandon(self.memory, self._scheduler, self._in_flight.clear(), self.step)
+        abandon(self.memory, self._scheduler, self._in_flight.abandon(), self.step)
 
     @property
     def step_memory(self) -> StepMemory:

@@ -59,6 +59,7 @@ class EngineLoop:
     def __init__(self, core: EngineCore, pages: PoolIO, journal: Journal | None = None) -> None:
         self.core, self._pages, self._journal = core, pages, journal
         self._tick: Tick = -TICK_MILLISECONDS
+        self._is_quiet = False
 
     @property
     def deadline(self) -> Tick | None:
@@ -110,7 +111,8 @@ class EngineLoop:
             events += self.core.fail(outcome)
         else:
             events += self.core.commit(outcome)
-        self.act()
+        if not (self._is_quiet and self.core.pool.is_quiet):
+            self.act()
         return events
 
     def note(self, late: Lateness) -> None:
@@ -127,7 +129,10 @@ class EngineLoop:
         self.core.abandon()
 
     def act(self) -> None:
-        self._pages.do(self.core.take_actions(), self.deadline)
+        actions = self.core.take_actions()
+        deadline = self.deadline
+        self._is_quiet = not actions and deadline is None
+        self._pages.do(actions, deadline)
 
     def _write(self, entry: Entry) -> None:
         if self._journal is not None:

@@ -32,50 +32,30 @@ class StepInFlight:
     requests: list[Request]
 
 
-class StepsInFlight:
+class StepsInFlight(deque[StepInFlight]):
     """Steps whose results are pending, in order."""
-
-    def __init__(self) -> None:
-        self._steps: deque[StepInFlight] = deque()
-
-    def __len__(self) -> int:
-        return len(self._steps)
-
-    @property
-    def oldest(self) -> StepInFlight:
-        return self._steps[0]
 
     def require(self, step: StepNumber) -> StepInFlight:
         """Return the oldest step.
 
         :raises ValueError: if that is not step number ``step``.
         """
-        if not self._steps or self._steps[0].plan.step != step:
+        if not self or self[0].plan.step != step:
             raise ValueError(f"a result of step {step} was not asked for")
-        return self._steps[0]
+        return self[0]
 
-    def begin(self, step: StepInFlight) -> None:
-        self._steps.append(step)
-
-    def pop(self, step: StepNumber) -> StepInFlight:
-        """Remove the oldest step, and return it.
-
-        :raises ValueError: if that is not step number ``step``.
-        """
-        self.require(step)
-        return self._steps.popleft()
-
-    def clear(self) -> list[StepPlan]:
-        plans = [step.plan for step in self._steps]
-        self._steps.clear()
+    def abandon(self) -> list[StepPlan]:
+        """Forget all steps, and return their plans."""
+        plans = [step.plan for step in self]
+        self.clear()
         return plans
 
     def has(self, request: Request) -> bool:
-        return any(request is member for step in self._steps for member in step.requests)
+        return any(request is member for step in self for member in step.requests)
 
     @property
     def handles(self) -> set[int]:
-        return {work.handle for step in self._steps for work in step.plan.work}
+        return {work.handle for step in self for work in step.plan.work}
 
 
 class StepCommitter:

@@ -47,7 +47,7 @@ Pure.  Source: Infinite-LLM §5.2.1, §6.2 (Listing 1).
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import replace
 
 import numpy as np
@@ -186,6 +186,11 @@ class JoiningRequests:
     def __len__(self) -> int:
         return len(self._joining)
 
+    @property
+    def open(self) -> Sized:
+        """The joining requests; always the same container."""
+        return self._joining
+
     def begin(self, request: Request, others: Iterable[DistributedRequest]) -> list[Action]:
         """Share the loans of the borrower with most of a new request's text.
 
@@ -285,6 +290,11 @@ class BorrowingRequests:
 
     def __len__(self) -> int:
         return len(self._borrowers) + len(self._placements) + len(self._joins)
+
+    @property
+    def open(self) -> tuple[Sized, ...]:
+        """The requests that borrow, have a placement or join; always the same containers."""
+        return self._borrowers, self._placements, self._joins.open
 
     def has(self, request: Request) -> bool:
         """Return whether any pages of a request are remote, on their way, or will be."""

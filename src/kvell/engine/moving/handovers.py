@@ -36,7 +36,7 @@ A request in the CPU buffer is announced when it leaves, and its pages are read 
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 
 from typing_extensions import override
@@ -109,6 +109,11 @@ class Departures:
 
     def __len__(self) -> int:
         return len(self._departures)
+
+    @property
+    def open(self) -> Sized:
+        """The requests that leave; always the same container."""
+        return self._departures
 
     def __contains__(self, request: Request) -> bool:
         return request.request_id in self._transfers
@@ -234,6 +239,11 @@ class Migrations:
 
     def __len__(self) -> int:
         return len(self._leaving)
+
+    @property
+    def open(self) -> Sized:
+        """The requests that migrate; always the same container."""
+        return self._leaving
 
     def ask(self, request: Request, target: str) -> None:
         """Plan to migrate a request to ``target``; it stays if the target has no room."""
@@ -370,6 +380,11 @@ class Handovers(PoolPart):
         self._fetching: dict[int, Request] = {}
         self._actions: list[Action] = []
         self._loans = self._loaned_bytes = 0
+        self._open: tuple[Sized, ...] = (
+            *(self._awaited, self._departures.open, self._migrations.open),
+            *self.borrowed.open,
+            *agent.open,
+        )
         agent.receiving.admits = scheduler.has_room_for
         agent.receiving.is_legible = is_legible
         agent.loans.lending.is_wanted = scheduler.wants_memory
@@ -382,6 +397,26 @@ class Handovers(PoolPart):
     @override
     def watch_insertions(self, computes: Callable[[int, HeldText], None]) -> None:
         self.agent.holds.watch = lambda hold: computes(hold.handle, HeldText.of(hold))
+
+    @property
+    @override
+    def is_quiet(self) -> bool:
+        return not (self._actions or self._stays or any(self._open))
+
+    def audit(self) -> list[str]:
+        """Return what a step would miss that skips the calls of a quiet part, a sentence each."""
+        if not self.is_quiet:
+            return []
+        missed = {
+            "a deadline": self.next_deadline is not None,
+            "requests that are idle": self.num_idle > 0,
+            "pages that are held": self.holds_pages,
+            "a need of a fence": self.wants_fence,
+            "requests that were given up": bool(self.borrowed.take_given_up()),
+            "copies of sections": self.agent.loans.is_filling,
+            "pages that are lent": len(self.lent_pages()) > 0,
+        }
+        return [f"the part is quiet, and has {what}" for what, has in missed.items() if has]
 
     @property
     @override
@@ -543,7 +578,9 @@ class Handovers(PoolPart):
     @property
     @override
     def copies(self) -> tuple[int, bool]:
-        return self.agent.loans.num_filled, self.agent.loans.is_filling
+        loans = self.agent.loans
+        num_filled = loans.borrowing.num_filled + loans.lending.num_filled
+        return num_filled, not self.is_quiet and loans.is_filling
 
     @override
     def lent_pages(self) -> Ints:

@@ -70,6 +70,15 @@ class PoolPart:
         self._stays: list[Request] = []
 
     @property
+    def is_quiet(self) -> bool:
+        """Whether nothing has begun that has not ended.
+
+        A step then need not call :meth:`plan_borrows`, :meth:`on_planned`, :meth:`on_computed` and
+        the methods that take what has piled up, and there is no deadline.
+        """
+        return not self._stays
+
+    @property
     def num_idle(self) -> int:
         return 0
 

@@ -19,7 +19,7 @@ recall of shared pages recalls all loans that share them.
 Source: Infinite-LLM §5.2.2 and §6.2.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Literal
 
@@ -195,6 +195,11 @@ class CreditorLedger:
 
     def __len__(self) -> int:
         return len(self._lent)
+
+    @property
+    def open(self) -> Sized:
+        """The loans that have not ended; always the same container."""
+        return self._lent
 
     def __contains__(self, transfer: Transfer) -> bool:
         return transfer in self._pulls

@@ -15,7 +15,7 @@ A reader checks the creditor's right after each read (:mod:`.transports.rights`)
 may be revoked before this side receives the message.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -99,6 +99,11 @@ class DebtorLedger:
 
     def __len__(self) -> int:
         return len(self._borrowed)
+
+    @property
+    def open(self) -> Sized:
+        """The loans that have not ended; always the same container."""
+        return self._borrowed
 
     def __contains__(self, loan: Loan) -> bool:
         return loan in self._borrowed

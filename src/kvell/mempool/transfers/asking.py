@@ -11,6 +11,8 @@
 Source: MemServe §6.2, where an instance pulls the part of a prompt that a third one has.
 """
 
+from collections.abc import Sized
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +40,11 @@ class Asking:
 
     def __len__(self) -> int:
         return len(self._asked)
+
+    @property
+    def open(self) -> Sized:
+        """The requests that have no answer; always the same container."""
+        return self._asked
 
     @property
     def next_deadline(self) -> Tick | None:

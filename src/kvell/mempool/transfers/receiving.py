@@ -15,7 +15,7 @@ right to read was still valid afterwards, as ``PullExecutor`` reports.  Unanswer
 resent, so a hold for a transfer that the sender has given up ends soon.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,6 +88,11 @@ class Receiving:
 
     def __len__(self) -> int:
         return len(self._coming)
+
+    @property
+    def open(self) -> Sized:
+        """The transfers that have not ended; always the same container."""
+        return self._coming
 
     def __contains__(self, transfer: Transfer) -> bool:
         return transfer in self._coming

@@ -12,7 +12,7 @@ announced before it is computed, so that the receiver has room in time.  Unanswe
 resent.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,6 +77,11 @@ class Sending:
 
     def __len__(self) -> int:
         return len(self._sent)
+
+    @property
+    def open(self) -> Sized:
+        """The transfers that have not ended; always the same container."""
+        return self._sent
 
     def __contains__(self, transfer: Transfer) -> bool:
         return transfer in self._sent
