@@ -239,18 +239,11 @@ class LLM:
         many: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
         tokenizer = self.requests.tokenizer(model)
         chosen = chosen_template(chat_template, chat_template_content_format)
+        fields = chat_template_kwargs or NO_FIELDS
         template = tokenizer.choose_template(chosen)
-        texts = [
-            tokenizer.rendered_chat(
-                conversation,
-                tools,
-                chat_template_kwargs or NO_FIELDS,
-                opens_answer=add_generation_prompt,
-                continues_last=continue_final_message,
-                template=template,
-            )
-            for conversation in many
-        ]
+        render = partial(tokenizer.rendered_chat, tools=tools, fields=fields, template=template)
+        form = {"opens_answer": add_generation_prompt, "continues_last": continue_final_message}
+        texts = [render(conversation, **form) for conversation in many]
         prompts: list[Prompt] = [
             {
                 "prompt": text,

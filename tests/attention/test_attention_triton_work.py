@@ -13,7 +13,8 @@ from tests.attention.cases import PAGE, Shape, Stored, lengths_of, make_case, ne
 
 pytest.importorskip("triton", reason="Triton is not made for this system")
 
-from kvell.attention.triton.backend import TritonKernels, WorkCutter
+from kvell.attention.triton.backend import TritonKernels
+from kvell.attention.triton.cutter import WorkCutter
 from kvell.attention.triton.sizes import (
     Blocks,
     HeadShape,

@@ -115,7 +115,7 @@ def threshold_chunks(decode_growth_chunks: int, total_chunks: int) -> int:
 
 
 @dataclass(frozen=True)
-class ChunkNeed:
+class StepChunks:
     """The activations that a step needs, by its tokens and rows of logits."""
 
     model: ActivationNeed

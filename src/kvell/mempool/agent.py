@@ -116,7 +116,7 @@ class Agent:
             self.loans.borrowing.open,
             self.loans.lending.open,
         )
-        """What has begun and not ended: without any, there is no deadline."""
+        """All that is in progress: without any of it, there is no deadline."""
 
     def read_buffer(
         self, buffer: PageBuffer, first_large: int, cached: BufferedPages | None

@@ -12,7 +12,7 @@ from kvell.attention.interface import AttendParams, GroupBatch, LayerPages
 from kvell.attention.quantised import quantise
 from kvell.attention.spans import page_views
 from kvell.models.config.budgets import OBSERVED_TOKENS
-from kvell.models.forward.module_pass import (
+from kvell.models.forward.dropping import (
     POOLED_TOKENS,
     TokenDropping,
     keep_rows,

@@ -8,8 +8,8 @@ import torch
 from kvell.attention.interface import AttendParams, GroupBatch, LayerPages
 from kvell.attention.portable import PortableKernels
 from kvell.memory import GroupKind, GroupSpec, LayerSpec
+from kvell.models.forward.both_directions import BothDirections
 from kvell.models.forward.image_side import EmbeddingPages
-from kvell.models.forward.module_pass import BothDirections
 from kvell.models.images.image_batch import PageRows
 
 PAGES, TOKENS, SIZE = 6, 4, 24

@@ -10,7 +10,7 @@ import click
 
 from kvell.byte_sizes import typed_bytes
 from kvell.cli.replay.instances import hardware_prices
-from kvell.cli.replay.models import model_argument
+from kvell.cli.replay.models import ReplayModels, model_argument
 from kvell.cli.replay.report import Report, print_report, print_together
 from kvell.cli.replay.settings import ReplaySettings
 from kvell.cli.replay.trace_file import token_counter
@@ -33,6 +33,7 @@ from kvell.vocabulary import MIB
 
 if TYPE_CHECKING:
     from kvell.engine.cpu_buffer.swapping import Swapping
+    from kvell.engine.requests.limits import Limits
     from kvell.simulator.cluster.cluster import VirtualCluster
     from kvell.simulator.replay.runner import StepTimer
     from kvell.simulator.report.timeline import Timeline
@@ -105,7 +106,6 @@ MIN_MODEL_LEN = 2
 def replay(session: Session, flags: ReplaySettings, as_json: bool) -> None:
     """Replay a trace on the engine's own scheduler and memory core; no model is loaded."""
     from kvell.cli.replay.models import step_timer
-    from kvell.engine.planning.whole_prompts import without_chunks
     from kvell.simulator.cluster.cluster import ALONE, ClusterSpec, EngineParts, VirtualCluster
     from kvell.simulator.cluster.meter import Metering
     from kvell.simulator.replay.runner import Acceptance
@@ -118,21 +118,13 @@ def replay(session: Session, flags: ReplaySettings, as_json: bool) -> None:
         require_directory(flag, path)
     rows = source.requests(token_counter(chosen.model, session))
     arrivals = "trace" if source.rate is not None else flags.arrivals
-    draft_tokens = chosen.draft_tokens
     models = chosen.describe(session)
     pool_bytes = flags.kv_memory_bytes or default_kv_memory_bytes(session.available_bytes())
     layout = plan_layout(models.layers, pool_bytes, manager=flags.manager)
     machine = step_timer(
         flags.hardware, chosen.model, chosen.dtype, models, any_machine=flags.any_machine
     )
-    limits = replay_limits(layout, models.max_model_len, common_pool=flags.common_pool)
-    limits = replace(
-        draft_tokens.within(limits, models),
-        max_num_batched_tokens=flags.max_num_batched_tokens,
-        max_num_seqs=flags.max_num_seqs,
-    )
-    if not flags.enable_chunked_prefill:
-        limits = without_chunks(limits, layout)
+    limits = _limits_of(flags, models, layout)
     swapping = None
     links = None if counts is None else together.links(flags.hardware, machine, counts)
     prices = hardware_prices(machine, links, models.layers, flags.max_num_batched_tokens)
@@ -162,11 +154,23 @@ def replay(session: Session, flags: ReplaySettings, as_json: bool) -> None:
         prompts=PromptMaker(rows, images_in_text(models.layers)),
         parts=EngineParts(swapping=swapping),
         metering=Metering(models.layers, timeline=timeline),
-        acceptance=Acceptance(draft_tokens.acceptance, source.seed),
+        acceptance=Acceptance(chosen.draft_tokens.acceptance, source.seed),
     )
     with progress_bar("replaying") as progress:
         run.run(lambda fraction: progress("replaying", fraction))
     _report(flags, run, rows, timeline, as_json=as_json)
+
+
+def _limits_of(flags: ReplaySettings, models: ReplayModels, layout: Layout) -> "Limits":
+    from kvell.engine.planning.whole_prompts import without_chunks
+
+    limits = replay_limits(layout, models.max_model_len, common_pool=flags.common_pool)
+    limits = replace(
+        flags.chosen.draft_tokens.within(limits, models),
+        max_num_batched_tokens=flags.max_num_batched_tokens,
+        max_num_seqs=flags.max_num_seqs,
+    )
+    return limits if flags.enable_chunked_prefill else without_chunks(limits, layout)
 
 
 def _report(

@@ -381,7 +381,9 @@ class Handovers(PoolPart):
         self._actions: list[Action] = []
         self._loans = self._loaned_bytes = 0
         self._open: tuple[Sized, ...] = (
-            *(self._awaited, self._departures.open, self._migrations.open),
+            self._awaited,
+            self._departures.open,
+            self._migrations.open,
             *self.borrowed.open,
             *agent.open,
         )

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
-from kvell.elastic.arena import ActivationNeed, ChunkNeed, RememberedNeed, threshold_chunks
+from kvell.elastic.arena import ActivationNeed, RememberedNeed, StepChunks, threshold_chunks
 from kvell.elastic.memory import AHEAD_BYTES, ElasticMemory, Slot
 from kvell.engine.requests.plan import StepSlot
 from kvell.memory import GroupKind, MemoryCore
@@ -148,7 +148,7 @@ class SharedMemory:
         self._has_ended = False
         self._core = core
         self._layout = core.layout
-        self._need = ChunkNeed(RememberedNeed(model), memory.device.chunk_bytes)
+        self._need = StepChunks(RememberedNeed(model), memory.device.chunk_bytes)
         self._slot: Slot | None = None
         self._growth_large = self._decodes = 0
         self._groups_by_page = Counter(

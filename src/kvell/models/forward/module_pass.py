@@ -2,47 +2,22 @@
 
 No mask is built and no transformers cache exists: each layer writes the step's keys and values
 into the pages of its group and attends over them.
-
-Attention in both directions within a prompt, over causal kernels.
-
-Each such token becomes a request of its own whose context is the whole prompt: the last position of
-a context attends to all of it, and the window is switched off.
-
-Token dropping: the choice of a long prompt's tokens that stay, and their move to the front.
-
-When a prompt that is longer than a layer's budget has been computed, its last ``OBSERVED_TOKENS``
-tokens vote for the earlier ones with the attention that they pay to them::
-
-    votes[head, j] = Σ over observing tokens, over query heads of the KV head, of softmax(q·k)[j]
-
-Votes are max-pooled over ``POOLED_TOKENS`` neighbours, so that a token's surroundings stay with it.
-The best tokens fill the budget besides the observing tokens, which always stay; of equal tokens the
-earlier one stays. Each KV head chooses for itself, and a latent (MLA) is one head. Then rows 0 …
-budget-1 of a layer's pages hold, head by head, the kept keys and values in order of position; keys
-keep the rope of their true positions, so attention needs no change. The token after the prompt is
-stored in row ``budget``.
-
-Sources: SnapKV §4 (observation window, pooling), PyramidKV §4.2; budgets by layer:
-:mod:`kvell.models.config.budgets`.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch.nn.functional import max_pool1d
 
-from kvell.attention.interface import AttendParams, AttentionKernels, GroupBatch, LayerPages
-from kvell.attention.quantised import dequantise
-from kvell.attention.sections import SectionKernels, SectionRecords
-from kvell.attention.spans import page_views
+from kvell.attention.interface import AttentionKernels, GroupBatch, LayerPages
 from kvell.models.config.activations import activation_model
-from kvell.models.config.budgets import OBSERVED_TOKENS
 from kvell.models.config.description import ModelDescription
 from kvell.models.families.families import MIXER_KINDS, WITH_IMAGES
 from kvell.models.forward import hook
+from kvell.models.forward.both_directions import BothDirections
+from kvell.models.forward.dropping import TokenDropping
 from kvell.models.forward.forward_batch import ForwardBatch, ModelMemory
 from kvell.models.forward.image_side import ImageSide, text_attention
 from kvell.models.forward.latents import place_latents
@@ -55,192 +30,6 @@ from kvell.models.partials.served_layers import ServedLayer, ServedLayers
 from kvell.models.states.mixer_slots import during, place_mixers
 from kvell.models.states.state_step import StatePass
 from kvell.pages.layout import IMAGE_KINDS, GroupKind, LayerSpec, Layout
-
-POOLED_TOKENS = 7
-
-
-def votes(query: torch.Tensor, key: torch.Tensor, params: AttendParams) -> torch.Tensor:
-    """Return the sum of the attention of a prompt's last tokens to each of its tokens.
-
-    :param query: [observing, heads, head_size], one KV head's query heads, of the last tokens.
-    :param key: [tokens, head_size], of that KV head; the prompt's tokens in order.
-    :param params: sinks are those of the given heads.
-    :return: float32 [tokens].
-    """
-    observing, tokens = query.shape[0], key.shape[0]
-    scores = query.float().transpose(0, 1) @ key.float().T * params.scale
-    if params.softcap:
-        scores = params.softcap * torch.tanh(scores / params.softcap)
-    own = torch.arange(tokens - observing, tokens, device=key.device)
-    later = torch.arange(tokens, device=key.device) > own[:, None]
-    scores = scores.masked_fill(later, -torch.inf)
-    paid = scores.softmax(-1)
-    if params.sinks is not None:  # a sink's share is paid to no token
-        paid = paid * torch.sigmoid(scores.logsumexp(-1) - params.sinks[:, None])[..., None]
-    return paid.sum((0, 1))
-
-
-def kept_positions(votes: torch.Tensor, budget_tokens: int) -> torch.Tensor:
-    """Return the positions that stay, ascending: int64 [budget_tokens].
-
-    :param votes: float32 [tokens] of a prompt longer than the budget.
-    :param budget_tokens: more than ``OBSERVED_TOKENS``, which stay in any case.
-    """
-    earlier = votes.shape[0] - OBSERVED_TOKENS
-    pooled = max_pool1d(votes[None, :earlier], POOLED_TOKENS, 1, POOLED_TOKENS // 2)[0]
-    best = pooled.sort(descending=True, stable=True).indices[: budget_tokens - OBSERVED_TOKENS]
-    observing = torch.arange(earlier, votes.shape[0], device=votes.device)
-    return torch.cat([best.sort().values, observing])
-
-
-def keep_rows(layer: LayerPages, page_ids: torch.Tensor, kept: torch.Tensor) -> None:
-    """Move the kept rows of a request's pages to the front; later rows become undefined.
-
-    :param page_ids: [pages], the request's, in order of position.
-    :param kept: int64 [kv_heads, budget], ascending for each head.
-    """
-    pages = page_ids.long()
-    size = layer.page_tokens
-    heads = torch.arange(layer.kv_heads, device=kept.device)[:, None]
-    front = torch.arange(kept.shape[1], device=kept.device)
-    for stored in page_views(layer):
-        rows = stored[pages[kept // size], heads, kept % size]
-        stored[pages[front // size], heads, front % size] = rows
-
-
-class TokenDropping:
-    """Token dropping in one step: chooses while layers attend, moves after all have.
-
-    Layers that share another's keys and values read them later, so nothing may move earlier.
-
-    :param ends: requests, by their index in the batch, whose prompts end with this step.
-    """
-
-    def __init__(self, ends: Sequence[int]) -> None:
-        self._ends = ends
-        self._moves: list[tuple[LayerPages, torch.Tensor, torch.Tensor]] = []
-
-    def choose(
-        self,
-        budget_tokens: int,
-        layer: LayerPages,
-        group: GroupBatch,
-        query: torch.Tensor,
-        params: AttendParams,
-    ) -> None:
-        """Choose the tokens to keep of prompts that end here and are longer than the budget.
-
-        :param query: [T, heads, head_size] of the whole step.
-        """
-        for request in self._ends:
-            tokens = int(group.context_lens[request])
-            if tokens > budget_tokens:
-                last = int(group.query_starts[request + 1])
-                table = slice(*group.table_starts[request : request + 2].tolist())
-                pages, observing = group.page_ids[table], query[last - OBSERVED_TOKENS : last]
-                kept = _kept(layer, pages, tokens, observing, params, budget_tokens)
-                self._moves.append((layer, pages, kept))
-
-    def move(self) -> None:
-        """Move the kept tokens to the front of their pages; call when the step is computed."""
-        for layer, pages, kept in self._moves:
-            keep_rows(layer, pages, kept)
-        self._moves.clear()
-
-
-def _kept(
-    layer: LayerPages,
-    pages: torch.Tensor,
-    tokens: int,
-    query: torch.Tensor,
-    params: AttendParams,
-    budget_tokens: int,
-) -> torch.Tensor:
-    """Return the kept positions, int64 [kv_heads, budget]; one head at a time, to save memory."""
-    by_head = query.reshape(query.shape[0], layer.kv_heads, -1, query.shape[2])
-    sinks = None if params.sinks is None else params.sinks.view(layer.kv_heads, -1)
-    chosen = []
-    for head in range(layer.kv_heads):
-        own = AttendParams(
-            params.scale, softcap=params.softcap, sinks=None if sinks is None else sinks[head]
-        )
-        paid = votes(by_head[:, head], _keys(layer, pages, tokens, head), own)
-        chosen.append(kept_positions(paid, budget_tokens))
-    return torch.stack(chosen)
-
-
-def _keys(layer: LayerPages, pages: torch.Tensor, tokens: int, head: int) -> torch.Tensor:
-    """Return a head's stored keys of a request, [tokens, head_size], dequantised if quantised."""
-    rows = page_views(layer)[0][pages.long(), head].flatten(0, 1)[:tokens]
-    return dequantise(rows, layer.dtype) if layer.quantised else rows
-
-
-class BothDirections:
-    """The prompts of one step with attention in both directions."""
-
-    def __init__(self, prefix_tokens: tuple[int, ...]) -> None:
-        """Take the prompts of a step.
-
-        :param prefix_tokens: such tokens of each request of the step; 0 if all of it is causal.
-        """
-        self._prefixes = [(i, count) for i, count in enumerate(prefix_tokens) if count]
-        self._batches: dict[int, GroupBatch] = {}
-
-    def attend(
-        self,
-        kernels: AttentionKernels,
-        pages: LayerPages,
-        batch: GroupBatch,
-        query: torch.Tensor,
-        params: AttendParams,
-        elsewhere: SectionRecords | None = None,
-    ) -> torch.Tensor:
-        """Attend as the kernels do, [T, heads, size], but in both directions in such prompts.
-
-        :param elsewhere: records of remote sections, which no such prompt has yet.
-        """
-        if elsewhere is None:
-            output = kernels.attend(pages, batch, query, params)
-        else:
-            of_sections = cast(SectionKernels, kernels)
-            output = of_sections.attend(pages, batch, query, params, elsewhere)
-        if self._prefixes:
-            rows = self._rows(batch)
-            if id(batch) not in self._batches:
-                self._batches[id(batch)] = self._apart(batch)
-            apart = self._batches[id(batch)]
-            whole = replace(params, window_tokens=0)
-            output[rows] = kernels.attend(pages, apart, query[rows], whole)
-        return output
-
-    def _rows(self, batch: GroupBatch) -> torch.Tensor:
-        starts = batch.query_starts.tolist()
-        spans = [torch.arange(starts[i], starts[i] + n) for i, n in self._prefixes]
-        return torch.cat(spans).to(batch.query_starts.device)
-
-    def _apart(self, batch: GroupBatch) -> GroupBatch:
-        """Return metadata with every token of the prompts as a request of one token."""
-        size_of = batch.table_starts.diff().tolist()
-        begins = batch.table_starts.tolist()
-        contexts = []
-        counts = []
-        tables: list[torch.Tensor] = []
-        for i, count in self._prefixes:
-            table = batch.page_ids[begins[i] : begins[i] + size_of[i]]
-            tables.append(table.repeat(count))
-            contexts += [count] * count
-            counts += [size_of[i]] * count
-        device = batch.page_ids.device
-        lens = torch.tensor(contexts, dtype=torch.int32, device=device)
-        return GroupBatch(
-            query_starts=torch.arange(len(contexts) + 1, dtype=torch.int32, device=device),
-            context_lens=lens,
-            table_starts=torch.tensor([0, *counts], device=device).cumsum(0).int(),
-            page_ids=torch.cat(tables),
-            first_positions=torch.zeros_like(lens),
-            write_page_ids=lens[:0],
-            write_offsets=lens[:0],
-        )
 
 
 class HeadInput:

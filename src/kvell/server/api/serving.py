@@ -329,8 +329,8 @@ class AppState:
             trace.on_parsed(heading.model, samplings[0])
         priority = body.priority or 0
         name = body.sequences_field() if sequences > 1 else "prompt"
-        asked = Sequences(count, name, priority=priority)
-        request.visit.begin(heading.answer_id, heading.model, prompt_tokens, most_tokens, asked)
+        reserved = Sequences(count, name, priority=priority)
+        request.visit.begin(heading.answer_id, heading.model, prompt_tokens, most_tokens, reserved)
         memory = request.served.prompts.answers
         kept = KeptAnswer(request.visit, memory, body.logprobs_field(), frees=not keeps)
         kept.reserve([len(ids) for ids in request.prompts], samplings, sequences)

@@ -193,7 +193,7 @@ class TextWork:
     def of(self, tenant: str) -> "TextWork":
         return TextWork(tenant, self)
 
-    def run(self, size_bytes: int, work: Callable[[], Made]) -> Coroutine[Any, Any, Made]:
+    def run(self, size_bytes: int, work: Callable[[], Made]) -> Coroutine[None, None, Made]:
         """Run work on a text in the lane of short or of long texts.
 
         :raises TryLater: if too many texts of this kind wait.
@@ -201,14 +201,16 @@ class TextWork:
         lane = self._lanes.short if size_bytes <= SHORT_BYTES else self._lanes.long
         return lane.run(size_bytes, work, self.tenant)
 
-    def run_pictured(self, size_bytes: int, work: Callable[[], Made]) -> Coroutine[Any, Any, Made]:
+    def run_pictured(
+        self, size_bytes: int, work: Callable[[], Made]
+    ) -> Coroutine[None, None, Made]:
         """Run work on the pictures of one request.
 
         :raises TryLater: if too many pictures wait.
         """
         return self._lanes.pictures.run(size_bytes, work, self.tenant)
 
-    def run_body(self, size_bytes: int, work: Callable[[], Made]) -> Coroutine[Any, Any, Made]:
+    def run_body(self, size_bytes: int, work: Callable[[], Made]) -> Coroutine[None, None, Made]:
         """Run the decompression or the check of one body.
 
         :raises TryLater: if too many bodies wait.

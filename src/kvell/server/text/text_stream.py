@@ -111,7 +111,7 @@ async def text_deltas(
 ) -> AsyncGenerator[tuple[int, TextDelta], None]:
     """Yield the pieces of a prompt's answer; closing the generator early cancels the request.
 
-    :param index: of the answer, which comes with each piece.
+    :param index: index of the answer, which comes with each piece.
     :param deadline_seconds: time after which the request is cancelled.
     :param trace: observer of the request in the front.
     :param room: memory for the answer until it is sent; None: it is not counted.

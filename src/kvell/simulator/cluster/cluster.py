@@ -192,16 +192,6 @@ class VirtualCluster:
         self._incarnations = itertools.count(1)
         self._chance = Random(spec.seed)
         self._will_beat = False
-        most_waiting = len(rows) if spec.max_waiting is None else spec.max_waiting
-        queue = RequestQueue(
-            most_waiting,
-            router=router_named(spec.routing),
-            pulls=spec.links is not None and spec.pd_caching > 0,
-            locality=locality or (PrefixDirectory() if spec.routing in BY_LOCALITY else None),
-            roles=None if spec.role_rules is None else RoleChanger(spec.role_rules),
-            steers=spec.steers,
-            moves=spec.moves,
-        )
         schedule = Schedule(rows, arrivals, partial(self._is_served, rows), sessions=sessions)
         self.names = [f"{role}-{i}" for role, count in spec.counts.items() for i in range(count)]
         # No front bounds the requests of a lone engine; its next step is the same however many wait
@@ -210,7 +200,7 @@ class VirtualCluster:
         self._credits = len(rows) if self._is_alone else CREDITS
         most_ahead = spec.limits.max_num_seqs if self._is_alone else CREDITS * len(self.names)
         self.front = VirtualFront(
-            queue,
+            _queue_of(spec, len(rows), locality),
             rows,
             self._prompts,
             schedule,
@@ -421,4 +411,18 @@ def _token_bytes(layout: Layout) -> int:
         group.page_stride_bytes // group.page_tokens
         for group in layout.groups
         if group.kind is not GroupKind.STATE
+    )
+
+
+def _queue_of(
+    spec: ClusterSpec, num_requests: int, locality: PrefixDirectory | None
+) -> RequestQueue:
+    return RequestQueue(
+        num_requests if spec.max_waiting is None else spec.max_waiting,
+        router=router_named(spec.routing),
+        pulls=spec.links is not None and spec.pd_caching > 0,
+        locality=locality or (PrefixDirectory() if spec.routing in BY_LOCALITY else None),
+        roles=None if spec.role_rules is None else RoleChanger(spec.role_rules),
+        steers=spec.steers,
+        moves=spec.moves,
     )
