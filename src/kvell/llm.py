@@ -242,8 +242,8 @@ class LLM:
         fields = chat_template_kwargs or NO_FIELDS
         template = tokenizer.choose_template(chosen)
         render = partial(tokenizer.rendered_chat, tools=tools, fields=fields, template=template)
-        form = {"opens_answer": add_generation_prompt, "continues_last": continue_final_message}
-        texts = [render(conversation, **form) for conversation in many]
+        opens, continues = add_generation_prompt, continue_final_message
+        texts = [render(one, opens_answer=opens, continues_last=continues) for one in many]
         prompts: list[Prompt] = [
             {
                 "prompt": text,
