@@ -243,7 +243,7 @@ class LLM:
         template = tokenizer.choose_template(chosen)
         render = partial(tokenizer.rendered_chat, tools=tools, fields=fields, template=template)
         opens, continues = add_generation_prompt, continue_final_message
-        texts = [render(one, opens_answer=opens, continues_last=continues) for one in many]
+        texts = [render(chat, opens_answer=opens, continues_last=continues) for chat in many]
         prompts: list[Prompt] = [
             {
                 "prompt": text,
