@@ -26,7 +26,8 @@ from bench.cost.arch_level import PrefillPoint, fit_arch_level
 from bench.cost.shapes import NAMES, model_path
 from bench.cpu_clock import CpuClock
 from kvell.calibration.rig import Rig
-from kvell.calibration.run import QUANTILE, Outcome, Subject, calibrate, load_subject
+from kvell.calibration.run import QUANTILE, Outcome, calibrate
+from kvell.calibration.subject import Subject, load_subject
 from kvell.clock import Clock, MonotonicClock
 from kvell.cost.model import prefill_seconds
 from kvell.engine.setup.options import EngineOptions

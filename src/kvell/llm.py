@@ -40,18 +40,16 @@ from kvell.errors import ChangeSomething
 from kvell.local.engine import LocalEngine
 from kvell.local.jobs import (
     BeamSearchOutput,
-    JobRunner,
     Sampling,
-    UseTqdm,
     chosen_sampling,
     measure,
     output_of,
-    progress_bar,
     several,
 )
 from kvell.local.metrics import Metric, metrics_of
 from kvell.local.outputs import RequestOutput
 from kvell.local.requests import LocalRequests, Priority
+from kvell.local.runs import JobRunner, UseTqdm, progress_bar
 from kvell.models.sources.progress import Progress, quiet
 from kvell.models.text.chat_template import NO_FIELDS, ContentFormat, Message, chosen_template
 from kvell.models.text.tokenizer import Tokenizer

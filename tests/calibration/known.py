@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from kvell.attention.choice import choose_kernels
-from kvell.calibration.run import Subject, subject_of
+from kvell.calibration.subject import Subject, subject_of
 from kvell.clock import VirtualClock
 from kvell.cost.amounts import shape_of
 from kvell.cost.model import CostModel

@@ -8,7 +8,7 @@ import pytest
 from kvell.calibration.kept import KeptCalibrations
 from kvell.calibration.pricing import OwnPricing
 from kvell.calibration.prints import machine_print, software_print
-from kvell.calibration.run import print_of
+from kvell.calibration.subject import print_of
 from kvell.clock import MonotonicClock
 from kvell.cost.calibration import Calibration
 from kvell.cost.prices import DEFAULT_PRICES

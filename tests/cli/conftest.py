@@ -16,7 +16,7 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.mempool.rendezvous import FolderRendezvous
 from kvell.models.sources.progress import Progress
-from kvell.server.text.named_texts import ServedText
+from kvell.server.text.served_text import ServedText
 from kvell.vocabulary import GIB
 
 

@@ -9,7 +9,8 @@ from kvell.cli.late_commands import COMMANDS
 from kvell.equivalents.other_commands import OTHER_COMMANDS
 from kvell.equivalents.table import EQUIVALENTS
 from kvell.errors import ChangeSomething
-from kvell.models.sources.source import ollama_name, resolve_draft, resolve_model
+from kvell.models.sources.missing_model import ollama_name
+from kvell.models.sources.source import resolve_draft, resolve_model
 from tests.cli.conftest import Kvell, Served
 
 HONOURED = [

@@ -16,7 +16,7 @@ from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.fleet.instance.command import placed_command
 from kvell.fleet.placing.node_record import NodeRecord, read_record
 from kvell.fleet.placing.ray.node_settings import NodeSettings
-from kvell.server.text.named_texts import ServedText
+from kvell.server.text.served_text import ServedText
 
 Kvell = Callable[..., Any]
 

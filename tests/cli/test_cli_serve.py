@@ -19,7 +19,7 @@ from kvell.fleet.instance.command import instance_command, placed_command
 from kvell.fleet.instance.instance_process import InstanceStartError
 from kvell.fleet.instance.price_settings import PriceSettings
 from kvell.server.api.door.face_options import CrossOrigin, FaceOptions
-from kvell.server.text.named_texts import ServedText
+from kvell.server.text.served_text import ServedText
 from kvell.server.text.text_model import TextModel
 from tests.cli.conftest import Served
 

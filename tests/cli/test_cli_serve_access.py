@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from kvell.server.api.door.guards import HttpBounds
+from kvell.server.api.door.http_bounds import HttpBounds
 from kvell.server.logs.lines import tell
-from kvell.server.text.named_texts import ServedText
+from kvell.server.text.served_text import ServedText
 
 Kvell = Callable[..., Any]
 logger = logging.getLogger("kvell.server.anything")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvell.server.text.named_texts import ServedText
+from kvell.server.text.served_text import ServedText
 
 Kvell = Callable[..., Any]
 FLAG, URL = "--otlp-traces-endpoint", "http://127.0.0.1:4318/v1/traces"

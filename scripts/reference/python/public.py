@@ -55,7 +55,7 @@ PAGES = (
                 (
                     "kvell.llm.Prompt",
                     "kvell.local.jobs.Sampling",
-                    "kvell.local.jobs.UseTqdm",
+                    "kvell.local.runs.UseTqdm",
                     "kvell.RequestOutput",
                     "kvell.CompletionOutput",
                     "kvell.local.outputs.Logprob",

@@ -14,7 +14,8 @@ from kvell.calibration.prints import (
     software_print,
 )
 from kvell.calibration.rig import CannotTimeError
-from kvell.calibration.run import calibrate_within, print_of, subject_of
+from kvell.calibration.run import calibrate_within
+from kvell.calibration.subject import print_of, subject_of
 from kvell.clock import Clock
 from kvell.cost.amounts import shape_of
 from kvell.cost.calibration import Calibration, decode_calibration, require_fresh

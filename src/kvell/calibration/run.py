@@ -1,12 +1,10 @@
 """A calibration without the serving: measure, fit, judge."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 
 import numpy as np
-import torch
 
 from kvell.calibration.design import (
     HELD_OUT,
@@ -16,119 +14,18 @@ from kvell.calibration.design import (
     QUICK_LEARNED,
     Point,
     TimeBudget,
-    possible,
 )
 from kvell.calibration.host_copies import ROUNDS as COPY_ROUNDS
 from kvell.calibration.host_copies import measure_host_copies
-from kvell.calibration.prints import machine_print, model_print, software_print
-from kvell.calibration.rig import CannotTimeError, Rig, SkippingModel, TimedStep
+from kvell.calibration.prints import machine_print, software_print
+from kvell.calibration.rates import copy_bytes_per_second, product_flops_per_second
+from kvell.calibration.rig import CannotTimeError, Rig, TimedStep
+from kvell.calibration.subject import Subject
 from kvell.clock import Clock
-from kvell.cost.amounts import ModelShape, shape_of
-from kvell.cost.calibration import Calibration, HeldOut, ModelPrint, Serving
+from kvell.cost.calibration import Calibration, HeldOut, Serving
 from kvell.cost.fit import MeasuredStep, fit_operators, median_error
 from kvell.cost.operators import Operators
-from kvell.engine.assembly import (
-    EngineOptions,
-    build_engine,
-    load_model,
-)
-from kvell.engine.engine import Engine
-from kvell.engine.running.copies.copies_under_pass import copies_beside_passes
-from kvell.memory import requests_that_fit
-from kvell.models.loading.loading import check_model
-from kvell.models.paged_model import PagedModel
 from kvell.models.sources.progress import Progress
-from kvell.models.sources.source import resolve_model
-from kvell.simulator.hardware.model_cost import model_cost
-
-OUTPUT_TOKENS = 64
-"""Tokens that a request may generate beyond the start of its step."""
-
-
-@dataclass(frozen=True)
-class Subject:
-    """An engine for a rig, and the facts about its model.
-
-    :param copies_under_pass: whether it would copy pages to a CPU buffer during its passes.
-    """
-
-    engine: Engine
-    model: SkippingModel
-    shape: ModelShape
-    print: ModelPrint
-    inner_size: int
-    dtype: torch.dtype
-    copies_under_pass: bool = False
-
-    @property
-    def paged_model(self) -> PagedModel:
-        return self.model.whole
-
-    def rig(self, clock: Clock, seed: int = 0) -> Rig:
-        """Return a rig that owns the engine."""
-        return Rig(self.engine, self.model, clock, seed)
-
-    def can(self, points: tuple[Point, ...]) -> list[Point]:
-        """Return the points that pool and model allow."""
-        limits, layout = self.engine.core.limits, self.engine.core.memory.layout
-
-        def fits(requests: int, tokens: int) -> bool:
-            whole = tokens + OUTPUT_TOKENS
-            if whole > limits.max_model_len:
-                return False
-            return requests <= requests_that_fit(layout, whole, limits.max_num_seqs)
-
-        return possible(points, fits, limits.max_num_batched_tokens, limits.max_num_seqs)
-
-
-def subject_of(model: PagedModel, name: str, options: EngineOptions) -> Subject:
-    """Return a loaded model in an engine; prompts are drawn from its vocabulary's ids.
-
-    :raises ChangeSomething: as :func:`kvell.engine.assembly.build_engine`.
-    """
-    description = model.description
-    skipping = SkippingModel(model)
-    # The engine takes any object that behaves like a model.
-    engine = build_engine(skipping, name, options)  # type: ignore[arg-type]
-    return Subject(
-        engine,
-        skipping,
-        shape_of(description.layers),
-        print_of(model, name),
-        description.hidden_size,
-        model.dtype,
-        copies_beside_passes(options.copies_under_pass),
-    )
-
-
-def print_of(model: PagedModel, name: str) -> ModelPrint:
-    description = model.description
-    cost = model_cost(model.module.config, description, model.dtype.itemsize)
-    dtype = str(model.dtype).removeprefix("torch.")
-    return model_print(name, dtype, description, cost.active_weights)
-
-
-def load_subject(
-    name: str,
-    dtype: str,
-    device: str,
-    options: EngineOptions,
-    cache_dir: Path,
-    progress: Progress,
-    kv_cache_dtype: str = "auto",
-    threads: int | None = None,
-) -> Subject:
-    """Load the model that ``--model`` names.
-
-    :param threads: of a step; None: torch's number.
-
-    :raises ChangeSomething: if there is no such model, or it cannot be served.
-    """
-    path = resolve_model(name, cache_dir, progress)
-    check_model(path)
-    model = load_model(path, dtype, device, progress, kv_cache_dtype, threads=threads)
-    return subject_of(model, name, options)
-
 
 ROUNDS = 5
 STEPS_PER_VISIT = 3
@@ -209,45 +106,6 @@ def time_point(rig: Rig, point: Point) -> list[TimedStep]:
     if point.new_tokens:
         return [rig.prefill(point.cached_tokens, point.new_tokens)]
     return [rig.step() for _ in range(STEPS_PER_VISIT)][1:]
-
-
-ROWS = 512
-TRIES = 7
-COPY_BYTES = 64 << 20
-SHORTEST_SECONDS = 1e-9
-
-
-def product_flops_per_second(
-    clock: Clock, inner: int, outer: int, dtype: torch.dtype, device: torch.device
-) -> float:
-    """Profile one compute-bound operator, which stands for all: N of MemServe §5.3.2.
-
-    :returns: the best of several [512, inner] × [inner, outer].
-    """
-    rows = torch.ones((ROWS, inner), dtype=dtype, device=device)
-    weight = torch.ones((outer, inner), dtype=dtype, device=device)
-    seconds = _best(clock, lambda: torch.nn.functional.linear(rows, weight), device)
-    return 2.0 * ROWS * inner * outer / seconds
-
-
-def copy_bytes_per_second(
-    clock: Clock, device: torch.device, size_bytes: int = COPY_BYTES
-) -> float:
-    """Measure copies from the host's memory to the device's."""
-    source = torch.ones(size_bytes, dtype=torch.uint8)
-    target = torch.ones(size_bytes, dtype=torch.uint8, device=device)
-    return size_bytes / _best(clock, lambda: target.copy_(source), device)
-
-
-def _best(clock: Clock, work: Callable[[], object], device: torch.device) -> float:
-    best = float("inf")
-    for _ in range(TRIES):
-        started = clock.now_seconds()
-        work()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        best = min(best, max(SHORTEST_SECONDS, clock.now_seconds() - started))
-    return best
 
 
 QUICK_ROUNDS, QUICK_COPY_ROUNDS = 2, 6

@@ -103,7 +103,8 @@ def run_calibration(
     session: Session, settings: EngineSettings, progress: Any, *, quick: bool
 ) -> "Outcome":
     """Calibrate the engine in this process."""
-    from kvell.calibration.run import calibrate, load_subject
+    from kvell.calibration.run import calibrate
+    from kvell.calibration.subject import load_subject
     from kvell.engine.setup.options import EngineOptions
 
     options = EngineOptions(

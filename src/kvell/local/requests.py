@@ -17,12 +17,12 @@ from kvell.local.jobs import (
     AnswerJob,
     BeamJob,
     EmbeddingJob,
-    JobRunner,
     Sampling,
     one_each,
     several,
     with_bad_words,
 )
+from kvell.local.runs import JobRunner
 from kvell.models.images.image_content import ImagePrompt
 from kvell.models.loading.named_models import NamedModel
 from kvell.models.text.tokenizer import Tokenizer

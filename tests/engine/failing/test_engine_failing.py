@@ -14,7 +14,7 @@ from msgspec import structs
 from kvell.clock import VirtualClock
 from kvell.engine.core.core import EngineCore
 from kvell.engine.core.journal import Journal, replay
-from kvell.engine.engine import LOG_SECONDS, MOST_IN_A_ROW, FailedSteps
+from kvell.engine.failed_steps import LOG_SECONDS, MOST_IN_A_ROW, FailedSteps
 from kvell.engine.failing.failures import TOO_COMPLEX, StepFailed, StepFailure
 from kvell.engine.protocol.messages import Event, Finished, Tokens
 from kvell.engine.protocol.request_spec import RequestSpec

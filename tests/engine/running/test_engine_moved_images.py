@@ -11,7 +11,8 @@ from kvell.engine.protocol.messages import Finished, Submit
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.running import moved_images
-from kvell.engine.running.moved_images import MovedImages, SentImages, to_sent
+from kvell.engine.running.moved_images import MovedImages
+from kvell.engine.running.sent_images import SentImages, to_sent
 from kvell.memory import create_core
 from kvell.mempool.agent import Agent
 from kvell.mempool.entries import Heard, PeerLost, Ticked

@@ -8,7 +8,7 @@ from kvell.engine.protocol.codec import decode_command, encode_frame
 from kvell.engine.protocol.messages import Finished, Submit, Tokens
 from kvell.engine.protocol.request_spec import SIZES, RequestSpec, SentTensor
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.engine.running.moved_images import SentImages, tensor_of, to_sent
+from kvell.engine.running.sent_images import SentImages, tensor_of, to_sent
 from kvell.errors import ChangeSomething
 from kvell.models.images.image_families import PatchImages
 from kvell.models.images.image_store import ImageStore

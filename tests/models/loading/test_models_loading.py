@@ -22,7 +22,7 @@ from kvell.models.loading.loading import load_paged_model
 from kvell.models.loading.random_model import random_paged_model
 from kvell.models.loading.random_weights import write_random_model
 from kvell.models.loading.weight_files import check_weight_file, read_weight_map
-from kvell.models.sources import source as hub_client
+from kvell.models.sources import hub as hub_client
 from kvell.models.sources.source import resolve_model
 from kvell.pages.layout import GroupKind
 from tests.models.harness import assert_exact, oracle_logits, prompt_ids, runner_over, tiny_config

@@ -122,7 +122,7 @@ def test_second_start_converts_nothing(smollm2_path: Path, monkeypatch: pytest.M
     def never(*_args: object) -> None:
         raise AssertionError("converted again")
 
-    monkeypatch.setattr("kvell.models.sources.packaged.convert_gguf", never)
+    monkeypatch.setattr("kvell.models.sources.gguf_conversion.convert_gguf", never)
     assert packaged_model(smollm2_path.parent) == smollm2_path
     assert resolve_model(MODEL_NAME, smollm2_path.parent) == smollm2_path
 
@@ -138,7 +138,7 @@ def fake_conversion(monkeypatch: pytest.MonkeyPatch, works: bool = True) -> list
         if not works:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("kvell.models.sources.packaged.convert_gguf", convert)
+    monkeypatch.setattr("kvell.models.sources.gguf_conversion.convert_gguf", convert)
     return done
 
 
@@ -184,7 +184,7 @@ def test_another_process_may_finish_first(tmp_path: Path, monkeypatch: pytest.Mo
         (other / MARKER).write_text(json.dumps(fingerprint))
         (other / "theirs").touch()
 
-    monkeypatch.setattr("kvell.models.sources.packaged.convert_gguf", convert)
+    monkeypatch.setattr("kvell.models.sources.gguf_conversion.convert_gguf", convert)
     path = packaged_model(tmp_path)
     assert is_complete(path, fingerprint)
     assert (path / "theirs").exists()

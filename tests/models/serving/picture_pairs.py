@@ -12,7 +12,7 @@ from kvell.engine.engine import Engine
 from kvell.engine.protocol.messages import Submit
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.engine.running.moved_images import to_sent
+from kvell.engine.running.sent_images import to_sent
 from kvell.models.loading.loading import describe_as
 from kvell.models.paged_model import PagedModel
 from kvell.vocabulary import MIB, RequestId

@@ -9,7 +9,8 @@ from starlette.types import Message, Receive, Scope, Send
 from kvell.errors import Bound
 from kvell.server.access.bodies import BodyBounds
 from kvell.server.api.door.access_guard import Access, AccessGuard
-from kvell.server.api.door.guards import BodyLimit, HttpBounds, ServedLimit
+from kvell.server.api.door.guards import BodyLimit, ServedLimit
+from kvell.server.api.door.http_bounds import HttpBounds
 from tests.server.api.bodies import answer, echo
 
 

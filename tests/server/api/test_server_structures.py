@@ -18,7 +18,7 @@ from kvell.device.available import give_back_freed, process_bytes
 from kvell.front.front import Front
 from kvell.server.api.openai_api import build_app
 from kvell.server.metrics.front_metrics import ServerMetrics
-from kvell.server.text.named_texts import ServedText
+from kvell.server.text.served_text import ServedText
 from kvell.vocabulary import MIB
 from tests.depth import scaled
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from kvell.fleet.started.front_limits import FrontLimits
-from kvell.server.api.door.guards import HttpBounds
+from kvell.server.api.door.http_bounds import HttpBounds
 from kvell.server.logs.lines import lines_on
 from kvell.server.run import ServeOptions, Texts, serve
 from kvell.testing.instance import ByteText

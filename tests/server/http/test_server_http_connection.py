@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from kvell.errors import Bound
-from kvell.server.api.door.guards import HttpBounds
+from kvell.server.api.door.http_bounds import HttpBounds
 from kvell.server.http.connection import (
     READ_AT_ONCE_BYTES,
     Acceptor,

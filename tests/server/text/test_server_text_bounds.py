@@ -8,7 +8,7 @@ from tokenizers import AddedToken
 from kvell.errors import ChangeSomething
 from kvell.models.text.tokenizer import LOSSY_FACTOR, Tokenizer, most_token_bytes
 from kvell.server.text.lanes import TextWork
-from kvell.server.text.named_texts import ServedText
+from kvell.server.text.served_text import ServedText
 from kvell.server.text.text_bounds import (
     ANY_TEXT_BYTES,
     LARGEST_TEXT_BYTES,

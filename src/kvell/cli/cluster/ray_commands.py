@@ -117,7 +117,7 @@ def print_machines(cluster: str, as_json: bool) -> None:
 
     check_cluster(cluster)
     from kvell.fleet.placing.ray.connection import connect, disconnect
-    from kvell.fleet.placing.ray.room import machines
+    from kvell.fleet.placing.ray.machines import machines
 
     connect(cluster)
     try:

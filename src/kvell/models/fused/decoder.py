@@ -26,7 +26,8 @@ from kvell.models.config.description import ModelDescription
 from kvell.models.forward.forward_batch import ForwardBatch, HostForwardBatch
 from kvell.models.forward.segments import LayerCallbacks
 from kvell.models.fused.grouped import GroupedWeight
-from kvell.models.fused.need import FLOAT_BYTES, NormRecipe, StepParts, align
+from kvell.models.fused.need import FLOAT_BYTES, StepParts, align
+from kvell.models.fused.parts import NormRecipe
 from kvell.models.fused.recipe import DecoderRecipe, LayerRecipe, recipe_of, weights_of
 from kvell.models.fused.skeleton import DecoderSkeleton
 from kvell.models.fused.weights import LayerMatrices, PackedWeights, WeightForms, in_memory

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from kvell.models.fused.need import NormRecipe, ScaledLinear
+from kvell.models.fused.parts import NormRecipe, ScaledLinear
 
 LANES = 16
 """Rows of the convolution are padded to a multiple of it (csrc/forward/mixer.h)."""

@@ -15,8 +15,9 @@ from kvell.attention.checks import UNIT
 from kvell.models.config.description import ModelDescription
 from kvell.models.families.families import FUSED, FusedFamily
 from kvell.models.fused.mixer_recipe import MixerRecipe, MixerShape, mixer_recipe
-from kvell.models.fused.need import DecoderShape, NormRecipe, RopeRecipe, ScaledLinear
+from kvell.models.fused.need import DecoderShape
 from kvell.models.fused.packing import PANEL
+from kvell.models.fused.parts import NormRecipe, RopeRecipe, ScaledLinear
 from kvell.models.states.state_pages import StateShapes
 from kvell.pages.layout import GroupKind, LayerSpec
 

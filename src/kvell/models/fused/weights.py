@@ -10,7 +10,6 @@ from torch import nn
 
 from kvell.device.weight_memory import WeightMemory
 from kvell.models.fused.grouped import Form, GroupedWeight, join_rows, quantise, widen_grouped
-from kvell.models.fused.need import Joined, ScaledLinear, joined_bias, joined_factors
 from kvell.models.fused.packing import (
     PackedMatrix,
     Rows,
@@ -20,6 +19,7 @@ from kvell.models.fused.packing import (
     rows_of,
     store_bytes,
 )
+from kvell.models.fused.parts import Joined, ScaledLinear, joined_bias, joined_factors
 from kvell.models.fused.recipe import DecoderRecipe, LayerRecipe
 
 Weight = torch.Tensor | GroupedWeight

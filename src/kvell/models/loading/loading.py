@@ -33,9 +33,9 @@ from kvell.models.forward.kv_memory import NO_KV
 from kvell.models.fused.decoder import fused_decoder, takes
 from kvell.models.fused.skeleton import DecoderSkeleton, skeleton_of
 from kvell.models.loading.gguf_blocks import blocks_of
+from kvell.models.loading.missing_head import lacks_head, tensors_with_head
 from kvell.models.loading.shared_loading import memory_for
 from kvell.models.loading.weight_files import WeightMap, read_weight_map
-from kvell.models.loading.weights import lacks_head, tensors_with_head
 from kvell.models.paged_model import PagedModel
 
 CPU = torch.device("cpu")

@@ -7,7 +7,6 @@ does not tie it to the embedding. The embedding stands in for it, so that every 
 requests for text are refused (``ModelRules.has_head``): transformers would draw a random head.
 """
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,43 +14,16 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.utils import logging as transformers_logging
 
-from kvell.models.config.config_fields import text_config
 from kvell.models.config.configs import whole_config
 from kvell.models.config.json_files import DO_NOT_LOAD, FETCH_MODEL_AGAIN, read_by_library
 from kvell.models.families import parallel_heads
 from kvell.models.families.families import WITH_IMAGES
 from kvell.models.families.refusals import class_run
+from kvell.models.loading.missing_head import tensors_with_head
 from kvell.models.loading.weight_files import WeightMap
 
 if TYPE_CHECKING:
     import torch
-
-HEAD = "lm_head.weight"
-_EMBEDDING = re.compile(r"(.+\.)?(embed_tokens|embeddings)\.weight")
-
-
-def lacks_head(weights: WeightMap, config: object) -> bool:
-    if any(getattr(part, "tie_word_embeddings", False) for part in (config, text_config(config))):
-        return False
-    has_head = any(name.endswith(HEAD) for name in weights.stored)
-    return not has_head and _embedding(weights) is not None
-
-
-def tensors_with_head(weights: WeightMap, config: object) -> "dict[str, torch.Tensor]":
-    """Map a model's tensors; the embedding is the head of a model that lacks one.
-
-    :raises ChangeSomething: naming a file whose tensors torch cannot map.
-    """
-    tensors = weights.map_tensors()
-    embedding = _embedding(weights)
-    if embedding is not None and lacks_head(weights, config):
-        tensors[HEAD] = tensors[embedding]
-    return tensors
-
-
-def _embedding(weights: WeightMap) -> str | None:
-    names = (name for name in weights.stored if _EMBEDDING.fullmatch(name))
-    return min(names, key=len, default=None)
 
 
 def load_module(weights: WeightMap, config: Any, dtype: torch.dtype, device: torch.device) -> Any:

