@@ -3,16 +3,6 @@
 import fcntl
 import os
 import struct
-from collections.abc import Iterator
-
-import pytest
-
-
-@pytest.fixture
-def descriptor() -> Iterator[int]:
-    made = os.memfd_create("kvell-weights")
-    yield made
-    os.close(made)
 
 
 def holder_of_the_lock(descriptor: int) -> int:

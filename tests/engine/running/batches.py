@@ -3,14 +3,12 @@
 from collections.abc import Sequence
 
 import numpy as np
-import pytest
 
 from kvell.engine.requests.plan import StepPlan, TokenWork
 from kvell.engine.running.batching import GroupArrays, PageTables
 from kvell.memory import GroupSpec, SlotTable
 from kvell.vocabulary import StepNumber
 from tests.engine.works import work_of
-from tests.oracle.tables import ReferenceTables
 from tests.pages.pools import group
 
 FULL, SLIDING = group(4, 2), group(4, 3, window=6)
@@ -26,12 +24,6 @@ def plan(rows: Sequence[Row], released: tuple[int, ...] = ()) -> StepPlan:
 
 def work(handle: int, start: int, count: int) -> TokenWork:
     return work_of(f"q{handle}", handle, start, count)
-
-
-@pytest.fixture(params=[ReferenceTables, PageTables])
-def kind(request: pytest.FixtureRequest) -> type[PageTables]:
-    found: type[PageTables] = request.param
-    return found
 
 
 def tables(

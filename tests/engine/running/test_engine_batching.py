@@ -20,6 +20,12 @@ from tests.oracle.tables import ReferenceTables
 from tests.pages.pools import group
 
 
+@pytest.fixture(params=[ReferenceTables, PageTables])
+def kind(request: pytest.FixtureRequest) -> type[PageTables]:
+    found: type[PageTables] = request.param
+    return found
+
+
 def test_a_prefill_and_a_decode_over_full_attention(kind: type[PageTables]) -> None:
     made = tables(kind, (5, 0, 0, 10), (5, 0, 1, 11), (6, 0, 0, 20), (6, 0, 1, 21), (6, 0, 2, 22))
     assert as_lists(made.arrays(0, [work(6, 8, 1), work(5, 0, 6)])) == {

@@ -38,11 +38,6 @@ def wide_module() -> torch.nn.Module:
     return module
 
 
-@pytest.fixture(scope="module")
-def module() -> torch.nn.Module:
-    return wide_module()
-
-
 def engine_over(
     module: torch.nn.Module, options: EngineOptions, journal: Journal | None = None
 ) -> Engine:

@@ -23,8 +23,14 @@ from tests.engine.setup.shared_pool import (
     engine_over,
     roomy,
     weights_of,
+    wide_module,
 )
 from tests.models.fused_models import fused_model, generic_model
+
+
+@pytest.fixture(scope="module")
+def module() -> torch.nn.Module:
+    return wide_module()
 
 
 def test_a_pool_is_not_shared_with_activations_that_a_whole_prompt_needs_at_any_time(

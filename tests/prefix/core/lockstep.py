@@ -594,11 +594,6 @@ def shown(both: Pair, *tokens: int) -> int:
     return handle
 
 
-@pytest.fixture
-def core() -> CompiledCore:
-    return CompiledCore(pool_of(4, group(4, 2)))
-
-
 def clean(core: HoldingCore) -> bool:
     found = audit(core.layout, core.snapshot())
     assert found == []

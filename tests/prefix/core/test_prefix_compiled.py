@@ -24,6 +24,12 @@ from tests.prefix.core.lockstep import (
     with_image,
 )
 
+
+@pytest.fixture
+def core() -> CompiledCore:
+    return CompiledCore(pool_of(4, group(4, 2)))
+
+
 TestLockStep = LockStep.TestCase
 TestLockStep.settings = machine()
 
