@@ -9,9 +9,9 @@ import pytest
 from kvell.errors import ChangeSomething
 from kvell.fleet.instance.instance_process import InstanceStartError
 from kvell.server.api.serve_options import ServeOptions
-from kvell.server.http_face import ServingKeys
 from kvell.server.logs.lines import FIELDS
 from kvell.server.run import serve
+from kvell.server.serving_keys import ServingKeys
 from kvell.server.text.text_model import Texts
 from kvell.testing.instance import ByteText
 

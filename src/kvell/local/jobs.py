@@ -24,8 +24,9 @@ from kvell.local.outputs import (
     logprobs_by_token,
 )
 from kvell.models.images.image_content import ImagePrompt
+from kvell.models.text.answer_text import AnswerText, EndTokens
 from kvell.models.text.bad_words import bad_word_tokens
-from kvell.models.text.detokenizer import AnswerText, EndTokens, IncrementalDetokenizer
+from kvell.models.text.detokenizer import IncrementalDetokenizer
 from kvell.models.text.tokenizer import Tokenizer
 from kvell.vocabulary import FinishReason
 

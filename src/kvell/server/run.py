@@ -18,12 +18,12 @@ from kvell.errors import ChangeSomething
 from kvell.front.front import Affinity, Front
 from kvell.mempool.rendezvous import SECRET_BYTES
 from kvell.server.api.serve_options import ServeOptions
-from kvell.server.http_face import ServingKeys
 from kvell.server.logs.lines import tell
 from kvell.server.logs.statistics import Statistics, statistics_lines
 from kvell.server.map.recorder import HistoryRecorder
 from kvell.server.metrics.front_metrics import ServerMetrics
 from kvell.server.metrics.instance_metrics import contract_lines, price_lines
+from kvell.server.serving_keys import ServingKeys
 from kvell.server.text.text_model import Texts
 
 if TYPE_CHECKING:

@@ -47,8 +47,8 @@ from kvell.engine.protocol.statistics import (
 from kvell.engine.sampling.model_defaults import NEUTRAL
 from kvell.models.config.embeddings import EmbeddingFacts
 from kvell.models.loading.stored_model import StoredModel
+from kvell.models.text.answer_text import Preceding
 from kvell.models.text.chat_template import NO_FIELDS, with_content
-from kvell.models.text.detokenizer import Preceding
 from kvell.models.text.gap_tokens import GapTokens
 from kvell.models.text.token_offsets import TokenOffsets
 from kvell.vocabulary import FinishReason, RequestId

@@ -12,7 +12,7 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import KvellError, RequestFailed, TryLater
 from kvell.front.front import Front
 from kvell.front.request_log import Output
-from kvell.models.text.detokenizer import AnswerText
+from kvell.models.text.answer_text import AnswerText
 from kvell.server.text.text_stream import (
     RequestRefused,
     TextDelta,

@@ -6,12 +6,8 @@ from collections.abc import Callable
 from tokenizers import decoders
 from typing_extensions import override
 
-from kvell.models.text.detokenizer import (
-    IncrementalDetokenizer,
-    Preceding,
-    is_byte_token,
-    token_bytes,
-)
+from kvell.models.text.answer_text import Preceding
+from kvell.models.text.detokenizer import IncrementalDetokenizer, is_byte_token, token_bytes
 from kvell.models.text.tokenizer import Tokenizer
 
 

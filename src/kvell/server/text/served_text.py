@@ -16,13 +16,9 @@ from kvell.models.config.embeddings import EmbeddingFacts, embedding_facts
 from kvell.models.families.plain_config import known_config
 from kvell.models.images.processor import PictureProcessor
 from kvell.models.loading.stored_model import StoredModel, stored_model
+from kvell.models.text.answer_text import Preceding
 from kvell.models.text.chat_template import NO_FIELDS, THE_MODELS_OWN, ChosenTemplate
-from kvell.models.text.detokenizer import (
-    IncrementalDetokenizer,
-    Preceding,
-    decode_in_slices,
-    token_bytes,
-)
+from kvell.models.text.detokenizer import IncrementalDetokenizer, decode_in_slices, token_bytes
 from kvell.models.text.token_offsets import TokenOffsets, token_offsets
 from kvell.models.text.tokenizer import Tokenizer
 

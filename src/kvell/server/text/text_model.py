@@ -12,8 +12,8 @@ from kvell.engine.protocol.request_spec import SentTensor
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.models.config.embeddings import EmbeddingFacts
 from kvell.models.loading.stored_model import StoredModel
+from kvell.models.text.answer_text import Detokenizer, Preceding
 from kvell.models.text.chat_template import NO_FIELDS
-from kvell.models.text.detokenizer import Detokenizer, Preceding
 from kvell.models.text.gap_tokens import GapTokens
 
 if TYPE_CHECKING:  # it imports tokenizers, which a front loads while its instance starts

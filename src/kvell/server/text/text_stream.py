@@ -13,7 +13,7 @@ from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.errors import Bound, KvellError, RequestFailed, TryLater
 from kvell.front.front import Front
 from kvell.front.request_log import Output, OutputRoom, RequestTrace
-from kvell.models.text.detokenizer import AnswerText, EndTokens
+from kvell.models.text.answer_text import AnswerText, EndTokens
 from kvell.server.text.text_model import TextModel
 
 
