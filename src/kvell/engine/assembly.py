@@ -27,6 +27,7 @@ from kvell.engine.running.pool_link import PoolLink
 from kvell.engine.running.recorded.starting import StartingModelRunner, record
 from kvell.engine.running.runner import ModelRunner
 from kvell.engine.sampling.controls import Controls
+from kvell.engine.setup.budget_limits import observing_tokens
 from kvell.engine.setup.contract import MemoryContract, make_contract, model_share
 from kvell.engine.setup.engine_memory import (
     CpuBuffer,
@@ -35,7 +36,7 @@ from kvell.engine.setup.engine_memory import (
     memory_of,
     pool_problem,
 )
-from kvell.engine.setup.model_limits import make_limits, observing_tokens, rules_of
+from kvell.engine.setup.model_limits import make_limits, rules_of
 from kvell.engine.setup.objectives import check_objectives, watch_of
 from kvell.engine.setup.options import EngineOptions
 from kvell.engine.setup.several_models import (

@@ -10,6 +10,8 @@ from kvell.server.access.shared_use import SharedUse
 from kvell.server.api.serve_options import ServeOptions
 from kvell.server.logs.lines import tell
 
+logger = logging.getLogger(__name__)
+
 
 class ServingKeys:
     """The ring of a server's keys, which :meth:`reload` replaces by the current file's.

@@ -8,7 +8,7 @@ import pytest
 
 from kvell.engine.requests.plan import TokenWork
 from kvell.engine.running.batching import PageTables
-from kvell.engine.setup.model_limits import observing_tokens
+from kvell.engine.setup.budget_limits import observing_tokens
 from kvell.engine.setup.options import EngineOptions
 from kvell.errors import ChangeSomething
 from kvell.memory import GroupKind, LayerSpec, SlotTable

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.errors import ChangeSomething
-from kvell.models.text.answer_text import AnswerText, EndTokens
+from kvell.models.text.answer_text import AnswerText, EndTokens, StopStrings
 from kvell.models.text.bad_words import bad_word_tokens
-from kvell.models.text.detokenizer import IncrementalDetokenizer, StopStrings, token_bytes
+from kvell.models.text.detokenizer import IncrementalDetokenizer, token_bytes
 from kvell.models.text.token_offsets import token_offsets
 from kvell.models.text.tokenizer import Tokenizer
 from tests.depth import many

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.errors import ChangeSomething
+from kvell.models.text.answer_text import StopStrings
 from kvell.models.text.detokenizer import (
     SLICE_TOKENS,
     IncrementalDetokenizer,
-    StopStrings,
     byte_alphabet,
     decode_in_slices,
     spelled_bytes,
