@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import structs
 
-from kvell.engine.planning.proposals import verify
 from kvell.engine.requests.plan import (
     NOT_DRAWN,
     PENDING,
@@ -21,6 +20,7 @@ from kvell.engine.requests.plan import (
     StepPlan,
     StepResult,
     TokenWork,
+    verify,
 )
 from kvell.engine.running.batching import GroupArrays, PageTables
 from kvell.engine.running.model_part import DrawnBefore

@@ -20,8 +20,7 @@ from kvell.engine.protocol.messages import (
 )
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.serving.gate import CommandGate, front_of
-from kvell.serving.lone import lone_owner
+from kvell.serving.gate import CommandGate, front_of, lone_owner
 from kvell.testing.instance import FakeEngine
 from kvell.vocabulary import FinishReason, RequestId
 from tests.depth import machine

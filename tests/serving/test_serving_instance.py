@@ -20,12 +20,8 @@ from kvell.engine.protocol.messages import (
     Tokens,
 )
 from kvell.engine.protocol.statistics import Stats
-from kvell.serving.gate import CommandGate
-from kvell.serving.lone import (
-    LocalInstance,
-    lone_owner,
-    serve_instance,
-)
+from kvell.serving.gate import CommandGate, lone_owner
+from kvell.serving.lone import LocalInstance, serve_instance
 from kvell.testing.instance import FakeEngine, fake_token
 from kvell.vocabulary import RequestId
 from kvell.wire.frames import ProtocolError, frame

@@ -490,7 +490,8 @@ class Engine:
     def _stepped(self) -> list[Event]:
         if self.core.limits.depth:
             return self._step_ahead()
-        self._take_warm()
+        if self._warmer is not None:
+            self._take_warm(self._warmer)
         plan = self._plan()
         events = self._settled(plan, partial(self._run, plan, partial(self.runner.run, plan)))
         if self._warmer is not None and not plan.work:
@@ -506,14 +507,16 @@ class Engine:
 
     def _settled(self, plan: StepPlan, result: Callable[[], StepResult]) -> list[Event]:
         """Commit a step's result, or its failure, which affects only its requests."""
-        began_seconds = self._clock.now_seconds()
+        is_timed = self.core.has_tenants
+        began_seconds = self._clock.now_seconds() if is_timed else 0.0
         try:
             computed = result()
         except StepFailed as failed:
             return self._committed(self.failed_steps.contain(plan, failed))
         if plan.work:
-            self.failed_steps.on_success()
-            if self.core.has_tenants:
+            if self.failed_steps.in_a_row:
+                self.failed_steps.on_success()
+            if is_timed:
                 self._pace.note(plan.num_tokens, self._clock.now_seconds() - began_seconds)
         return self._committed(computed)
 
@@ -540,7 +543,9 @@ class Engine:
     def _run(self, plan: StepPlan, compute: Callable[[], Ran]) -> Ran:
         if plan.slot is not None:
             return compute()
-        need_bytes = self._need_bytes(plan)
+        need_bytes = 0
+        if plan.work:
+            need_bytes = self._activations.need_bytes(plan.num_tokens, plan.num_logits)
         if not self.arena.grant(need_bytes):
             raise RuntimeError(f"step {plan.step} needs {need_bytes} bytes of activations")
         try:
@@ -553,7 +558,8 @@ class Engine:
         self.grammars.follow(self.core.constrained.values())
         if self._objectives is not None:
             self._note(self._objectives.after_step(events))
-        self._sent_images.release_ended(events)
+        if self.images is not None:
+            self._sent_images.release_ended(events)
         return self._times.add_times(events)
 
     def _note(self, late: Lateness) -> None:
@@ -582,17 +588,10 @@ class Engine:
         self._times = StageTimes(self._clock)
         self.loop.abandon()
 
-    def _take_warm(self) -> None:
-        if self._warmer is None:
-            return
-        is_done = self._warmer.is_done
-        chunks = self._warmer.take()
+    def _take_warm(self, warmer: Warmer) -> None:
+        is_done = warmer.is_done
+        chunks = warmer.take()
         if chunks or is_done:
             self.loop.warm(chunks)
         if not chunks and is_done:
             self._warmer = None
-
-    def _need_bytes(self, plan: StepPlan) -> int:
-        if not plan.work:
-            return 0
-        return self._activations.need_bytes(plan.num_tokens, plan.num_logits)

@@ -26,17 +26,17 @@ class FailedSteps:
     """The failures of one engine's steps.
 
     :ivar last: the exception of the latest failed step.
+    :ivar in_a_row: the number of failed steps since the last that did not fail.
     """
 
     def __init__(self, clock: Clock) -> None:
         self.last: Exception | None = None
         self._clock = clock
-        self._in_a_row = self._untold = 0
+        self.in_a_row = self._untold = 0
         self._told_seconds: float | None = None
 
     def on_success(self) -> None:
-        """Reset the number of consecutive failures, since a step was computed."""
-        self._in_a_row = 0
+        self.in_a_row = 0
 
     def contain(self, plan: StepPlan, failed: StepFailed) -> StepFailure:
         """Return the stand-in for the result of a failed step.
@@ -47,9 +47,9 @@ class FailedSteps:
         cause = failed.__cause__
         if not isinstance(cause, Exception):
             raise failed
-        self._in_a_row += 1
+        self.in_a_row += 1
         self.last = cause
-        if _is_broken(cause) or len(plan.streams) or self._in_a_row > MOST_IN_A_ROW:
+        if _is_broken(cause) or len(plan.streams) or self.in_a_row > MOST_IN_A_ROW:
             raise cause
         self._log(plan, cause)
         return StepFailure(plan.step, f"a step failed ({type(cause).__name__})")

@@ -18,7 +18,7 @@ import selectors
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from kvell.engine.protocol.codec import decode_command, encode_frame
@@ -73,6 +73,15 @@ class Channel:
     def full(self) -> bool:
         """Whether the unsent bytes have reached the limit."""
         return self._line.unsent_bytes >= self._limit_bytes
+
+    def interest(self) -> int:
+        """Return the events to select the socket for; while the buffer is full, do not read."""
+        unsent_bytes = self._line.unsent_bytes
+        if not unsent_bytes:
+            return selectors.EVENT_READ
+        if unsent_bytes >= self._limit_bytes:
+            return selectors.EVENT_WRITE
+        return selectors.EVENT_READ | selectors.EVENT_WRITE
 
     def queue(self, events: Iterable[Event]) -> None:
         self.queue_frames(b"".join(encode_frame(event) for event in events))
@@ -205,10 +214,9 @@ class ConnectedFront:
 
     def interest(self) -> int:
         """Return the events to select its socket for; while the buffer is full, do not read."""
-        self._holds_up = self.channel.full
-        reading = 0 if self._holds_up else selectors.EVENT_READ
-        interest = reading | (selectors.EVENT_WRITE if self.channel.pending else 0)
-        return interest or selectors.EVENT_WRITE
+        interest = self.channel.interest()
+        self._holds_up = not interest & selectors.EVENT_READ
+        return interest
 
     def is_over(self, now_seconds: float) -> bool:
         """Return whether the connection or the lease has ended.  Call it after each wait."""
@@ -244,36 +252,29 @@ class Fronts:
         """The lock of the connections."""
         self._limit_bytes, self._owner = outgoing_limit_bytes, owner
         self._pulse, self._others = pulse, others
-        self._by_name: dict[str, ConnectedFront] = {}
-
-    def __iter__(self) -> Iterator[ConnectedFront]:
-        return iter(list(self._by_name.values()))
-
-    def front_named(self, name: str) -> ConnectedFront | None:
-        """Return the connected front of this name, or None."""
-        return self._by_name.get(name)
+        self.by_name: dict[str, ConnectedFront] = {}
 
     @property
     def pending(self) -> bool:
         """Whether unsent bytes are buffered for a front."""
-        return any(front.channel.pending for front in self._by_name.values())
+        return any(front.channel.pending for front in self.by_name.values())
 
     @property
     def full(self) -> bool:
-        return any(front.channel.full for front in self._by_name.values())
+        return any(front.channel.full for front in self.by_name.values())
 
     def add(self, arrival: Arrival, ready: Ready, now_seconds: float) -> ConnectedFront:
         """Add a front and send it :class:`Ready`."""
         channel = Channel(arrival.sock, self._limit_bytes)
         front = ConnectedFront(arrival, channel, now_seconds)
         with self.lock:
-            self._by_name[front.name] = front
+            self.by_name[front.name] = front
             front.send([ready])
         return front
 
     def remove(self, front: ConnectedFront) -> None:
         with self.lock:
-            del self._by_name[front.name]
+            del self.by_name[front.name]
             with contextlib.suppress(OSError):
                 front.sock.shutdown(socket.SHUT_RDWR)
             front.sock.close()
@@ -289,29 +290,29 @@ class Fronts:
         for event in events:
             if isinstance(event, OF_A_REQUEST):
                 name = self._owner(event.request_id)
-                if name not in self._by_name and sender is not None:
+                if name not in self.by_name and sender is not None:
                     name = sender  # its refusal: the id lacks the front's name
-                if name in self._by_name:
+                if name in self.by_name:
                     events_by_front.setdefault(name, []).append(event)
                 elif not isinstance(event, Finished):
                     strays.append(event.request_id)
                 continue
             if isinstance(event, IndexNotice):
-                names = [front.name for front in self._by_name.values() if front.watches]
+                names = [front.name for front in self.by_name.values() if front.watches]
             else:
-                names = [sender] if sender is not None else list(self._by_name)
+                names = [sender] if sender is not None else list(self.by_name)
             for name in names:
                 events_by_front.setdefault(name, []).append(event)
         for name, sent in events_by_front.items():
-            if name in self._by_name:
-                self._by_name[name].send(sent)
+            if name in self.by_name:
+                self.by_name[name].send(sent)
         return strays
 
     def beat(self) -> None:
         """Send each front a heartbeat with the load of the others (:class:`.Listeners`)."""
         load = self._pulse()
         with self.lock:
-            for front in self._by_name.values():
+            for front in self.by_name.values():
                 try:
                     front.channel.beat(Heartbeat(load, self._others(front.name)))
                 except PeerClosedError:
@@ -319,7 +320,7 @@ class Fronts:
 
     def beat_again(self) -> None:
         with self.lock:
-            for front in self._by_name.values():
+            for front in self.by_name.values():
                 with contextlib.suppress(PeerClosedError):  # the loop meets the same error
                     front.channel.beat_again()
 

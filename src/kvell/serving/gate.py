@@ -108,6 +108,7 @@ class CommandGate:
         self._epochs = HighestEpoch()
         self.ready = engine.ready()
         self.drained = False
+        self.has_work = engine.has_work
 
     def accept(self, command: Command, front: str = "") -> list[Event]:
         """Pass a front's command to the engine, or refuse it; return the immediate answers."""
@@ -124,9 +125,6 @@ class CommandGate:
                 return []
             self._draining = True
         return self._after(self._engine.handle(command))
-
-    def has_work(self) -> bool:
-        return self._engine.has_work()
 
     def has_requests(self) -> bool:
         return self._engine.has_requests()
@@ -198,10 +196,9 @@ class CommandGate:
             elif isinstance(event, Tokens):
                 front = self._owner(event.request_id)
                 self._shares.setdefault(front, _Share()).began(event.request_id)
-        is_idle = not self._engine.has_requests() and not self._shares
-        if self._draining and not self.drained and is_idle:
-            self.drained = True
-            kept.append(Drained())
+        if self._draining and not self.drained and not self._shares:
+            self.drained = not self._engine.has_requests()
+            kept += [Drained()] if self.drained else []
         return kept
 
     def _finished(self, request_id: RequestId) -> list[Event]:
@@ -220,3 +217,11 @@ class CommandGate:
 
 def _refusal(command: Submit, why: str) -> Finished:
     return Finished(command.request_id, command.attempt, "refused", message=why, try_later=True)
+
+
+def lone_owner(_request_id: RequestId) -> str:
+    return LONE
+
+
+LONE = ""
+"""The name of a front that is alone."""

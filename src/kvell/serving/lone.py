@@ -6,16 +6,8 @@ from typing import Unpack
 
 from kvell.engine.protocol.messages import Command, Event
 from kvell.serving.fronts import Arrival, ConnectedFront
-from kvell.serving.gate import CommandGate, Engine
+from kvell.serving.gate import LONE, CommandGate, Engine, lone_owner
 from kvell.serving.loop import LoopSettings, serve_fronts
-from kvell.vocabulary import RequestId
-
-LONE = ""
-"""The name of a front that is alone."""
-
-
-def lone_owner(_request_id: RequestId) -> str:
-    return LONE
 
 
 class LoneFront:

@@ -122,8 +122,8 @@ class HeartbeatSender:
     ) -> None:
         self.end()
 
-    def works(self) -> None:
-        """Note that the loop begins a turn; beat if it is time."""
+    def works(self) -> float:
+        """Note that the loop begins a turn; beat if it is time; return the time."""
         now_seconds = self._clock.now_seconds()
         is_due = self._rhythm.is_due(now_seconds) and not self._ended.is_set()
         if is_due:  # noted before the turn, so that the thread does not beat as well
@@ -131,6 +131,7 @@ class HeartbeatSender:
         self._rhythm.works(now_seconds)
         if is_due:
             self._listeners.beat()
+        return now_seconds
 
     def rests(self) -> float | None:
         """Note that the loop waits for its peer.
@@ -244,7 +245,7 @@ def serve_fronts(
                 while not door.is_over and (not gate.drained or fronts.pending):
                     serving.turn(terminated)
         finally:
-            for front in fronts:
+            for front in list(fronts.by_name.values()):
                 serving.drop(front)
             gate.cancel_all()
 
@@ -266,11 +267,12 @@ class _Serving:
 
     def turn(self, terminated: Bell) -> None:
         """Wait unless there is work; handle commands and events; run a step if there is work."""
-        timeout_seconds = 0 if self._may_step() else self._heart.rests()
-        for front in self._fronts:
+        may_step = self._may_step()
+        timeout_seconds = 0 if may_step else self._heart.rests()
+        for front in self._fronts.by_name.values():
             self._selector.modify(front.sock, front.interest(), front)
         ready = self._selector.select(timeout_seconds)
-        self._heart.works()
+        now_seconds = self._heart.works()
         for key, mask in ready:
             if isinstance(key.data, ConnectedFront):
                 self._serve(key.data, mask)
@@ -281,17 +283,18 @@ class _Serving:
                 self._tell(self._gate.woken())
             else:
                 self.let_in()
-        now_seconds = self._clock.now_seconds()
-        for front in self._fronts:
-            if front.is_over(now_seconds):
-                self.drop(front)
-                self._door.on_left(front)
-        if self._may_step():
+        over = [front for front in self._fronts.by_name.values() if front.is_over(now_seconds)]
+        for front in over:
+            self.drop(front)
+            self._door.on_left(front)
+        if ready or over:
+            may_step = self._may_step()
+        if may_step:
             self._tell(self._gate.advance())
 
     def let_in(self) -> None:
         for arrival in self._door.arrivals():
-            before = self._fronts.front_named(arrival.front)
+            before = self._fronts.by_name.get(arrival.front)
             if before is not None and before.incarnation > arrival.incarnation:
                 arrival.sock.close()  # late: the front has already connected again
                 continue

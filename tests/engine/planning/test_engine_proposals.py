@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.engine.planning.proposals import LOOKUP_WINDOW_TOKENS, propose, verify
+from kvell.engine.planning.proposals import LOOKUP_WINDOW_TOKENS, propose
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.engine.requests.plan import StepPlan, StepResult, TokenWork
+from kvell.engine.requests.plan import StepPlan, StepResult, TokenWork, verify
 from kvell.engine.requests.request import Request
 from kvell.vocabulary import StepNumber
 from tests.engine.works import spec_of, work_of

@@ -19,8 +19,8 @@ from kvell.engine.sampling.grammar_process.masking import Found, MaskJob, MaskWo
 from kvell.engine.sampling.grammars import AwaitedGrammars, Grammars
 from kvell.errors import TryLater
 from kvell.llm import LLM
-from kvell.serving.gate import CommandGate, front_of
-from kvell.serving.lone import LocalInstance, lone_owner
+from kvell.serving.gate import CommandGate, front_of, lone_owner
+from kvell.serving.lone import LocalInstance
 from kvell.vocabulary import RequestId
 from tests.engine.seen import link_of
 

@@ -10,10 +10,9 @@ import pytest
 import torch
 from msgspec import structs
 
-from kvell.engine.planning.proposals import verify
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.structured_outputs import ReasoningBudget, StructuredOutputs
-from kvell.engine.requests.plan import NO_TOKEN, StepPlan, TokenWork
+from kvell.engine.requests.plan import NO_TOKEN, StepPlan, TokenWork, verify
 from kvell.engine.running.model_part import rows_of
 from kvell.engine.sampling.controls import Controls, SampledPart, adjust, token_logprobs
 from kvell.engine.sampling.draw import sample

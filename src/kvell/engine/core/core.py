@@ -318,9 +318,9 @@ class EngineCore:
         self.counters.count_plan(plan, self._requests)
         self.max_running = max(self.max_running, self._scheduler.num_wanting)
         self.last_decoding = self.counters.num_decoding
-        requests = [self._requests[work.request_id] for work in plan.work]
+        requests = [self._requests[work.spec.request_id] for work in plan.work]
         for work, request in zip(plan.work, requests, strict=True):
-            request.begin(work.start + work.known, work.samples)
+            request.begin(work.start + work.count - work.proposed, work.samples)
             if self._index_watch is not None:
                 self._index_watch.computes(work.handle, request)
         if not is_quiet and not self._in_flight:
@@ -343,11 +343,13 @@ class EngineCore:
         for request in step.requests:
             if request.finish_reason is not None:
                 events += self._end(request)
-        if not self.pool.is_quiet:
+        is_quiet = self.pool.is_quiet
+        if not is_quiet:
             rests = not self._in_flight
             news = self.pool.on_computed(result.step, step.requests, rests=rests)
             events += self._handed_over(news)
-        self._is_idle = step.plan.is_idle and (self.pool.holds_pages or self._holds)
+        may_rest = self._holds or (not is_quiet and self.pool.holds_pages)
+        self._is_idle = may_rest and step.plan.is_idle
         if self._scheduler.steps_put_off >= MOST_STEPS_PUT_OFF and self._scheduler.running:
             self._scheduler.steps_put_off = 0
             why = f"the device refused memory for {MOST_STEPS_PUT_OFF} steps in a row"

@@ -209,7 +209,9 @@ class EngineStats:
         self.team.add(result.team)
         if result.team is not None:
             seconds = result.team.thread_seconds / max(1, result.team.threads)
-            is_decode = all(work.known == 1 and work.output_index for work in plan.work)
+            is_decode = all(
+                work.count - work.proposed == 1 and work.output_index for work in plan.work
+            )
             copied, is_copying = self._pool.copies
             self._copy_cost.on_step(
                 seconds, is_decode=is_decode, copied=copied, is_copying=is_copying

@@ -211,8 +211,8 @@ class Chunks:
         while done < len(decodes):
             batch = decodes[done:]
             handles = [r.handle for r in batch]
-            until = [r.num_tokens for r in batch]
-            served, rows = self._core.grow(np.array(handles, np.int32), np.array(until, np.int32))
+            until = np.array(lengths[done:], np.int32)
+            served, rows = self._core.grow(np.array(handles, np.int32), until)
             draft.add_pages(rows, handles)
             draft.add_decodes(batch[:served])
             done += served
@@ -225,6 +225,7 @@ class Chunks:
                 return
             if done < len(decodes) and self._seats.preempt_one(draft) in decodes[done:]:
                 decodes = [r for r in decodes if r.state is RequestState.RUNNING]
+                lengths = [r.num_tokens for r in decodes]
 
     def _decodes(self, budget: int) -> list[Request]:
         """Return the decodes that the budget has tokens for, in order of admission."""

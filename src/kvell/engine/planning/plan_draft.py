@@ -119,12 +119,12 @@ class PlanDraft:
     @property
     def offloads(self) -> NewPages:
         """All pages to copy out [m, 3]: group, page, buffer page."""
-        return _joined(self._offloads)
+        return np.concatenate(self._offloads) if self._offloads else np.empty((0, 3), np.int32)
 
     @property
     def fetches(self) -> NewPages:
         """All pages to copy back [m, 3]: group, buffer page, page."""
-        return _joined(self._fetches)
+        return np.concatenate(self._fetches) if self._fetches else np.empty((0, 3), np.int32)
 
     def cut(self, ends: Collection[tuple[int, int]]) -> None:
         """Cut the handles' work at ``ends``, (handle, tokens), where it must yield its state."""
@@ -151,7 +151,3 @@ class PlanDraft:
     def new_pages(self) -> NewPages:
         """Return all rows so far, in order [m, 4]: handle, group, position, page."""
         return np.concatenate(self._pages) if self._pages else np.empty((0, 4), np.int32)
-
-
-def _joined(parts: Sequence[NewPages]) -> NewPages:
-    return np.concatenate(parts) if parts else np.empty((0, 3), np.int32)

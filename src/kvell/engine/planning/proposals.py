@@ -6,12 +6,8 @@ it would without speculation (a draw's random number is a function of seed and o
 alone).  So speculation never changes tokens, only how many a step yields.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
-
-from kvell.engine.requests.plan import NOT_DRAWN, StepPlan, StepResult, TokenWork
 
 LOOKUP_WINDOW_TOKENS = 32_768
 """Number of newest tokens in which draft tokens are looked up, in at most 0.1 ms."""
@@ -40,35 +36,6 @@ def propose(history: bytearray, count: int, longest: int, shortest: int) -> Ints
     tokens = _tokens_from(history, following, count)
     images = np.flatnonzero(tokens < 0)
     return tokens[: int(images[0])] if len(images) else tokens
-
-
-def verify(plan: StepPlan, sampled: Sequence[int]) -> StepResult:
-    """Return a step's result: each work's tokens through the first that differs from its draft.
-
-    :param sampled: the token drawn from each row of the step's logits, in order.
-    """
-    if not any(work.proposed for work in plan.work):
-        return StepResult(plan.step, tuple(sampled))
-    tokens: list[int] = []
-    counts: list[int] = []
-    start = 0
-    for work in plan.work:
-        if work.samples:
-            kept = _kept(work, sampled[start : start + work.num_draws])
-            start += work.num_draws
-            tokens.extend(kept)
-            counts.append(len(kept))
-    return StepResult(plan.step, tuple(tokens), tuple(counts))
-
-
-def _kept(work: TokenWork, sampled: Sequence[int]) -> Sequence[int]:
-    draft_tokens = work.draft_tokens.tolist()
-    right = next(
-        (i for i, draft_token in enumerate(draft_tokens) if draft_token != sampled[i]),
-        len(draft_tokens),
-    )
-    kept = sampled[: right + 1]
-    return kept[:-1] if kept[-1] == NOT_DRAWN else kept
 
 
 def _earlier(history: bytearray, size: int) -> int | None:

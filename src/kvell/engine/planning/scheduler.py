@@ -67,6 +67,8 @@ class Fences:
     They are those that sample where draft tokens may follow, since the number of right ones is not
     known; and those with a prompt's tokens where the result decides which pages are kept: states,
     pages of images and of budgets.
+
+    :ivar is_needed: whether any step can be such a step.
     """
 
     def __init__(self, limits: Limits, layout: Layout) -> None:
@@ -76,10 +78,10 @@ class Fences:
             for group in layout.groups
             if group.kind not in _TEXT_KINDS or group.counts_images or group.holds_embeddings
         }
-        self._is_needed = limits.depth > 0 and (self._has_drafts or bool(self._models))
+        self.is_needed = limits.depth > 0 and (self._has_drafts or bool(self._models))
 
     def is_after(self, works: Iterable[TokenWork]) -> bool:
-        return self._is_needed and any(map(self._decides, works))
+        return self.is_needed and any(map(self._decides, works))
 
     def _decides(self, work: TokenWork) -> bool:
         is_decode = work.samples and work.known == 1 and work.output_index > 0
@@ -275,17 +277,20 @@ class Scheduler:
             self.swapping.begin()
         if self.parking is not None:
             self.parking.begin(step)
-        self._chunks.protected.renew(self._seats.running)
+        if self.limits.common_pool:
+            self._chunks.protected.renew(self._seats.running)
         draft = PlanDraft(self.limits.max_num_batched_tokens)
         if self.swapping is not None:
             draft.offload(self.swapping.copy_out(self._wanted_large()))
         if self.offloaded is not None:
             self.offloaded.park_computed()
         self._seats.start_again_long()
-        self._admission.enter_arrived(draft)
+        if self._seats.arrived:
+            self._admission.enter_arrived(draft)
         self._plan_running(draft)
         if not draft.preempted and not self._chunks.must_settle:
-            self._admission.unpark(draft)
+            if self.parking is not None:
+                self._admission.unpark(draft)
             self._admission.admit(draft)
         if not self.limits.enable_chunked_prefill and not draft.work:
             self._chunks.plan_decodes(draft)
@@ -295,7 +300,8 @@ class Scheduler:
         self._preempted = bool(draft.preempted)
         released = self._seats.take_released()
         checkpoints = self._chunks.checkpoints(draft)
-        self._chunks.must_settle |= self._fences.is_after(draft.work)
+        if self._fences.is_needed:
+            self._chunks.must_settle |= self._fences.is_after(draft.work)
         draft.add_moved(self._core.compact(COMPACT_LARGE_PAGES))
         return StepPlan(
             step,
@@ -376,7 +382,8 @@ class Scheduler:
         if self.limits.enable_chunked_prefill:
             self._chunks.plan_decodes(draft)
         self._chunks.plan_prefills(draft)
-        self._chunks.plan_offloaded(draft)
+        if self._seats.offloaded:
+            self._chunks.plan_offloaded(draft)
 
     def _unstick(self, draft: PlanDraft) -> None:
         """Preempt requests one by one while running requests block each other for lack of pages.

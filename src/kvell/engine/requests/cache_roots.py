@@ -9,7 +9,7 @@ DROPPING_ROOT = RESERVED + "dropping"
 _SCORED, _OWN = RESERVED + "scored ", RESERVED + "own "
 """Prefixes of the roots of one request each."""
 
-_LONG = RESERVED + "long "
+LONG = RESERVED + "long "
 """Prefix of the roots of texts under the long rotation table."""
 
 
@@ -31,7 +31,7 @@ def cache_root(salt: str, unique: str, *, is_scored: bool, is_cached: bool = Tru
 
 def is_unique_root(root: str) -> bool:
     """Return whether only one request has the root, so that its pages are useless once it ends."""
-    return root.removeprefix(_LONG).startswith((_SCORED, _OWN))
+    return root.removeprefix(LONG).startswith((_SCORED, _OWN))
 
 
 def long_root(root: str) -> str:
@@ -39,11 +39,11 @@ def long_root(root: str) -> str:
 
     Its keys differ from those of the same tokens under the short table, whose root is ``root``.
     """
-    return _LONG + root
+    return LONG + root
 
 
 def is_long_root(root: str) -> bool:
-    return root.startswith(_LONG)
+    return root.startswith(LONG)
 
 
 def kept_root(unique: str) -> str:

@@ -5,7 +5,7 @@ carries it out and answers with a :class:`StepResult`.  Plans are equal if they
 do the same: replaying a journal must give equal plans.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import accumulate
@@ -99,7 +99,9 @@ class TokenWork(Struct, frozen=True, eq=False, gc=False):
     @property
     def num_logits(self) -> int:
         """Number of tokens at its end that must give logits."""
-        return self.num_draws if self.scores is None else self.count
+        if self.spec.sampling.prompt_logprobs is not None and self.scores is not None:
+            return self.count
+        return 1 + self.proposed if self.samples else 0
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TokenWork) and _same(self, other, self.__struct_fields__)
@@ -284,3 +286,32 @@ def _same(left: object, right: object, names: Iterable[str]) -> bool:
         if not same:
             return False
     return True
+
+
+def verify(plan: StepPlan, sampled: Sequence[int]) -> StepResult:
+    """Return a step's result: each work's tokens through the first that differs from its draft.
+
+    :param sampled: the token drawn from each row of the step's logits, in order.
+    """
+    if not any(work.proposed for work in plan.work):
+        return StepResult(plan.step, tuple(sampled))
+    tokens: list[int] = []
+    counts: list[int] = []
+    start = 0
+    for work in plan.work:
+        if work.samples:
+            kept = _kept(work, sampled[start : start + work.num_draws])
+            start += work.num_draws
+            tokens.extend(kept)
+            counts.append(len(kept))
+    return StepResult(plan.step, tuple(tokens), tuple(counts))
+
+
+def _kept(work: TokenWork, sampled: Sequence[int]) -> Sequence[int]:
+    draft_tokens = work.draft_tokens.tolist()
+    right = next(
+        (i for i, draft_token in enumerate(draft_tokens) if draft_token != sampled[i]),
+        len(draft_tokens),
+    )
+    kept = sampled[: right + 1]
+    return kept[:-1] if kept[-1] == NOT_DRAWN else kept

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from kvell.engine.protocol.messages import StepBlame
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.engine.requests.cache_roots import is_long_root, long_root
+from kvell.engine.requests.cache_roots import LONG, long_root
 from kvell.engine.requests.plan import PENDING
 from kvell.engine.requests.turns import Turn
 from kvell.vocabulary import FinishReason, RequestId
@@ -139,7 +139,7 @@ class Request:
 
     @property
     def uses_long_rope(self) -> bool:
-        return is_long_root(self.cache_root)
+        return self.cache_root.startswith(LONG)
 
     @property
     def outgrows_table(self) -> bool:

@@ -194,7 +194,7 @@ class PageTables:
             rows.starts,
             rows.counts,
             moved,
-            self.away(group_index, rows),
+            self.away(group_index, rows) if self._away else [],
         )
         requests = len(rows.handles)
         tokens = sum(rows.counts)

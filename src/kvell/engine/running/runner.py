@@ -1,7 +1,6 @@
 """The runner of step plans, the only part of the engine that touches tensors."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Protocol, runtime_checkable
@@ -10,13 +9,13 @@ import torch
 from msgspec import structs
 
 from kvell.engine.failing.failures import StepFailed
-from kvell.engine.planning.proposals import verify
 from kvell.engine.requests.plan import (
     BorrowedPages,
     StepPlan,
     StepResult,
     TeamTime,
     TokenWork,
+    verify,
 )
 from kvell.engine.running.batching import PageTables
 from kvell.engine.running.copies.copies_under_pass import Copier, StepCopies
@@ -233,26 +232,21 @@ class ModelRunner:
     def _launched(
         self, plan: StepPlan, parts: Mapping[str, ModelPart] | None
     ) -> Callable[[], StepResult]:
-        with self.copier.begin(plan) as copies, self._failing(plan):
-            return partial(self._ended, plan, self._launch(plan, parts, copies))
+        with self.copier.begin(plan) as copies:
+            try:
+                return self._launch(plan, parts, copies)
+            except Exception as failure:
+                raise self._failed(plan) from failure
 
-    def _ended(self, plan: StepPlan, finish: Callable[[], StepResult]) -> StepResult:
-        with self._failing(plan):
-            return finish()
-
-    @contextmanager
-    def _failing(self, plan: StepPlan) -> Iterator[None]:
-        try:
-            yield
-        except Exception as failure:
-            self._before.fail(plan.step)
-            raise StepFailed(f"step {plan.step} failed") from failure
+    def _failed(self, plan: StepPlan) -> StepFailed:
+        """Note that a step has failed, and return the error to raise."""
+        self._before.fail(plan.step)
+        return StepFailed(f"step {plan.step} failed")
 
     def _fail(self, plan: StepPlan, failure: Exception) -> Callable[[], StepResult]:
         """Make the copies of a plan whose work cannot be computed, and raise StepFailed."""
         with self.copier.begin(plan):
-            self._before.fail(plan.step)
-            raise StepFailed(f"step {plan.step} failed") from failure
+            raise self._failed(plan) from failure
 
     def _launch(
         self, plan: StepPlan, parts: Mapping[str, ModelPart] | None, copies: StepCopies
@@ -276,7 +270,12 @@ class ModelRunner:
         return partial(self._finish, plan, drawn)
 
     def _finish(self, plan: StepPlan, parts: Mapping[str, Callable[[], SampledPart]]) -> StepResult:
-        drawn = {name: part() for name, part in parts.items()}
+        try:
+            return self._taken(plan, {name: part() for name, part in parts.items()})
+        except Exception as failure:
+            raise self._failed(plan) from failure
+
+    def _taken(self, plan: StepPlan, drawn: Mapping[str, SampledPart]) -> StepResult:
         tokens = {name: model_drawn.tokens for name, model_drawn in drawn.items()}
         in_order = next(iter(tokens.values())) if len(tokens) == 1 else in_turn(plan, tokens)
         result = with_extras(verify(plan, in_order), drawn)
@@ -323,12 +322,12 @@ class ModelRunner:
         plan: StepPlan,
         begun: Callable[[], None] | None,
     ) -> ModelPart:
-        _, batches = self._models[name]
+        model, batches = self._models[name]
         rows = rows_of(work)
         controls = self._controls[name].begin(work)
         greedy = controls is None and all(row is GREEDY for row in rows)
         pooled = pooled_rows(work) if plan.pools else NOTHING_POOLED
-        recorded = self._recorded(name, work, plan)
+        recorded = None if model.captured is None else self._recorded(name, work, plan)
         batch = recorded or batches.batch(
             work,
             plan.checkpoints,

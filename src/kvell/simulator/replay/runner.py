@@ -7,8 +7,7 @@ import numpy as np
 from msgspec import structs
 
 from kvell.cost.calibration import Calibration
-from kvell.engine.planning.proposals import verify
-from kvell.engine.requests.plan import StepPlan, StepResult, TokenWork
+from kvell.engine.requests.plan import StepPlan, StepResult, TokenWork, verify
 from kvell.simulator.hardware.model_cost import ModelCost
 from kvell.simulator.hardware.profiles import DeviceProfile
 from kvell.simulator.traces.drawing import keyed_fraction

@@ -79,7 +79,8 @@ class Copier:
     def begin(self, plan: StepPlan) -> "StepCopies":
         """Make the copies that must precede the pass, and start the others."""
         if not len(plan.offloads) and not len(plan.fetches):
-            self._mover.copy(plan.copies)
+            if plan.copies:
+                self._mover.copy(plan.copies)
             return StepCopies(self.counts)
         order = copy_order(
             plan,
