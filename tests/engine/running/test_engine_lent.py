@@ -17,7 +17,7 @@ from kvell.mempool.transports.tcp.partials import PartialsLine
 from kvell.models.forward.forward_batch import ForwardBatch
 from kvell.vocabulary import SECTION_TOKENS, StepNumber
 from tests.depth import few
-from tests.engine.running.batches import FULL, SLIDING, kind, tables, work
+from tests.engine.running.batches import FULL, SLIDING, tables, work
 from tests.mempool.transports.partials import Creditor
 from tests.models.lent_pass import (
     NAMES,
@@ -29,11 +29,17 @@ from tests.models.lent_pass import (
     prefix_of,
     rows_of,
 )
+from tests.oracle.tables import ReferenceTables
 
-__all__ = ["kind"]
 ARCHITECTURES = ["LlamaForCausalLM", "Gemma2ForCausalLM"]
 HANDLES = (11, 12, 13)
 OWNERS = ("x", "y")
+
+
+@pytest.fixture(params=[ReferenceTables, PageTables])
+def kind(request: pytest.FixtureRequest) -> type[PageTables]:
+    found: type[PageTables] = request.param
+    return found
 
 
 @pytest.fixture(scope="module", autouse=True)
