@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass, field
 
+from kvell.cluster.instance_load import InstanceLoad
 from kvell.cluster.routing.pace import PromptWork
 from kvell.cost.prices import USUAL_PRICES, ExecCosts
 from kvell.engine.protocol.notices import IndexedGroup
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.protocol.statistics import InstanceFacts, InstanceReport, LoadStats
-from kvell.front.instance_load import InstanceLoad
 from kvell.vocabulary import SECTION_TOKENS
 
 
@@ -68,14 +68,14 @@ def load(
     )
 
 
-@dataclass(frozen=True)
-class Memory:
+@dataclass(eq=False)
+class Memory(InstanceLoad):
     """An instance's memory, as steering sees it."""
 
-    instance_id: str
-    waiting: int
-    free_bytes: int
-    pool_bytes: int
+    instance_id: str = ""
+    waiting: int = 0
+    free_bytes: int = 0
+    pool_bytes: int = 0
     num_leaving: int = 0
     num_coming: int = 0
 
@@ -85,7 +85,7 @@ class Memory:
         return self.waiting
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Party(Memory):
     """A serving instance, as steering sees it."""
 
@@ -101,11 +101,11 @@ def party_of(line: InstanceLoad) -> Party:
     return Party(line.instance_id, *memory, line.report, line.role, line.can_take, line.work)
 
 
-@dataclass(frozen=True)
-class Routable:
+@dataclass(eq=False)
+class Routable(InstanceLoad):
     """An instance, as a router sees it."""
 
-    instance_id: str
+    instance_id: str = ""
     outstanding_prompt_tokens: int = 0
     outstanding_output_tokens: int = 0
     free_bytes: int = 0

@@ -7,11 +7,12 @@ file.
 import argparse
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from bench import result_file
 from bench.cpu_clock import CpuClock
+from kvell.cluster.instance_load import NO_FACTS, InstanceLoad
 from kvell.cluster.steering.lending.planner import LoanPlanner
 from kvell.cluster.steering.steering import LOOK_SECONDS
 from kvell.engine.protocol.placements import RequestPlacementEntry
@@ -46,14 +47,14 @@ class Planned:
     moves: int
 
 
-@dataclass(frozen=True)
-class Party:
+@dataclass(eq=False)
+class Party(InstanceLoad):
     """A serving instance; its memory is as in its report."""
 
-    instance_id: str
-    waiting: int
-    free_bytes: int
-    report: InstanceReport
+    instance_id: str = ""
+    waiting: int = 0
+    free_bytes: int = 0
+    report: InstanceReport = field(default_factory=lambda: InstanceReport(NO_FACTS))
     pool_bytes: int = POOL_BYTES
     memory_waiting: int = 0
     num_leaving: int = 0

@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from bench import result_file
-from kvell.cluster.routing.costs import answer_seconds, pull_or_recompute
+from kvell.cluster.instance_load import InstanceLoad
+from kvell.cluster.routing.costs import RequestView, answer_seconds, pull_or_recompute
 from kvell.cluster.routing.pace import PromptWork
 from kvell.cluster.routing.policies import router_named
-from kvell.cluster.routing.views import RequestView
 from kvell.cluster.trees.chains import HashMemo, PromptChain, TreeGroup
 from kvell.cluster.trees.tree import PromptTree
 from kvell.cost.prices import ExecCosts, pairs
@@ -65,15 +65,15 @@ Ids = npt.NDArray[np.int32]
 Result = TypeVar("Result")
 
 
-@dataclass
-class Instance:
+@dataclass(eq=False)
+class Instance(InstanceLoad):
     """What an instance caches, and the figures of its front that a router reads.
 
     :ivar cached: blocks of each group, least recently used first.
     """
 
-    instance_id: str
-    room_blocks: int
+    instance_id: str = ""
+    room_blocks: int = 0
     report: InstanceReport = IDLE
     free_bytes: int = 0
     outstanding_prompt_tokens: int = 0

@@ -38,10 +38,10 @@ from kvell.engine.setup.arguments.settings_from import settings_from
 from kvell.equivalents.arguments import CALL_OTHERS, ENGINE_OTHERS
 from kvell.equivalents.other import check_others
 from kvell.errors import ChangeSomething
+from kvell.fleet.fleet import MemberStatus
 from kvell.fleet.instance.command import instance_command
 from kvell.fleet.instance.price_settings import PriceSettings
 from kvell.fleet.started.front_limits import FrontLimits
-from kvell.fleet.started.members import MemberStatus
 from kvell.fleet.started.pool_settings import PoolSettings
 from kvell.front.front import Front
 from kvell.local.jobs import chosen_sampling, embedding_output, one_each
@@ -351,14 +351,14 @@ class AsyncEngine:
         :param instances: as at the start, like ``"mixed=3"``; other roles stay unchanged.
         :raises ChangeSomething: when the machine has no memory for more.
         """
-        self._front.own().scale_now(_counts(instances))
+        self._front.scale(_counts(instances))
 
     def drain(self, instance_id: str) -> None:
         """Take an instance out of service; its requests end there or continue on other instances.
 
         :raises ChangeSomething: when no instance has this id, or it is the last that serves.
         """
-        self._front.own().drain_now(instance_id)
+        self._front.drain(instance_id)
 
     def instances(self) -> list[MemberStatus]:
         """Return the state of every instance."""

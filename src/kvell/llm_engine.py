@@ -31,7 +31,7 @@ class LLMEngine:
     def __init__(self, llm: LLM) -> None:
         self.llm = llm
         self._requests = llm.requests
-        self._reader = llm.requests.reader()
+        self._reader = llm.requests.local.shared.reader()
         self._jobs: dict[str, Jobs] = {}
         self._kinds: dict[str, RequestOutputKind] = {}
         self._shown: dict[str, RequestOutput] = {}

@@ -12,7 +12,7 @@ from functools import partial
 from kvell.async_engine import AsyncEngine, StreamedOutput
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import RequestFailed, TryLater
-from kvell.fleet.started.members import MemberStatus
+from kvell.fleet.fleet import MemberStatus
 from tests.async_engine.jobs import Job
 from tests.front.scenarios import damage_next_bytes, is_gone, line_of, until
 from tests.front.seen import front_of

@@ -13,7 +13,7 @@ from pathlib import Path
 from kvell.async_engine import AsyncEngine
 from kvell.engine.protocol.statistics import Stats
 from kvell.errors import InstanceDied, RequestFailed, TryLater
-from kvell.fleet.started.members import MemberStatus
+from kvell.fleet.fleet import MemberStatus
 from kvell.front.request_log import LogEntry
 from tests.async_engine.faults import Outcome as FaultOutcome
 from tests.async_engine.faults import serving

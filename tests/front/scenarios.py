@@ -16,10 +16,10 @@ from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.statistics import Stats
 from kvell.engine.requests.block_hashes import BlockHashes
+from kvell.fleet.fleet import MemberStatus
 from kvell.fleet.instance.instance_process import InstanceLine
 from kvell.fleet.instance.supervisor import RestartPolicy, Supervisor
 from kvell.fleet.started.front_limits import FrontLimits
-from kvell.fleet.started.members import MemberStatus
 from kvell.front.front import Front
 from kvell.front.request_log import LogEntry
 from kvell.vocabulary import RequestId

@@ -2,9 +2,10 @@
 
 from kvell.async_engine import AsyncEngine
 from kvell.engine.protocol.messages import Finished
-from kvell.fleet.fleet import Fleet
+from kvell.fleet.fleet import Fleet, Handle
 from kvell.fleet.instance.instance_process import InstanceLine
 from kvell.fleet.instance.supervisor import Supervisor
+from kvell.fleet.started.members import Members
 from kvell.front.front import Front
 from kvell.front.request_log import LogEntry
 from kvell.front.request_queue import RequestQueue
@@ -20,9 +21,16 @@ def queue_of(front: Front) -> RequestQueue:
     return front._request_queue
 
 
-def members_of(front: Front) -> Fleet:
+def members_of(front: Front) -> Fleet[Handle]:
     """Return the instances of a front."""
     return front._members
+
+
+def own_members_of(front: Front) -> Members:
+    """Return the instances that a front has started itself."""
+    members = front._members
+    assert isinstance(members, Members)
+    return members
 
 
 def front_of(engine: AsyncEngine) -> Front:
@@ -34,4 +42,4 @@ def line_to(supervisor: Supervisor) -> InstanceLine:
     """Return the connection to an instance that is up."""
     process = supervisor._process
     assert process is not None
-    return process._line
+    return process.line

@@ -3,11 +3,11 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from kvell.cluster.instance_load import InstanceLoad
 from kvell.cost.prices import pairs
 from kvell.engine.protocol.messages import Heartbeat, OtherFronts
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.front.instance_load import InstanceLoad
 from kvell.front.request_log import LogEntry
 from kvell.vocabulary import RequestId
 from tests.depth import machine

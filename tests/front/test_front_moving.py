@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from kvell.cluster.routed_request import InstanceDeath
 from kvell.cluster.routing.policies import router_named
 from kvell.engine.protocol.messages import (
     Cancel,
@@ -18,7 +19,6 @@ from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething
-from kvell.fleet.instance.death import InstanceDeath
 from kvell.front.request_log import LogEntry
 from kvell.front.request_queue import RequestQueue
 from kvell.front.routes import RequestTransfer, TransferTotals, totals_by_target

@@ -5,13 +5,13 @@ import asyncio
 import pytest
 from msgspec import structs
 
+from kvell.cluster.instance_load import InstanceLoad
+from kvell.cluster.routed_request import InstanceDeath
 from kvell.cost.prices import ExecCosts
 from kvell.engine.protocol.messages import Cancel, Finished, Heartbeat, OtherFronts, Submit
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.protocol.statistics import InstanceFacts, ModelLengths
 from kvell.errors import ChangeSomething
-from kvell.fleet.instance.death import InstanceDeath
-from kvell.front.instance_load import InstanceLoad
 from kvell.front.request_log import LogEntry
 from kvell.front.request_queue import Dispatch, RequestQueue
 from kvell.vocabulary import RequestId
@@ -432,7 +432,7 @@ def test_only_what_both_have_is_shared(tokens: int, known: int) -> None:
     blocks = -(-90 // SECTION)
     assert sum(parts(second).values()) == blocks
     lines = {name: queue.line(name) for name in NAMES}
-    shared = queue.placements._shared(entry(tokens, 4), lines[at])
+    shared = queue.placements._shared_sections(entry(tokens, 4), lines[at])
     assert shared.total() == known
     assert all(count <= parts(first)[name] for name, count in shared.items())
 

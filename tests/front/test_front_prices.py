@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import pytest
 from msgspec import structs
 
+from kvell.cluster.instance_load import InstanceLoad
 from kvell.cluster.prefix_directory import PrefixDirectory
+from kvell.cluster.routing.costs import RequestView
 from kvell.cluster.routing.policies import router_named
-from kvell.cluster.routing.views import RequestView, RoutableInstance
 from kvell.cost.prices import USUAL_PRICES, ExecCosts
 from kvell.engine.protocol.messages import Submit, Tokens
 from kvell.engine.protocol.notices import IndexedGroup, IndexNotice
@@ -24,7 +25,7 @@ SLOW = structs.replace(USUAL_PRICES, token_seconds=1e-2, fetch_token_seconds=1e-
 class Last:
     """A router that takes the last instance."""
 
-    def choose(self, request: RequestView, instances: Sequence[RoutableInstance]) -> str:
+    def choose(self, request: RequestView, instances: Sequence[InstanceLoad]) -> str:
         return instances[-1].instance_id
 
 
@@ -87,7 +88,7 @@ def test_an_instance_is_asked_for_pages_once_it_has_time(after: float, source: s
     """mixed-0 has the text, and a prompt that takes longer than to compute it again."""
 
     class InTurn:
-        def choose(self, request: RequestView, instances: Sequence[RoutableInstance]) -> str:
+        def choose(self, request: RequestView, instances: Sequence[InstanceLoad]) -> str:
             return instances[request.prompt_tokens == len(TEXT) + 1].instance_id
 
     queue = RequestQueue(8, router=InTurn(), locality=PrefixDirectory())

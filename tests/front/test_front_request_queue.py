@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvell.cluster.routed_request import InstanceDeath
 from kvell.engine.protocol.logprobs import PromptLogprobs, TokenLogprobs
 from kvell.engine.protocol.messages import Cancel, Finished, Heartbeat, Submit, Tokens
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import Bound, ChangeSomething, TryLater
-from kvell.fleet.instance.death import InstanceDeath, death_of
-from kvell.fleet.instance.supervisor import RestartPolicy
+from kvell.fleet.instance.supervisor import RestartPolicy, death_of
 from kvell.front.request_log import EndedRequest, LogEntry, Mailbox, Output
 from kvell.front.request_queue import RequestQueue
 from kvell.vocabulary import FinishReason, RequestId

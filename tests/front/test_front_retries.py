@@ -2,8 +2,7 @@
 
 import pytest
 
-from kvell.fleet.instance.death import BLAMELESS, Cause
-from kvell.front.request_log import MOST_RETRIES, Attempts
+from kvell.cluster.routed_request import BLAMELESS, MOST_RETRIES, Attempts, Cause
 
 
 @pytest.mark.parametrize("cause", sorted(BLAMELESS))

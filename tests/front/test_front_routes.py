@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvell.cluster.instance_load import InstanceLoad
 from kvell.cluster.prefix_directory import PrefixDirectory
-from kvell.cluster.routing.views import RequestView, RoutableInstance
+from kvell.cluster.routed_request import InstanceDeath
+from kvell.cluster.routing.costs import RequestView
 from kvell.cluster.steering.steering import Orders, Steering
 from kvell.engine.protocol.messages import Heartbeat, Submit
 from kvell.engine.protocol.notices import (
@@ -22,8 +24,6 @@ from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.block_hashes import BlockHashes
 from kvell.engine.requests.cache_roots import long_root
-from kvell.fleet.instance.death import InstanceDeath
-from kvell.front.instance_load import InstanceLoad
 from kvell.front.request_log import LogEntry
 from kvell.front.request_queue import RequestQueue
 from kvell.vocabulary import RequestId
@@ -39,7 +39,7 @@ class Asked:
     def __init__(self) -> None:
         self.requests: list[RequestView] = []
 
-    def choose(self, request: RequestView, instances: Sequence[RoutableInstance]) -> str:
+    def choose(self, request: RequestView, instances: Sequence[InstanceLoad]) -> str:
         self.requests.append(request)
         return max(instances, key=lambda one: request.hits.get(one.instance_id, 0)).instance_id
 

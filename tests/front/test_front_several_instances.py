@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from kvell.engine.protocol.messages import Finished
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething
+from kvell.fleet.fleet import MemberStatus
 from kvell.fleet.instance.supervisor import RestartPolicy
 from kvell.fleet.started.front_limits import FrontLimits
-from kvell.fleet.started.members import MemberStatus
 from kvell.front.front import Front
 from kvell.testing.instance import CRASH_TOKEN, fake_token
 from tests.engine.works import spec_of
 from tests.front.scenarios import damage_next_bytes, is_gone, line_of, until
-from tests.front.seen import queue_of
+from tests.front.seen import own_members_of, queue_of
 
 CommandFactory = Callable[..., list[str]]
 Ids = NDArray[np.int32]
@@ -34,7 +34,7 @@ LONG = SamplingParams(max_tokens=400)
 
 def start_with(front: Front, command: list[str]) -> None:
     """Let a front start further instances with another command."""
-    front.own()._command = tuple(command)
+    own_members_of(front)._command = tuple(command)
 
 
 async def answer(front: Front, prompt: Ids, sampling: SamplingParams = LONG) -> Finished:

@@ -144,8 +144,8 @@ def test_no_step_is_taken_while_no_reader_waits(served: Served) -> None:
 def test_what_a_closed_reader_has_is_cancelled_with_its_steps(served: Served) -> None:
     undone: list[str] = []
     with served.shared.reader() as reader:
-        reader.at_close(lambda: undone.append("first"))
-        reader.at_close(lambda: undone.append("second"))
+        reader.undo.append(lambda: undone.append("first"))
+        reader.undo.append(lambda: undone.append("second"))
         for _ in range(3):
             served.ask(reader, count=30)
         reader.take()

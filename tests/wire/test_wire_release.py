@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from kvell.errors import ChangeSomething
-from kvell.fleet.followed.followed_members import FollowedCluster, FollowedMembers
-from kvell.fleet.followed.manager_link import ManagerAddress
+from kvell.fleet.fleet import MemberCallbacks
+from kvell.fleet.followed.followed_members import FollowedCluster, FollowedMembers, ManagerAddress
 from kvell.fleet.instance.instance_process import dial
 from kvell.fleet.started.front_limits import FrontLimits
-from kvell.fleet.started.members import MemberCallbacks
 from kvell.release import RELEASE
 from kvell.wire.blocking import BlockingSocket
 from kvell.wire.endpoints import connect_to
@@ -72,7 +71,7 @@ def test_a_front_of_another_release_does_not_try_for_ever() -> None:
         def nothing(*_what: object) -> None:
             return None
 
-        callbacks = MemberCallbacks(*[nothing] * 9)
+        callbacks = MemberCallbacks(*[nothing] * 6)
         limits = FrontLimits(startup_seconds=600.0)
         fleet: FollowedMembers = FollowedCluster(find).members(limits, callbacks, {})
         await fleet.start({})

@@ -18,7 +18,7 @@ from kvell.engine.running.forward_batches import ForwardBatches
 from kvell.models.fused import _forward
 from kvell.models.paged_model import ForwardBatch, PagedModel
 from kvell.serving import loop
-from kvell.serving.fronts import Channel
+from kvell.serving.fronts import ConnectedFront
 
 
 class NoCallbacks:
@@ -48,8 +48,8 @@ def watch_loop(recorder: Recorder) -> None:
     watch(EngineCore, "plan", "plan")
     watch(EngineCore, "commit", "commit")
     watch(Engine, "step", "engine")
-    watch(Channel, "queue", "encoding and sending")
-    watch(Channel, "receive", "receiving")
+    watch(ConnectedFront, "send", "encoding and sending")
+    watch(ConnectedFront, "receive", "receiving")
     watch(selectors.DefaultSelector, "select", "waiting")
     watch(loop._Serving, "turn", "loop")
 

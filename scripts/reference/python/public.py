@@ -121,7 +121,7 @@ PAGES = (
             Section(
                 "What instances say of themselves",
                 (
-                    "kvell.fleet.started.members.MemberStatus",
+                    "kvell.fleet.fleet.MemberStatus",
                     "kvell.fleet.instance.supervisor.InstanceState",
                     *_of("kvell.engine.protocol.placements", "RequestPlacementEntry"),
                     *_of(

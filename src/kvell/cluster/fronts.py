@@ -65,7 +65,7 @@ class FrontTable:
         A manager that has just started receives the roles in this way.
 
         :param loads: remaining work of each instance for the front, ≥ 0; see
-            :class:`kvell.cluster.steering.steering.RoleWork`.
+            :attr:`kvell.cluster.instance_load.InstanceLoad.work`.
         :raises ChangeSomething: for a load below 0 or an unknown role; then nothing is stored.
         """
         _check(loads, roles)

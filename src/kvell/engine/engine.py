@@ -68,6 +68,7 @@ from kvell.engine.protocol.messages import (
     Ready,
     Submit,
     Tokens,
+    refusal,
 )
 from kvell.engine.protocol.notices import WatchIndex
 from kvell.engine.protocol.pages import AskLargePage, AskPages, LargePage, Pages
@@ -84,7 +85,7 @@ from kvell.engine.setup.warmer import Warmer
 from kvell.errors import ChangeSomething, TryLater
 from kvell.mempool.entries import Draining
 from kvell.models.images.image_store import ImageStore
-from kvell.vocabulary import FinishReason, RequestId
+from kvell.vocabulary import RequestId
 
 logger = logging.getLogger(__name__)
 
@@ -209,19 +210,7 @@ class StageTimes:
 
 def without_images(command: Submit) -> Finished:
     problem = ChangeSomething("images", "…", "are unknown", "give them with the prompt")
-    return refuse(command, problem)
-
-
-def refuse(command: Submit, problem: ChangeSomething | TryLater) -> Finished:
-    """Return the end of a request that is refused for a problem."""
-    finished = replace(end(command, "refused"), message=str(problem), bound=problem.bound)
-    if isinstance(problem, TryLater):
-        return replace(finished, try_later=True)
-    return replace(finished, field=problem.field)
-
-
-def end(command: Submit, reason: FinishReason) -> Finished:
-    return Finished(command.request_id, command.attempt, reason, command.spec.prompt_tokens)
+    return refusal(command, problem)
 
 
 STEP_SECONDS = 0.4
@@ -398,7 +387,7 @@ class Engine:
             try:
                 core_command = self._sent_images.take(command)
             except ChangeSomething as problem:
-                return [refuse(command, problem)]
+                return [refusal(command, problem)]
         events = self._handled(core_command)
         self._sent_images.release_ended(events)
         return events
@@ -412,9 +401,11 @@ class Engine:
                 if self.grammars.awaits(command):
                     return []
             except (ChangeSomething, TryLater) as problem:
-                return self._times.add_times([refuse(command, problem)])
+                return self._times.add_times([refusal(command, problem)])
         if isinstance(command, Cancel) and (waiting := self.grammars.cancel(command)):
-            return self._times.add_times([end(waiting, "cancelled")])
+            prompt_tokens = waiting.spec.prompt_tokens
+            end = Finished(waiting.request_id, waiting.attempt, "cancelled", prompt_tokens)
+            return self._times.add_times([end])
         return self._entered(command)
 
     def _entered(self, command: CoreCommand) -> list[Event]:
@@ -452,7 +443,7 @@ class Engine:
         if self.grammars.take_masked():
             self.core.resume_held()
         for command, problem in self.grammars.take_compiled():
-            events += [refuse(command, problem)] if problem else self._entered(command)
+            events += [refusal(command, problem)] if problem else self._entered(command)
         events += self._take_entries()
         self._sent_images.release_ended(events)
         return self._times.add_times(events)

@@ -19,13 +19,15 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from msgspec import structs
 
 from kvell.clock import Clock, MonotonicClock
+from kvell.cluster.instance_load import InstanceLoad
 from kvell.cluster.instances import ONE_MIXED
 from kvell.cluster.prefix_directory import BY_LOCALITY, PrefixDirectory
+from kvell.cluster.routed_request import InstanceDeath
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, router_named
 from kvell.cluster.steering.relief import DEFAULT_RELIEF
 from kvell.cluster.steering.steering import RoleChanger
@@ -36,16 +38,21 @@ from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SeedSource
 from kvell.engine.protocol.statistics import InstanceFacts, Stats
 from kvell.errors import InstanceDied
-from kvell.fleet.fleet import Fleet, Joins
-from kvell.fleet.instance.death import InstanceDeath
+from kvell.fleet.fleet import (
+    CLOSING,
+    Fleet,
+    Handle,
+    MemberCallbacks,
+    MemberStatus,
+    stats_of,
+)
 from kvell.fleet.instance.supervisor import GIVEN_UP
+from kvell.fleet.instance.watch import pages_of
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.fleet.started.host import Host
-from kvell.fleet.started.members import CLOSING, MemberCallbacks, Members, MemberStatus, stats_of
+from kvell.fleet.started.members import Members
 from kvell.fleet.started.pool_settings import PoolSettings
-from kvell.fleet.started.watch import pages_of
 from kvell.front.events.index_observer import IndexObserver
-from kvell.front.instance_load import InstanceLoad
 from kvell.front.request_log import (
     LogEntry,
     Mailbox,
@@ -58,6 +65,9 @@ from kvell.front.request_queue import Command, Dispatch, Entries, RequestQueue
 from kvell.serving.gate import NAME_END
 from kvell.vocabulary import RequestId
 from kvell.wire.frames import ProtocolError
+
+if TYPE_CHECKING:
+    from kvell.fleet.followed.followed_members import FollowedCluster
 
 
 class RequestNames:
@@ -146,7 +156,7 @@ class Front:
         place: Affinity | None = None,
         index_observer: IndexObserver | None = None,
         pool: PoolSettings | None = None,
-        joins: Joins | None = None,
+        joins: "FollowedCluster | None" = None,
         seed: int | None = None,
     ) -> None:
         self._seeds = SeedSource(seed)
@@ -180,7 +190,7 @@ class Front:
             self._instance_role,
             self._move_ordered,
         )
-        self._members: Fleet
+        self._members: Fleet[Handle]
         if joins is None:
             self._members = Members(command, self._limits, Host(), callbacks, pool)
         else:
@@ -254,35 +264,29 @@ class Front:
                 await asyncio.wait_for(self._is_idle.wait(), self._limits.drain_seconds)
         await self._members.close()
 
-    async def scale(self, instances: Mapping[str, int]) -> None:
+    def scale(self, instances: Mapping[str, int]) -> "asyncio.Future[None]":
         """Add or drain instances until each role in ``instances`` has its number; do not wait.
 
+        :returns: done once the cluster's manager has answered, or immediately without one.
         :raises ChangeSomething: when the host has no memory for more.
         :raises InstanceDied: when the front is closing.
         :raises TryLater: when the cluster's manager does not answer.
         """
         self._require_open()
-        await self._members.scale(instances)
+        answered = self._members.scale(instances)
         self._take_place()
+        return answered
 
-    async def drain(self, instance_id: str) -> None:
+    def drain(self, instance_id: str) -> "asyncio.Future[None]":
         """Take an instance out of service; others continue its requests, or it finishes them.
 
+        :returns: done like that of :meth:`scale`.
         :raises ChangeSomething: when no instance has this id, or it is the last that serves.
         :raises InstanceDied: when the front is closing.
         :raises TryLater: when the cluster's manager does not answer.
         """
         self._require_open()
-        await self._members.drain(instance_id)
-
-    def own(self) -> Members:
-        """Return the instances that this front has started, to scale and drain them directly.
-
-        :raises InstanceDied: when the front is closing.
-        """
-        assert isinstance(self._members, Members), "the manager must be asked"
-        self._require_open()
-        return self._members
+        return self._members.drain(instance_id)
 
     async def generate(
         self,

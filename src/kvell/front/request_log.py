@@ -1,17 +1,6 @@
-"""The front's record of a request: its input, and the output that was sent.
-
-Whether a request is retried after its instance ended, or its step failed: pure decisions.
-
-::
-
-    first death ──killed, cut──► again
-        └───────crash, step────► again, on probation
-    on probation: the only suspect until its next token; if the instance crashes or the step fails,
-    it is refused, and others of that step are not blamed
-"""
+"""The front's record of a request: its input, and the output that was sent."""
 
 import asyncio
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -19,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvell.cluster.routing.instance_pace import FirstToken
+from kvell.cluster.routed_request import InstanceDeath, RoutedRequest
 from kvell.engine.protocol.logprobs import (
     KeptLogprobs,
     PromptLogprobs,
@@ -27,12 +16,10 @@ from kvell.engine.protocol.logprobs import (
     count_numbers,
 )
 from kvell.engine.protocol.messages import Finished, Submit, Tokens
-from kvell.engine.protocol.placements import RequestPlacementEntry
-from kvell.engine.protocol.request_spec import RequestSpec, to_token_bytes
+from kvell.engine.protocol.request_spec import to_token_bytes
 from kvell.engine.requests.turns import Turn
 from kvell.errors import Bound, ChangeSomething, TryLater
-from kvell.fleet.instance.death import BLAMELESS, Cause, InstanceDeath
-from kvell.vocabulary import FinishReason, RequestId
+from kvell.vocabulary import FinishReason
 
 
 @dataclass(frozen=True)
@@ -148,65 +135,6 @@ class Mailbox:
             reader.set_result(None)
 
 
-MOST_RETRIES = 2
-MOST_FAILED_STEPS = 16
-"""Most failed steps in the life of a request, each of which its next token cleared it of."""
-
-
-@dataclass
-class Attempts:
-    """The failures that a request went through.
-
-    :ivar deaths: number of instances that ended while they had it.
-    :ivar alone: of these, those that ended by their own fault while they had no other request.
-    :ivar failed_steps: steps that were to compute it, while no other request was under suspicion.
-    :ivar on_probation: whether it is under suspicion, so that it runs with no other suspect.
-    """
-
-    deaths: int = 0
-    alone: int = 0
-    failed_steps: int = 0
-    on_probation: bool = False
-
-    def after(self, cause: Cause, *, sole: bool) -> str | None:
-        """Count a death; return why there is no further attempt, or None if there is one.
-
-        An instance that was taken out of service is not counted.
-
-        :param sole: whether the instance had no other request.
-        """
-        if cause == "drained":
-            return None
-        if cause == "step":
-            return self._after_step()
-        self.deaths += 1
-        self.alone += sole and cause not in BLAMELESS
-        if self.deaths > MOST_RETRIES:
-            return f"its instance ended {self.deaths} times, and a request is retried twice"
-        if self.alone > 1 or (self.on_probation and cause == "crash"):
-            return "two instances ended while they computed it, so it is not retried"
-        self.on_probation = cause == "crash" or self.deaths == MOST_RETRIES
-        return None
-
-    def _after_step(self) -> str | None:
-        """Count a failed step; return why there is no further attempt, or None if there is one.
-
-        A token since the last failed step clears a request of that step, so few share the blame.
-        """
-        self.failed_steps += 1
-        if self.on_probation:
-            return "it was the only suspect, so it is not retried"
-        if self.failed_steps > MOST_FAILED_STEPS:
-            return f"{MOST_FAILED_STEPS} such steps failed before, so it is not retried"
-        self.on_probation = True
-        return None
-
-
-MOST_OUTPUT_TOKENS = 512
-"""Most expected output tokens: many clients allow all that there is room for, and few answers are
-that long."""
-
-
 @dataclass(frozen=True)
 class EndedRequest:
     """A request that was admitted and has ended.
@@ -275,68 +203,31 @@ class RequestTrace(Protocol):
 
 
 @dataclass
-class LogEntry:
+class LogEntry(RoutedRequest):
     """One request from its arrival to its end.
 
-    :param spec: what its caller asked for; its id is the one that instances see.
     :param prefix: prefix of the id that only instances see; see :class:`.RequestNames`.
     :param trace: the observer of the request.
-    :param output: tokens that were sent to the reader; the next attempt continues after them.
-    :param line: the instance that has it, or had it last; "" before the first.
-    :param goes_to: the instance that continues it once its prompt is computed; "" if it stays.
-        ``goes_to_incarnation`` is the incarnation of that instance.
-    :param is_migrating: whether it goes there in the middle of its answer.
-    :param pulls_from: the instance to fetch its history from; "" for none.
-    :param placement: of its KV cache, if it is longer than its instance's memory.
-    :param predicted: when its first token comes, as seen at the choice of its instance; None if
-        there was no choice.
-    :param hit_tokens: tokens that the instance had cached when it was chosen, as far as is known.
-    :param pending_prompt_tokens: prompt tokens that the instance still has to compute, as far as is
-        known, those of the hit included.
-    :param pending_output_tokens: tokens that the instance is still expected to make.
-    :param held_tokens: tokens that its instance counts for it: its prompt and emitted tokens.
     :param scored_tokens: prompt tokens whose log probabilities were sent; never the first token.
     :param end_as: the reason to report when the instance reports ``cancelled``.
-    :param is_dropped: whether the instance was sent a ``Cancel``.
     :param must_change: the reason to report with ``end_as``, if that is ``refused``.
     :param due_seconds: deadline of its answer, by the front's clock; None: there is none.
     :param early: tokens that arrived before those preceding them, since the instance that continues
         the request was received first; ``early_end`` is the end after them.
     """
 
-    spec: RequestSpec
-    arrived_seconds: float
-    attempt: int = 0
-    line: str = ""
     prefix: str = ""
-    goes_to: str = ""
-    goes_to_incarnation: int = 0
-    is_migrating: bool = False
-    pulls_from: str = ""
-    placement: tuple[RequestPlacementEntry, ...] = ()
-    predicted: FirstToken | None = None
-    hit_tokens: int = 0
-    pending_prompt_tokens: int = 0
-    pending_output_tokens: int = 0
-    held_tokens: int = 0
     scored_tokens: int = 0
-    output: "array[int]" = field(default_factory=lambda: array("i"))
     submitted_seconds: float | None = None
     first_token_seconds: float | None = None
     last_token_seconds: float | None = None
     end_as: FinishReason = "cancelled"
-    is_dropped: bool = False
     must_change: ChangeSomething | None = None
     trace: RequestTrace | None = None
     due_seconds: float | None = None
     early: list[Tokens] = field(default_factory=list)
     early_end: Finished | None = None
-    attempts: Attempts = field(default_factory=Attempts)
     mailbox: Mailbox = field(default_factory=Mailbox)
-
-    def __post_init__(self) -> None:
-        self.request_id: RequestId = self.spec.request_id
-        self.prompt_tokens = self.spec.prompt_tokens
 
     @property
     def shown_id(self) -> str:
@@ -359,20 +250,9 @@ class LogEntry:
         return self.prompt_tokens + len(self.output) + scored
 
     @property
-    def emitted_tokens(self) -> int:
-        return len(self.output)
-
-    @property
     def has_gap(self) -> bool:
         """Whether tokens of this attempt arrived before those preceding them."""
         return any(event.attempt == self.attempt for event in self.early)
-
-    @property
-    def expected_output_tokens(self) -> int:
-        """Number of tokens that it may still make; a large limit is not taken as an estimate."""
-        most = self.spec.sampling.max_tokens
-        expected = MOST_OUTPUT_TOKENS if most is None else min(most, MOST_OUTPUT_TOKENS)
-        return max(1, expected - len(self.output))
 
     def left_seconds(self, now: float) -> float | None:
         """Return the seconds until the first token is due; None if it came, or has no deadline."""

@@ -20,7 +20,10 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
+from kvell.cluster.instance_load import InstanceLoad, pace_among
+from kvell.cluster.placements import PREFILL
 from kvell.cluster.prefix_directory import PrefixDirectory
+from kvell.cluster.routed_request import InstanceDeath
 from kvell.cluster.routing.policies import Router
 from kvell.cluster.steering.relief import DEFAULT_RELIEF, Relief
 from kvell.cluster.steering.steering import RoleChanger, Steering
@@ -41,9 +44,6 @@ from kvell.engine.protocol.notices import IndexNotice, WatchIndex
 from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.engine.requests.turns import TurnQueue, leaves_parts
 from kvell.errors import ChangeSomething, TryLater
-from kvell.fleet.instance.death import InstanceDeath
-from kvell.front.instance_load import InstanceLoad, pace_among
-from kvell.front.placements import PREFILL
 from kvell.front.request_log import LogEntry, RequestObserver
 from kvell.front.routes import RequestTransfer, Routes, TransferTotals
 from kvell.vocabulary import FinishReason, RequestId
@@ -292,10 +292,7 @@ class InFlight:
         self._remove(entry, now)
 
     def take_back_all(self, line: InstanceLoad) -> list[LogEntry]:
-        lost = line.lost()
-        for entry in lost:
-            del self._entries[entry.request_id]
-        return lost
+        return [self._entries.pop(entry.request_id) for entry in line.lost()]
 
     def going_to(self, instance_id: str) -> list[LogEntry]:
         return [entry for entry in self._entries.values() if entry.goes_to == instance_id]

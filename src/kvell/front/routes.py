@@ -17,8 +17,13 @@ from collections.abc import Iterable, Mapping
 from math import inf
 from typing import Literal, NamedTuple
 
+from kvell.cluster.instance_load import InstanceLoad
+from kvell.cluster.placements import PREFILL, Placements
 from kvell.cluster.prefix_directory import PrefixDirectory
+from kvell.cluster.routed_request import RoutedRequest
 from kvell.cluster.routing.costs import (
+    NO_HITS,
+    RequestView,
     answer_seconds,
     first_token_seconds,
     prompt_work,
@@ -26,13 +31,10 @@ from kvell.cluster.routing.costs import (
 )
 from kvell.cluster.routing.instance_pace import FirstToken
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, EarliestEnd, Router, router_named
-from kvell.cluster.routing.views import NO_HITS, RequestView
 from kvell.cluster.steering.placements import Placement
 from kvell.cluster.steering.relief import DEFAULT_RELIEF, Relief
 from kvell.cluster.trees.chains import PromptChain
 from kvell.engine.requests.cache_roots import cache_root
-from kvell.front.instance_load import InstanceLoad
-from kvell.front.placements import PREFILL, Placements
 from kvell.front.request_log import LogEntry
 
 MOST_SESSIONS = 65_536
@@ -220,7 +222,7 @@ class Routes:
         return begins if len(begins) < len(lines) and any(others) else lines
 
     def target(
-        self, entry: LogEntry, lines: Iterable[InstanceLoad], match: Known | None = None
+        self, entry: RoutedRequest, lines: Iterable[InstanceLoad], match: Known | None = None
     ) -> str:
         """Return the instance that continues a request; "" if there are no lines.
 
@@ -359,7 +361,7 @@ class Routes:
 
     def _chosen(
         self,
-        entry: LogEntry,
+        entry: RoutedRequest,
         lines: list[InstanceLoad],
         router: Router,
         hits: Mapping[str, int] = NO_HITS,

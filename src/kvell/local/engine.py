@@ -35,7 +35,9 @@ class LocalEngine:
 
         :raises EngineEnded: after :meth:`close`.
         """
-        return self._check_open()
+        if self._engine is None:
+            raise EngineEnded("this LLM is closed; make a new one")
+        return self._engine
 
     @property
     def name(self) -> str:
@@ -47,7 +49,7 @@ class LocalEngine:
 
         :raises EngineEnded: after :meth:`close`.
         """
-        self._check_open()
+        _ = self.engine
         return self._shared
 
     def close(self) -> None:
@@ -61,11 +63,6 @@ class LocalEngine:
         gc.collect()  # an engine and its parts refer to each other
         give_back_freed()
 
-    def _check_open(self) -> Engine:
-        if self._engine is None:
-            raise EngineEnded("this LLM is closed; make a new one")
-        return self._engine
-
     def with_images(
         self, reader: EventReader, token_ids: npt.NDArray[np.int32], prompt: GivenPrompt
     ) -> ImagePrompt:
@@ -77,7 +74,7 @@ class LocalEngine:
         def take() -> ImagePrompt:
             image_prompt = take_images(self.engine.images, token_ids, images)
             if self.engine.images is not None:
-                reader.at_close(partial(self.engine.images.release, image_prompt))
+                reader.undo.append(partial(self.engine.images.release, image_prompt))
             return image_prompt
 
         return self.shared.call(take)

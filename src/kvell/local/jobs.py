@@ -120,7 +120,6 @@ class AnswerJob:
         self.text += self._writer.finish()
 
     def output(self) -> RequestOutput:
-        """Return the output so far."""
         done = self.finished
         return RequestOutput(
             self.index,
@@ -149,7 +148,6 @@ class AnswerJob:
         )
 
     def completion(self) -> CompletionOutput:
-        """Return the answer so far."""
         likely = None if self.spec.sampling.logprobs is None else self.logprobs
         return CompletionOutput(
             self.choice,
@@ -165,7 +163,6 @@ class AnswerJob:
         return self.tokenizer.decode([token], skip_special_tokens=False)
 
     def _scores(self) -> list[dict[int, Logprob] | None] | None:
-        """Return the log probabilities of the prompt's tokens so far, if they are requested."""
         if self.spec.sampling.prompt_logprobs is None:
             return None
         scored = self.prompt[1 : len(self.prompt_logprobs) + 1].tolist()
@@ -192,10 +189,7 @@ class AnswerJob:
 
 @dataclass(eq=False)
 class EmbeddingJob:
-    """A request for a prompt's vector, which is in its last event.
-
-    :param name: id of the request in its output.
-    """
+    """A request for a prompt's vector, which is in its last event."""
 
     spec: RequestSpec
     name: str = "0"
@@ -299,7 +293,6 @@ class BeamJob:
         return self._asked
 
     def output(self) -> BeamSearchOutput:
-        """Return the output of the finished search."""
         sequences = []
         for beam in self.search.finished:
             detokenizer = IncrementalDetokenizer(self.tokenizer, after=self.prompt)
@@ -370,7 +363,6 @@ def chosen_sampling(sampling: Given, sampling_params: Given) -> Given:
 def one_each(sampling: Sampling, defaults: Sequence[SamplingParams]) -> Sequence[SamplingParams]:
     """Return the parameters of each prompt.
 
-    :param defaults: default parameters of each prompt's model.
     :raises ChangeSomething: if their number or type is wrong.
     """
     if sampling is None:

@@ -33,12 +33,7 @@ Priority = Sequence[int] | int | None
 
 
 class LocalRequests:
-    """The requests of one ``LLM``, which it makes and numbers.
-
-    :param first: the first model.
-    :param opened: all models by name.
-    :ivar runner: runs the requests.
-    """
+    """The requests of one ``LLM``, which it makes and numbers."""
 
     def __init__(
         self,
@@ -49,13 +44,9 @@ class LocalRequests:
         seeds: SeedSource,
         generation_config: GenerationConfig,
     ) -> None:
-        self._local, self.runner, self._seeds = local, runner, seeds
+        self.local, self.runner, self._seeds = local, runner, seeds
         self._first, self._opened = first, opened
         self._generation_config = generation_config
-
-    def reader(self) -> EventReader:
-        """Return a reader for requests of one caller."""
-        return self._local.shared.reader()
 
     def answer_jobs(
         self,
@@ -68,7 +59,6 @@ class LocalRequests:
         """Return the jobs of each prompt, one for each of its answers.
 
         :param reader: releases the prompts' images when it is closed.
-        :param prompts: one prompt or several.
         :param name: id of the request in its outputs; the index of its prompt if "".
         :raises ChangeSomething: if a prompt can never be served.
         """
@@ -81,9 +71,9 @@ class LocalRequests:
         ]
         priorities = _priorities(priority, len(given))
         ids = [self._token_ids(prompt) for prompt in given]
-        images = [self._local.with_images(reader, *pair) for pair in zip(ids, given, strict=True)]
+        images = [self.local.with_images(reader, *pair) for pair in zip(ids, given, strict=True)]
         for prompt, prompt_params, model in zip(images, params, models, strict=True):
-            self._local.check(prompt, prompt_params, model, self.tokenizer(model))
+            self.local.check(prompt, prompt_params, model, self.tokenizer(model))
         return [
             [
                 AnswerJob(
@@ -115,8 +105,8 @@ class LocalRequests:
             given = given_prompt(prompt, "images")
             model = self.known(given.model)
             ids = self._token_ids(given)
-            self.model(model).embeddings.require_served(model or self._local.name)
-            limits = self._local.engine.core.rules(model).limits
+            self.model(model).embeddings.require_served(model or self.local.name)
+            limits = self.local.engine.core.rules(model).limits
             if problem := pooling_problem(ids, limits, has_images=bool(given.images)):
                 raise problem
             plain = ImagePrompt(ids, ())
@@ -125,7 +115,6 @@ class LocalRequests:
         return jobs
 
     def beam_job(self, prompt: object, params: BeamSearchParams) -> BeamJob:
-        """Check a prompt's beam search and return it."""
         given = given_prompt(prompt, "images")
         model = self.known(given.model)
         ids = self._token_ids(given)
@@ -134,15 +123,14 @@ class LocalRequests:
             raise ChangeSomething("images", "…", problem, "leave them out")
         plain = SamplingParams(max_tokens=params.max_tokens)
         tokenizer = self.tokenizer(model)
-        self._local.check(ImagePrompt(ids, ()), plain, model, tokenizer)
-        search = BeamSearch.of(params, self._local.engine.core.rules(model).eos_token_ids)
+        self.local.check(ImagePrompt(ids, ()), plain, model, tokenizer)
+        search = BeamSearch.of(params, self.local.engine.core.rules(model).eos_token_ids)
         return BeamJob(ids, search, tokenizer, model, self.runner.spec)
 
     def known(self, model: str) -> str:
-        return "" if model == self._local.name else model
+        return "" if model == self.local.name else model
 
     def tokenizer(self, model: str) -> Tokenizer:
-        """Return a model's tokenizer; "" is the first model."""
         return self.model(model).tokenizer
 
     def model(self, model: str) -> NamedModel:
@@ -150,7 +138,7 @@ class LocalRequests:
 
         :raises ChangeSomething: if no model has the name.
         """
-        return self._opened[self._local.engine.core.rules(model).name] if model else self._first
+        return self._opened[self.local.engine.core.rules(model).name] if model else self._first
 
     def sampling_defaults(self, model: str) -> SamplingParams:
         """Return a model's default sampling, with vLLM's limit of tokens if it has none."""

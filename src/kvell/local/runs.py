@@ -39,7 +39,6 @@ class JobRunner:
     """A runner of requests over readers of one engine; it may be called from any thread.
 
     :param failed: the engine's failed steps; requests of a failed step raise the last of them.
-    :param clock: clock for the times of requests.
     """
 
     def __init__(self, failed: FailedSteps, clock: Clock) -> None:
@@ -51,7 +50,6 @@ class JobRunner:
     ) -> None:
         """Run requests until all have ended.
 
-        :param ended: called when a request has ended.
         :raises TryLater: if the engine refused a request.
         :raises Exception: the error of a step that computed a request.
         """

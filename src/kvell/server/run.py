@@ -27,7 +27,7 @@ from kvell.server.serving_keys import ServingKeys
 from kvell.server.text.text_model import Texts
 
 if TYPE_CHECKING:
-    from kvell.fleet.fleet import Joins
+    from kvell.fleet.followed.followed_members import FollowedCluster
     from kvell.front.events.publisher import EventsPublisher
     from kvell.server.access.visit import VisitTracer
     from kvell.server.http_face import HttpFace
@@ -197,7 +197,9 @@ def _traced(options: ServeOptions) -> "AbstractContextManager[VisitTracer | None
     return traces_to(options.otlp_traces_endpoint)
 
 
-def _joins(command: Sequence[str], options: ServeOptions, keys: ServingKeys) -> "Joins | None":
+def _joins(
+    command: Sequence[str], options: ServeOptions, keys: ServingKeys
+) -> "FollowedCluster | None":
     """Return the cluster of the instances; None, without its imports, if they are local.
 
     :raises ChangeSomething: when Ray is not installed.
@@ -216,7 +218,9 @@ def _joins(command: Sequence[str], options: ServeOptions, keys: ServingKeys) -> 
         pool=options.pool,
         secret=secrets.token_bytes(SECRET_BYTES),
     )
-    return FollowedCluster(manager_finder(options.cluster, settings), key_uses=keys.shared_use())
+    uses = keys.shared_use()
+    find = manager_finder(options.cluster, settings)
+    return FollowedCluster(find, take_key_uses=uses.take, on_key_uses=uses.on_uses)
 
 
 @asynccontextmanager

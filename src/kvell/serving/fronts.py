@@ -48,93 +48,6 @@ from kvell.wire.frames import ProtocolError
 from kvell.wire.greeting import Greeting
 from kvell.wire.session import check_secret
 
-
-class Channel:
-    """A non-blocking socket with a send buffer of limited size.
-
-    Two threads may send: the loop and the heartbeat thread.  Whole frames are appended to the
-    buffer under the lock, and only the buffer is sent, so frames are never interleaved.  Only
-    the loop receives.
-    """
-
-    def __init__(self, sock: socket.socket, outgoing_limit_bytes: int) -> None:
-        self.lock = threading.RLock()
-        """The lock of the send buffer."""
-        self._line = BufferedSocket(sock)
-        self._limit_bytes = outgoing_limit_bytes
-        self._beat = b""
-
-    @property
-    def pending(self) -> bool:
-        """Whether unsent bytes are buffered."""
-        return self._line.unsent_bytes > 0
-
-    @property
-    def full(self) -> bool:
-        """Whether the unsent bytes have reached the limit."""
-        return self._line.unsent_bytes >= self._limit_bytes
-
-    def interest(self) -> int:
-        """Return the events to select the socket for; while the buffer is full, do not read."""
-        unsent_bytes = self._line.unsent_bytes
-        if not unsent_bytes:
-            return selectors.EVENT_READ
-        if unsent_bytes >= self._limit_bytes:
-            return selectors.EVENT_WRITE
-        return selectors.EVENT_READ | selectors.EVENT_WRITE
-
-    def queue(self, events: Iterable[Event]) -> None:
-        self.queue_frames(b"".join(encode_frame(event) for event in events))
-
-    def queue_frames(self, frames: bytes) -> None:
-        """Send whole frames, or buffer them until the peer reads.
-
-        :raises PeerClosedError: if the peer has closed.
-        """
-        with self.lock:
-            self._line.send(frames)
-
-    def beat(self, beat: Heartbeat) -> None:
-        """Send a heartbeat, unless the buffer is full.
-
-        :raises PeerClosedError: if the peer has closed.
-        """
-        if not self.full:
-            self._beat = encode_frame(beat)
-            self.queue_frames(self._beat)
-
-    def beat_again(self) -> None:
-        """Send the last heartbeat again, from the heartbeat thread.
-
-        :raises PeerClosedError: if the peer has closed.
-        """
-        self.offer_frame(self._beat)
-
-    def offer_frame(self, frame: bytes) -> None:
-        """Send a frame if the buffer is empty; else drop the frame and flush the buffer.
-
-        :raises PeerClosedError: if the peer has closed.
-        """
-        with self.lock:
-            self._line.send(b"" if self.pending else frame)
-
-    def flush(self) -> None:
-        """Send as much of the buffer as the socket accepts now.
-
-        :raises PeerClosedError: if the peer has closed.
-        """
-        with self.lock:
-            self._line.flush()
-
-    def receive(self) -> list[Command]:
-        """Return the commands that have arrived completely.
-
-        :raises PeerClosedError: if the peer has closed.
-        :raises ProtocolError: if the peer violates the protocol.
-        """
-        return [decode_command(body) for body in self._line.receive()]
-
-
 UNREAD_SECONDS = 2.0
 """A front that blocks the others for this time is disconnected."""
 FORGIVEN = 0.25
@@ -161,39 +74,63 @@ class Arrival:
 
 
 class ConnectedFront:
-    """A connected front.
+    """A connected front, with a send buffer of limited size.
+
+    Two threads may send: the loop and the heartbeat thread.  Whole frames are appended to the
+    buffer under the lock, and only the buffer is sent, so frames are never interleaved.  Only
+    the loop receives.
 
     Its lease expires when the front is silent for ``FRONT_LEASE_SECONDS``, or has blocked the
     others for ``UNREAD_SECONDS`` because its send buffer was full.  Blocking time adds up, and
     falls at a quarter of this speed, so that a front cannot go on blocking by reading a little
     now and then.  A front that is alone has no lease.
 
-    :ivar is_gone: whether the connection has ended.
     :ivar watches: whether the front receives notices of the prefix index.
-    :ivar problem: the front's violation of the protocol.
     """
 
-    def __init__(self, arrival: Arrival, channel: Channel, now_seconds: float) -> None:
+    def __init__(self, arrival: Arrival, outgoing_limit_bytes: int, now_seconds: float) -> None:
         self.name, self.sock = arrival.front, arrival.sock
         self.incarnation = arrival.incarnation
-        self.channel = channel
         self.watches = False
         self.problem: ProtocolError | None = None
+        self._lock = threading.RLock()
+        self._line = BufferedSocket(arrival.sock)
+        self._limit_bytes = outgoing_limit_bytes
+        self._beat = b""
         self._is_alone = arrival.is_alone
         self.is_gone = False
         self._heard_seconds = self._looked_seconds = now_seconds
         self._holds_up, self._held_up_seconds = False, 0.0
 
+    @property
+    def pending(self) -> bool:
+        return self._line.unsent_bytes > 0
+
+    @property
+    def full(self) -> bool:
+        """Whether the unsent bytes have reached the limit."""
+        return self._line.unsent_bytes >= self._limit_bytes
+
     def send(self, events: Iterable[Event]) -> None:
-        try:
-            self.channel.queue(events)
-        except PeerClosedError:
-            self.is_gone = True
+        self._send(b"".join(encode_frame(event) for event in events))
 
     def flush(self) -> None:
-        """Send buffered bytes."""
+        self._send(b"")
+
+    def send_beat(self, beat: Heartbeat) -> None:
+        if not self.full:
+            self._beat = encode_frame(beat)
+            self._send(self._beat)
+
+    def beat_again(self) -> None:
+        """Send the last heartbeat again if the buffer is empty; else flush the buffer."""
+        with self._lock:
+            self._send(b"" if self.pending else self._beat)
+
+    def _send(self, frames: bytes) -> None:
         try:
-            self.channel.flush()
+            with self._lock:
+                self._line.send(frames)
         except PeerClosedError:
             self.is_gone = True
 
@@ -201,7 +138,7 @@ class ConnectedFront:
         """Return the commands that have arrived; none once the connection has ended."""
         self._heard_seconds = now_seconds
         try:
-            commands = self.channel.receive()
+            commands = [decode_command(body) for body in self._line.receive()]
         except ProtocolError as problem:  # of this front: the others go on
             self.problem = problem
             self.is_gone = True
@@ -214,9 +151,10 @@ class ConnectedFront:
 
     def interest(self) -> int:
         """Return the events to select its socket for; while the buffer is full, do not read."""
-        interest = self.channel.interest()
-        self._holds_up = not interest & selectors.EVENT_READ
-        return interest
+        self._holds_up = self.full
+        if self._holds_up:
+            return selectors.EVENT_WRITE
+        return selectors.EVENT_READ | (selectors.EVENT_WRITE if self.pending else 0)
 
     def is_over(self, now_seconds: float) -> bool:
         """Return whether the connection or the lease has ended.  Call it after each wait."""
@@ -237,8 +175,6 @@ class Fronts:
     """All connected fronts; the loop's thread changes them, the heartbeat thread only sends.
 
     :param pulse: returns the load now; called from the loop's thread, when a heartbeat is due.
-    :param others: returns the load from all fronts but one.
-    :param owner: returns the name of a request's front.
     """
 
     def __init__(
@@ -256,17 +192,14 @@ class Fronts:
 
     @property
     def pending(self) -> bool:
-        """Whether unsent bytes are buffered for a front."""
-        return any(front.channel.pending for front in self.by_name.values())
+        return any(front.pending for front in self.by_name.values())
 
     @property
     def full(self) -> bool:
-        return any(front.channel.full for front in self.by_name.values())
+        return any(front.full for front in self.by_name.values())
 
     def add(self, arrival: Arrival, ready: Ready, now_seconds: float) -> ConnectedFront:
-        """Add a front and send it :class:`Ready`."""
-        channel = Channel(arrival.sock, self._limit_bytes)
-        front = ConnectedFront(arrival, channel, now_seconds)
+        front = ConnectedFront(arrival, self._limit_bytes, now_seconds)
         with self.lock:
             self.by_name[front.name] = front
             front.send([ready])
@@ -309,20 +242,17 @@ class Fronts:
         return strays
 
     def beat(self) -> None:
-        """Send each front a heartbeat with the load of the others (:class:`.Listeners`)."""
+        """Send each front a heartbeat with the load of the others, from the loop."""
         load = self._pulse()
         with self.lock:
             for front in self.by_name.values():
-                try:
-                    front.channel.beat(Heartbeat(load, self._others(front.name)))
-                except PeerClosedError:
-                    front.is_gone = True
+                front.send_beat(Heartbeat(load, self._others(front.name)))
 
     def beat_again(self) -> None:
+        """Send the last heartbeats again, from the heartbeat thread."""
         with self.lock:
             for front in self.by_name.values():
-                with contextlib.suppress(PeerClosedError):  # the loop meets the same error
-                    front.channel.beat_again()
+                front.beat_again()
 
 
 LEASH_BYTES = 4096
@@ -345,7 +275,6 @@ def read_secret(descriptor: int) -> bytes:
 class FrontListener:
     """A listener for fronts; authenticated connections queue until the loop accepts them.
 
-    :param host: address of this machine for the fronts.
     :param instance: name that is sent to fronts, with ``incarnation``.
     :raises ChangeSomething: if the address cannot be bound, or the secret is too short.
     :ivar address: like ``tcp://10.0.0.1:5000``.

@@ -96,10 +96,7 @@ class _Share:
 
 
 class CommandGate:
-    """Enforcement of credits and draining for an engine; each front has the full credits.
-
-    :param owner: returns the name of a request's front.
-    """
+    """Enforcement of credits and draining for an engine; each front has the full credits."""
 
     def __init__(self, engine: Engine, owner: Callable[[RequestId], str]) -> None:
         self._engine, self._owner = engine, owner
@@ -108,7 +105,8 @@ class CommandGate:
         self._epochs = HighestEpoch()
         self.ready = engine.ready()
         self.drained = False
-        self.has_work = engine.has_work
+        self.has_work, self.has_requests = engine.has_work, engine.has_requests
+        self.wakes = engine.wakes
 
     def accept(self, command: Command, front: str = "") -> list[Event]:
         """Pass a front's command to the engine, or refuse it; return the immediate answers."""
@@ -126,15 +124,8 @@ class CommandGate:
             self._draining = True
         return self._after(self._engine.handle(command))
 
-    def has_requests(self) -> bool:
-        return self._engine.has_requests()
-
     def advance(self) -> list[Event]:
         return self._after(self._engine.step())
-
-    @property
-    def wakes(self) -> int | None:
-        return self._engine.wakes()
 
     def woken(self) -> list[Event]:
         return self._after(self._engine.woken())
@@ -202,7 +193,6 @@ class CommandGate:
         return kept
 
     def _finished(self, request_id: RequestId) -> list[Event]:
-        """Remove a request; return the events of its submission if the front sent it again."""
         front = self._owner(request_id)
         share = self._shares.get(front)
         if share is None:

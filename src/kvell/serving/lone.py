@@ -11,10 +11,7 @@ from kvell.serving.loop import LoopSettings, serve_fronts
 
 
 class LoneFront:
-    """The :class:`.Arrivals` of an instance whose only front is already connected.
-
-    :param sock: a connected stream socket.
-    """
+    """The :class:`.Arrivals` of an instance whose only front is already connected."""
 
     descriptor = None
 
@@ -52,7 +49,6 @@ class LocalInstance:
         self._events: list[Event] = [self._gate.ready]
 
     def send(self, command: Command) -> None:
-        """Send the instance a command; :meth:`poll` returns its answers."""
         self._events += self._gate.accept(command)
 
     def has_work(self) -> bool:
@@ -70,8 +66,12 @@ class LocalInstance:
         """
         if self._gate.has_work():
             self._events += self._gate.advance()
-        elif not self._events and self._gate.wakes is not None and self._gate.has_requests():
-            select.select([self._gate.wakes, *interrupts], [], [])
+        elif (
+            not self._events
+            and (wakes := self._gate.wakes()) is not None
+            and self._gate.has_requests()
+        ):
+            select.select([wakes, *interrupts], [], [])
         self._events += self._gate.woken()
         return self.answers()
 

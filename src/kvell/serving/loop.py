@@ -15,7 +15,6 @@ import selectors
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Protocol, TypedDict
 
 from kvell.clock import Clock, MonotonicClock
@@ -24,22 +23,6 @@ from kvell.serving.fronts import Arrival, ConnectedFront, Fronts
 from kvell.serving.gate import CommandGate, Engine, front_of
 from kvell.vocabulary import RequestId
 from kvell.wire.bell import Bell
-from kvell.wire.buffered import PeerClosedError
-
-
-class Listeners(Protocol):
-    """The receivers of heartbeats."""
-
-    lock: threading.RLock
-    """The lock of the send buffers."""
-
-    def beat(self) -> None:
-        """Send a heartbeat with the load now, from the loop."""
-        ...
-
-    def beat_again(self) -> None:
-        """Send the last heartbeat again, from the heartbeat thread."""
-        ...
 
 
 class HeartbeatSchedule:
@@ -95,7 +78,7 @@ class HeartbeatSchedule:
 
 
 class HeartbeatSender:
-    """The caller of ``listeners`` whenever a heartbeat is due, from ``with`` until :meth:`end`.
+    """The caller of ``fronts`` whenever a heartbeat is due, from ``with`` until :meth:`end`.
 
     The loop calls :meth:`works`, which sends a fresh heartbeat, and :meth:`rests`.  While a step
     takes longer than the time between two beats, a daemon thread sends the last one again; it never
@@ -103,8 +86,8 @@ class HeartbeatSender:
     sign of life as well.
     """
 
-    def __init__(self, listeners: Listeners, clock: Clock, rhythm: HeartbeatSchedule) -> None:
-        self._listeners = listeners
+    def __init__(self, fronts: Fronts, clock: Clock, rhythm: HeartbeatSchedule) -> None:
+        self._fronts = fronts
         self._clock = clock
         self._rhythm = rhythm
         self._ended = threading.Event()
@@ -114,12 +97,7 @@ class HeartbeatSender:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.end()
 
     def works(self) -> float:
@@ -130,7 +108,7 @@ class HeartbeatSender:
             self._rhythm.beats(now_seconds)
         self._rhythm.works(now_seconds)
         if is_due:
-            self._listeners.beat()
+            self._fronts.beat()
         return now_seconds
 
     def rests(self) -> float | None:
@@ -138,7 +116,7 @@ class HeartbeatSender:
 
         :returns: seconds until the next beat is due; None if none will be.
         """
-        with self._listeners.lock:  # afterwards, only the loop adds unsent bytes
+        with self._fronts.lock:  # afterwards, only the loop adds unsent bytes
             self._rhythm.rests()
         if self._ended.is_set():
             return None
@@ -149,22 +127,13 @@ class HeartbeatSender:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._ended.wait(self._pause_seconds()):
-            try:
-                self._beat_alone()
-            except PeerClosedError:
-                return  # the loop meets the same error when it next sends or receives
-
-    def _pause_seconds(self) -> float:
-        remaining_seconds = self._rhythm.seconds_to_beat(self._clock.now_seconds())
-        return remaining_seconds or self._rhythm.beat_seconds
-
-    def _beat_alone(self) -> None:
-        with self._listeners.lock:
-            now_seconds = self._clock.now_seconds()
-            if self._rhythm.may_beat_alone(now_seconds):
-                self._rhythm.beats(now_seconds, alone=True)
-                self._listeners.beat_again()
+        rhythm, now_seconds = self._rhythm, self._clock.now_seconds
+        while not self._ended.wait(rhythm.seconds_to_beat(now_seconds()) or rhythm.beat_seconds):
+            with self._fronts.lock:
+                now = now_seconds()
+                if rhythm.may_beat_alone(now):
+                    rhythm.beats(now, alone=True)
+                    self._fronts.beat_again()
 
 
 OUTGOING_LIMIT_BYTES = 4 << 20
@@ -224,8 +193,6 @@ def serve_fronts(
     turn for longer than ``longest_step_seconds``: then the fronts see that the loop hangs.  A
     front's requests are cancelled when its connection ends, when it connects again, or when its
     lease expires (:class:`.ConnectedFront`); other fronts are not affected.
-
-    :param owner: returns the name of a request's front.
     """
     clock = clock or MonotonicClock()
     gate = CommandGate(engine, owner)
@@ -237,8 +204,8 @@ def serve_fronts(
         selector.register(terminated.descriptor, selectors.EVENT_READ, "terminated")
         if door.descriptor is not None:
             selector.register(door.descriptor, selectors.EVENT_READ, "door")
-        if gate.wakes is not None:
-            selector.register(gate.wakes, selectors.EVENT_READ, "woken")
+        if (wakes := gate.wakes()) is not None:
+            selector.register(wakes, selectors.EVENT_READ, "woken")
         try:
             serving.let_in()
             with heart:

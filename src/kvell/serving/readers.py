@@ -62,7 +62,6 @@ class _Mailbox:
 
     :ivar replies: batches of events, or the exception that ended all requests.
     :ivar waiting: requests that have no credit yet.
-    :ivar running: requests that were sent to the instance.
     :ivar undo: functions to call when the reader is closed, the last one first.
     """
 
@@ -115,7 +114,6 @@ class _EngineThread:
         del self._engine, self._instance  # readers that are still open refer to this object
 
     def end(self) -> None:
-        """End the thread after this command."""
         self._is_over = True
 
     def open(self, mailbox: _Mailbox) -> None:
@@ -136,10 +134,7 @@ class _EngineThread:
         mailbox.answer()
 
     def close(self, mailbox: _Mailbox, closed: Callable[[], None] | None = None) -> None:
-        """Cancel all requests of a reader, and remove the reader.
-
-        :param closed: called at the end.
-        """
+        """Cancel all requests of a reader, and remove the reader."""
         try:
             if mailbox in self._mailboxes:
                 self._mailboxes.remove(mailbox)
@@ -198,7 +193,6 @@ class _EngineThread:
                 free, total = free - 1, total - 1
 
     def _guard(self, function: Callable[[], None]) -> None:
-        """Call a function; if it raises, fail all requests and start the engine again."""
         try:
             function()
         except BaseException as failure:
@@ -223,11 +217,15 @@ class _EngineThread:
 
 
 class EventReader:
-    """The requests of one caller; ``with shared.reader() as reader:`` cancels unfinished ones."""
+    """The requests of one caller; ``with shared.reader() as reader:`` cancels unfinished ones.
+
+    :ivar undo: functions that the engine's thread calls when the reader is closed, the last first.
+    """
 
     def __init__(self, thread: _EngineThread, shared: "SharedInstance") -> None:
         self._thread = thread
         self._mailbox = _Mailbox()
+        self.undo = self._mailbox.undo
         self._shared = shared  # keeps the thread alive
         self._finalizer = weakref.finalize(self, thread.post, partial(thread.close, self._mailbox))
         self._finalizer.atexit = False
@@ -261,10 +259,6 @@ class EventReader:
         finally:
             del reply  # the traceback of an exception refers to this frame
 
-    def at_close(self, undo: Callable[[], None]) -> None:
-        """Have the engine's thread call a function when the reader is closed."""
-        self._mailbox.undo.append(undo)
-
     def close(self) -> None:
         """Cancel all requests that have not ended, and wait until they have."""
         if self._shared.is_this_thread():  # freed with a generator, by a step's garbage collection
@@ -296,11 +290,9 @@ class SharedInstance:
             _end(self._work, self._thread, None)
 
     def reader(self) -> EventReader:
-        """Return a reader for a caller's requests."""
         return EventReader(self._work, self)
 
     def is_this_thread(self) -> bool:
-        """Return whether the caller is on the engine's thread."""
         return threading.current_thread() is self._thread
 
     def wait(self, replies: "SimpleQueue[Result]") -> Result:

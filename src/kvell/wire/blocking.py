@@ -133,7 +133,6 @@ def _views(parts: Sequence[Part]) -> deque[memoryview]:
 
 
 def _forget(left: deque[memoryview], count: int) -> None:
-    """Drop the first ``count`` bytes."""
     while left and count >= left[0].nbytes:
         count -= left.popleft().nbytes
     if count:

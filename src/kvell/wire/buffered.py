@@ -12,10 +12,7 @@ class PeerClosedError(Exception):
 
 
 class BufferedSocket:
-    """A non-blocking socket with a send buffer; the caller limits its size.
-
-    :param most_frame_bytes: the largest frame to receive.
-    """
+    """A non-blocking socket with a send buffer; the caller limits its size."""
 
     def __init__(self, sock: socket.socket, most_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         sock.setblocking(False)

@@ -57,8 +57,6 @@ def decode_json(
 ) -> Any:
     """Read JSON of any shape. As with ``json.loads``, infinities and NaN are accepted.
 
-    :param hook: converts each object.
-    :param constant: converts ``NaN`` and infinities.
     :param strict: whether control characters in strings are errors.
     :raises MalformedError: when the text cannot be decoded, for any reason.
     """

@@ -27,7 +27,8 @@ def exchange_descriptors(
     fds = array.array("i")
     try:
         for descriptor in descriptors:
-            given.append(_for_reading(descriptor))
+            path = f"/proc/self/fd/{descriptor}"
+            given.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         sock.settimeout(seconds)
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", given))]
         sock.sendmsg([MEMORY_FOLLOWS], ancillary)
@@ -44,10 +45,6 @@ def exchange_descriptors(
     finally:
         _close(given)
     return fds.tolist()
-
-
-def _for_reading(descriptor: int) -> int:
-    return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _close(descriptors: Iterable[int]) -> None:

@@ -44,11 +44,8 @@ When it raises :class:`ProtocolError` or OSError, ``Doorway`` closes the connect
 class Doorway:
     """A listener that authenticates peers with the cluster's secret.
 
-    :param listener: a listening socket. :meth:`close` closes it.
-    :param greeting: the identity of this process.
     :param enters: the handler of each purpose. Other purposes are refused.
     :param greeting_seconds: the time that a peer has to authenticate after it is accepted.
-    :ivar address: the address of the listener.
     """
 
     def __init__(

@@ -108,6 +108,7 @@ class MessageLine(asyncio.Protocol, Generic[Heard]):
     :param decode: reads the body of a frame; raises :class:`ProtocolError`.
     :param most_message_bytes: the largest message to receive. The check needs only the header.
     :param most_unsent_bytes: beyond this the connection ends. None: the caller bounds them.
+    :ivar ended: set once either side has ended the connection.
     :ivar problem: why the connection ended, or "".
     """
 
@@ -121,7 +122,7 @@ class MessageLine(asyncio.Protocol, Generic[Heard]):
         self._decode, self._most_unsent_bytes = decode, most_unsent_bytes
         self._frames = FrameReader(most_message_bytes)
         self._transport: asyncio.WriteTransport | None = None
-        self._ended = asyncio.Event()
+        self.ended = asyncio.Event()
         self.hear: Callable[[Heard], None] = _nobody_hears
         """The receiver of every message. It must be set before the connection is made."""
         self.problem = ""
@@ -151,17 +152,11 @@ class MessageLine(asyncio.Protocol, Generic[Heard]):
         if self._transport is not None:
             self._transport.abort()
 
-    async def wait_ended(self) -> None:
-        """Wait until either side has ended the connection."""
-        await self._ended.wait()
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Store the transport."""
         assert isinstance(transport, asyncio.WriteTransport)
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Deliver the messages that are now complete."""
         try:
             for body in self._frames.feed(data):
                 self.hear(self._decode(body))
@@ -169,12 +164,10 @@ class MessageLine(asyncio.Protocol, Generic[Heard]):
             self.broken(problem)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Record why the connection ended, and wake the waiting tasks."""
         self.problem = self.problem or str(exc or "it closed the connection")
-        self._ended.set()
+        self.ended.set()
 
     def broken(self, problem: ProtocolError) -> None:
-        """End the connection after a protocol violation."""
         self.abort(str(problem))
 
 

@@ -93,8 +93,6 @@ def open_session(
 class Opening:
     """The opening side of a session. It does no I/O.
 
-    :param greeting: the identity of this process.
-    :ivar hello: the first bytes to send.
     :ivar met: the peer's greeting, once the peer is authenticated.
     """
 
@@ -138,8 +136,6 @@ class Opening:
 class ServerHandshake:
     """The answering side of a session. It does no I/O.
 
-    :param greeting: the identity of this process.
-    :param purposes: the accepted purposes.
     :ivar met: the peer's purpose and greeting, once the peer is authenticated.
     """
 
@@ -167,7 +163,6 @@ class ServerHandshake:
         return outgoing
 
     def _answered(self, body: bytes) -> bytes:
-        """Return the answer to the peer's hello."""
         hello = _hello(body)
         answer = frame(msgspec.msgpack.encode(Hello(VERSION, hello.purpose, self._nonce)))
         if hello.version != VERSION:
@@ -205,7 +200,6 @@ def check_secret(secret: bytes) -> None:
 
 
 def _hello(body: bytes) -> Hello:
-    """Read the peer's hello, or raise ProtocolError if it is malformed."""
     hello = decode(_HELLO, body, "greeting")
     if len(hello.nonce) != NONCE_BYTES:
         raise ProtocolError("the peer's nonce has another length")

@@ -10,13 +10,13 @@ from msgspec import structs
 
 from kvell.cluster.routing.costs import (
     MOST_SOURCES,
+    RequestView,
     answer_seconds,
     first_token_seconds,
     prompt_work,
     pull_or_recompute,
     queues_seconds,
 )
-from kvell.cluster.routing.views import RequestView
 from kvell.cost.amounts import shape_of
 from kvell.cost.model import prefill_seconds
 from kvell.cost.prices import ExecCosts, pairs, prices_of

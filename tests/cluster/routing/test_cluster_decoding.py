@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from kvell.cluster.routing.costs import RequestView
 from kvell.cluster.routing.policies import EarliestEnd, end_seconds
-from kvell.cluster.routing.views import RequestView
 from kvell.cost.prices import BATCHES, ExecCosts
 from kvell.engine.protocol.statistics import InstanceReport
 from tests.reports import Routable, facts

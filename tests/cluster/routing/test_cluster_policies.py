@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvell.cluster.routing.costs import RequestView
 from kvell.cluster.routing.policies import (
     DEFAULT_ROUTING,
     ROUTINGS,
@@ -14,7 +15,6 @@ from kvell.cluster.routing.policies import (
     load,
     router_named,
 )
-from kvell.cluster.routing.views import RequestView
 from kvell.cost.prices import PROMPT_TOKENS_PER_OUTPUT_TOKEN
 from kvell.errors import ChangeSomething
 from tests.reports import Routable

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from kvell.cluster.routing.costs import first_token_seconds, queues_seconds
+from kvell.cluster.routing.costs import RequestView, first_token_seconds, queues_seconds
 from kvell.cluster.routing.policies import (
     COMPUTE_WEIGHT,
     LongestPrefix,
@@ -18,7 +18,6 @@ from kvell.cluster.routing.policies import (
     load,
     router_named,
 )
-from kvell.cluster.routing.views import RequestView
 from kvell.cost.prices import ExecCosts, pairs
 from kvell.engine.protocol.statistics import InstanceReport
 from tests.reports import Routable, facts

@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.cluster.steering.relief import ROOM_PART, MovableView, relief
+from kvell.cluster.instance_load import Movable
+from kvell.cluster.steering.relief import ROOM_PART, relief
 from tests.reports import Memory
 
 FULL = Memory("full", 0, 50, 1000)
 EMPTY = Memory("empty", 0, 900, 1000)
-TWO = [MovableView("old", 100), MovableView("young", 100)]
+TWO = [Movable("old", 100), Movable("young", 100)]
 
 
 def test_the_youngest_leaves_for_where_there_is_most_room() -> None:
@@ -20,7 +21,7 @@ def test_the_youngest_leaves_for_where_there_is_most_room() -> None:
 
 
 def test_a_request_that_does_not_fit_lets_an_older_one_go() -> None:
-    assert relief(FULL, [EMPTY], [TWO[0], MovableView("young", 700)]) == ("old", "empty")
+    assert relief(FULL, [EMPTY], [TWO[0], Movable("young", 700)]) == ("old", "empty")
 
 
 def test_requests_that_wait_are_a_shortage_too() -> None:
@@ -60,7 +61,7 @@ def test_what_left_has_no_reason_to_come_back(
     """Requests do not go to and fro: afterwards the other has more room than was left here."""
     source, *others = (Memory(f"i{n}", 0, one, 1000) for n, one in enumerate(free))
     source = replace(source, waiting=waiting)
-    movable = [MovableView(f"r{n}", size) for n, size in enumerate(sizes)]
+    movable = [Movable(f"r{n}", size) for n, size in enumerate(sizes)]
     move = relief(source, others, movable)
     if move is None:
         return

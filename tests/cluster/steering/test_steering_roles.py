@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from kvell.cluster.instance_load import InstanceLoad
 from kvell.cluster.steering.steering import OTHER, Role, RoleChanger, RoleRules
 from kvell.cost.prices import FIT_BATCH, ExecCosts
 from kvell.engine.protocol.statistics import InstanceReport
@@ -35,13 +36,13 @@ def lateness(role: Role, work: float, count: int) -> float:
     return (8e-3 + work / count * 50e-6) / 8e-3 / RULES.slowdown
 
 
-@dataclass(frozen=True)
-class Worker:
+@dataclass(eq=False)
+class Worker(InstanceLoad):
     """An instance with a part of the work."""
 
-    instance_id: str
-    role: str
-    work: int
+    instance_id: str = ""
+    role: str = ""
+    work: int = 0
     report: InstanceReport = PRICED
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from kvell.engine.protocol.messages import Finished
 from kvell.engine.protocol.statistics import Stats
-from kvell.fleet.started.members import MemberStatus
+from kvell.fleet.fleet import MemberStatus
 from kvell.front.request_queue import Entries
 from kvell.server.map.figures import InstanceSnapshot, map_body
 from kvell.server.metrics.front_metrics import ServerMetrics

@@ -96,13 +96,14 @@ def until_idle(instance: LocalInstance) -> list[Event]:
 
 
 def until_over(gate: CommandGate) -> list[Event]:
-    assert gate.wakes is not None
+    wakes = gate.wakes()
+    assert wakes is not None
     events: list[Event] = []
     while gate.has_requests():
         if gate.has_work():
             events += gate.advance()
         else:
-            select.select([gate.wakes], [], [])
+            select.select([wakes], [], [])
         events += gate.woken()
     return events
 

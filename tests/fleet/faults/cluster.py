@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvell.engine.protocol.statistics import Stats
-from kvell.fleet.followed.followed_members import FollowedCluster, FollowedMembers
-from kvell.fleet.followed.manager_link import ManagerAddress
+from kvell.fleet.followed.followed_members import FollowedCluster, FollowedMembers, ManagerAddress
 from kvell.fleet.manager.messages import Roster
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.front.front import Front

@@ -15,8 +15,7 @@ import sys
 import threading
 from pathlib import Path
 
-from kvell.fleet.followed.followed_members import FollowedCluster
-from kvell.fleet.followed.manager_link import ManagerAddress
+from kvell.fleet.followed.followed_members import FollowedCluster, ManagerAddress
 from kvell.front.front import Front
 from kvell.serving.fronts import read_secret
 from tests.async_engine.jobs import Job, read_jobs

@@ -12,9 +12,8 @@ import numpy as np
 
 from kvell.engine.protocol.messages import HEARTBEAT_SECONDS, Command, Event, Finished, Submit
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.fleet.followed.followed_members import FollowedCluster
+from kvell.fleet.followed.followed_members import FollowedCluster, ManagerAddress
 from kvell.fleet.followed.instance_link import InstanceLink
-from kvell.fleet.followed.manager_link import ManagerAddress
 from kvell.fleet.manager.messages import (
     Answer,
     DrainInstance,

@@ -10,8 +10,7 @@ import pytest
 
 import kvell.fleet.manager.manager as manager_module
 from kvell.clock import MonotonicClock
-from kvell.fleet.followed.followed_members import FollowedCluster
-from kvell.fleet.followed.manager_link import ManagerAddress
+from kvell.fleet.followed.followed_members import FollowedCluster, ManagerAddress
 from kvell.fleet.placing.cluster_site import ClusterSite
 from kvell.front.front import Front
 from kvell.server.access.keys import ApiKey, KeyRing, digest_of
@@ -69,7 +68,10 @@ async def keyed_front(one: Managed) -> AsyncIterator[KeyedFront]:
 
     clock = StoppedClock()
     ring, metrics = KeyRing(KEYS, 1.0), ServerMetrics("fake")
-    joins = FollowedCluster(find, beat_seconds=0.02, key_uses=SharedUse(ring, clock))
+    uses = SharedUse(ring, clock)
+    joins = FollowedCluster(
+        find, beat_seconds=0.02, take_key_uses=uses.take, on_key_uses=uses.on_uses
+    )
     async with Front(joins=joins, limits=LIMITS, observer=metrics) as front:
         app = build_app(front, ByteText(), metrics, access=Access(ring, clock=clock))
         transport = httpx.ASGITransport(app)

@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 
 from kvell.errors import ChangeSomething, TryLater
-from kvell.fleet.followed import manager_link
-from kvell.fleet.followed.followed_members import FollowedCluster, FollowedMembers
-from kvell.fleet.followed.manager_link import ManagerAddress
+from kvell.fleet.followed import followed_members
+from kvell.fleet.followed.followed_members import FollowedCluster, FollowedMembers, ManagerAddress
 from kvell.fleet.instance.instance_process import InstanceStartError
 from kvell.fleet.manager.messages import Answer, DrainInstance, Leave, ScaleInstances
 from kvell.front.front import Front
@@ -258,8 +257,8 @@ async def test_calls_are_answered_each_by_its_number() -> None:
             return None
 
         manager.answer = answer
-        scale = asyncio.create_task(front.scale({"mixed": 99}))
-        drain = asyncio.create_task(front.drain("mixed-0"))
+        scale = asyncio.ensure_future(front.scale({"mixed": 99}))
+        drain = asyncio.ensure_future(front.drain("mixed-0"))
         await until(lambda: len(asked) == 2)
         assert isinstance(asked[0], ScaleInstances) and asked[0].instances == {"mixed": 99}
         assert isinstance(asked[1], DrainInstance) and asked[1].instance_id == "mixed-0"
@@ -277,7 +276,7 @@ async def test_calls_are_answered_each_by_its_number() -> None:
 async def test_a_call_whose_answer_is_lost_may_be_made_again() -> None:
     async with cluster(one_instance()) as (manager, front):
         manager.answer = lambda call: None
-        scale = asyncio.create_task(front.scale({"mixed": 2}))
+        scale = asyncio.ensure_future(front.scale({"mixed": 2}))
         await until(lambda: any(isinstance(one, ScaleInstances) for one in manager.heard))
         manager.hang_up()
         with pytest.raises(TryLater, match="before it answered"):
@@ -285,7 +284,7 @@ async def test_a_call_whose_answer_is_lost_may_be_made_again() -> None:
 
 
 async def test_a_call_that_is_not_answered_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manager_link, "CALL_SECONDS", 0.05)
+    monkeypatch.setattr(followed_members, "CALL_SECONDS", 0.05)
     async with cluster(one_instance()) as (manager, front):
         manager.answer = lambda call: None
         with pytest.raises(TryLater, match=r"did not answer within 0\.05 s"):

@@ -7,9 +7,9 @@ from typing import cast
 
 import pytest
 
+from kvell.cluster.routed_request import InstanceDeath
 from kvell.engine.protocol.messages import Event
 from kvell.engine.protocol.statistics import InstanceFacts
-from kvell.fleet.instance.death import InstanceDeath
 from kvell.fleet.instance.instance_process import InstanceProcess, InstanceStartError
 from kvell.fleet.instance.supervisor import USER_MUST_CHANGE, RestartPolicy, Supervisor
 from kvell.wire.frames import ProtocolError
@@ -60,7 +60,7 @@ async def test_a_first_start_that_goes_wrong_is_tried_again(problem: Exception) 
     supervisor, listening = supervised(repeat(problem), attempts=3)
     supervisor.start_soon()
     async with asyncio.timeout(10):
-        await supervisor.wait_settled()  # whoever waits for all does not wait for this one
+        await supervisor.settled.wait()  # whoever waits for all does not wait for this one
         while not listening.given_up:
             await asyncio.sleep(0)
         assert supervisor.state == "failing" and supervisor.restarts >= 3
@@ -84,7 +84,7 @@ async def test_what_the_user_must_change_is_not_tried_again() -> None:
     supervisor, listening = supervised(iter([problem]), attempts=3)
     supervisor.start_soon()
     async with asyncio.timeout(10):
-        await supervisor.wait_settled()
+        await supervisor.settled.wait()
     assert (supervisor.state, supervisor.restarts, listening.given_up) == ("failed", 0, 1)
 
 
@@ -106,6 +106,11 @@ class Ended:
     """A process that is ready, and then ends in a way that nobody has thought of."""
 
     host, pid, kills = "", 1, 0
+
+    @property
+    def line(self) -> "Ended":
+        """The connection, which fails in its place."""
+        return self
 
     async def wait_ready(self, _deadline_seconds: float) -> InstanceFacts:
         return FACTS

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from kvell.clock import VirtualClock
-from kvell.fleet.instance.instance_process import InstanceProcess, LaunchPlan, dial
-from kvell.fleet.instance.site import Site
+from kvell.fleet.instance.instance_process import InstanceProcess, LaunchPlan, Site, dial
 from kvell.fleet.instance.supervisor import RestartPolicy
 from kvell.fleet.manager.manager import MOST_GAP_SECONDS, Manager
 from kvell.fleet.manager.messages import (

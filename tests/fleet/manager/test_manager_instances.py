@@ -218,7 +218,7 @@ async def test_an_error_of_our_own_while_an_order_is_carried_out_ends_that_conne
         await joined(one.manager, "front-b") as other,
     ):
         await front.serving(1)
-        monkeypatch.setattr(Members, "scale_now", breaks)
+        monkeypatch.setattr(Members, "scale", breaks)
         front.say(ScaleInstances(1, {"mixed": 2}))
         await front.hung_up()
         assert await other.drain("mixed-9")

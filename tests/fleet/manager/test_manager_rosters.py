@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvell.fleet.fleet import MemberCallbacks
 from kvell.fleet.instance.supervisor import Supervisor
 from kvell.fleet.manager.manager import entries
 from kvell.fleet.manager.messages import (
@@ -23,7 +24,9 @@ from kvell.fleet.manager.messages import (
     decode_to_manager,
     encode_message,
 )
-from kvell.fleet.started.members import MemberCallbacks, OwnMember
+from kvell.fleet.started.front_limits import FrontLimits
+from kvell.fleet.started.host import Host
+from kvell.fleet.started.members import Members, OwnMember
 from kvell.wire.frames import HEADER_BYTES, ProtocolError
 
 ENDED = Ended(4, "the instance process ended unexpectedly (exit -9)", "killed")
@@ -41,7 +44,8 @@ class FakeSupervisor:
 def member(instance_id: str, state: str, pid: int | None = None) -> OwnMember:
     def deaf(*_words: object) -> None: ...
 
-    one = OwnMember(instance_id, instance_id[:-2], MemberCallbacks(*[deaf] * 9))
+    fleet = Members((), FrontLimits(), Host(), MemberCallbacks(*[deaf] * 6))
+    one = OwnMember(instance_id, instance_id[:-2], fleet)
     one.supervisor = cast(Supervisor, FakeSupervisor(state, pid))
     one.incarnation = 9
     return one

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvell.fleet.manager.manager as manager_module
+from kvell.cluster.instance_load import Movable
 from kvell.cluster.steering.lending.planner import RESERVED_ROUNDS
-from kvell.cluster.steering.relief import is_short
 from kvell.cluster.steering.steering import Move, Orders, Steering
 from kvell.engine.protocol.messages import Heartbeat
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.protocol.statistics import InstanceReport, LoadStats
-from kvell.fleet.manager.messages import FrontBeat, Movable, MoveRequest, Pressed, RosterEntry
+from kvell.fleet.manager.messages import FrontBeat, MoveRequest, Pressed, RosterEntry
 from kvell.fleet.manager.steered import SETTLING_LOOKS, FleetSteering
 from kvell.vocabulary import RequestId
 from tests.fleet.manager.front_client import joined, managed
@@ -180,4 +180,4 @@ def test_only_those_that_serve_are_steered_in_their_present_role() -> None:
     ]
     assert [member.num_leaving for member in members] == [2, 0, 0, 0]
     assert [member.num_coming for member in members] == [0, 3, 0, 0]
-    assert not any(member.can_take or is_short(member) for member in members), "none has beaten yet"
+    assert not any(member.can_take or member.is_short for member in members), "none has beaten yet"

@@ -5,8 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
-from kvell.fleet.followed.followed_members import FollowedCluster
-from kvell.fleet.followed.manager_link import ManagerAddress
+from kvell.fleet.followed.followed_members import FollowedCluster, ManagerAddress
 from kvell.fleet.instance.instance_process import InstanceStartError
 from kvell.fleet.manager.manager import Manager
 from kvell.fleet.placing.cluster_site import ClusterSite

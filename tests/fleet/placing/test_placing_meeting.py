@@ -43,7 +43,9 @@ def saying(reply: bytes) -> tuple[str, ...]:
 
 
 def test_settings_cross_whole() -> None:
-    assert ClusterSettings.decode(SETTINGS.encode()) == SETTINGS
+    assert (
+        msgspec.msgpack.decode(msgspec.msgpack.encode(SETTINGS), type=ClusterSettings) == SETTINGS
+    )
 
 
 @pytest.mark.parametrize(

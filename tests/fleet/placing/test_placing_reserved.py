@@ -4,6 +4,7 @@ import asyncio
 import json
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 pytest.importorskip("ray")
@@ -16,7 +17,6 @@ from kvell.fleet.placing.ray.record import (
     Group,
     Remains,
     decode_record,
-    encode_record,
     sorted_out,
 )
 from kvell.fleet.placing.ray.reservations import (
@@ -102,7 +102,7 @@ def test_groups_of_one_cluster_are_not_those_of_another() -> None:
 
 
 def test_a_record_is_read_back() -> None:
-    assert decode_record(encode_record(RECORD)) == RECORD
+    assert decode_record(msgspec.msgpack.encode(RECORD)) == RECORD
     assert decode_record(None) == {}
 
 

@@ -17,12 +17,10 @@ from hypothesis import strategies as st
 from kvell.engine.protocol.messages import HEARTBEAT_SECONDS, Finished
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething
-from kvell.fleet.followed.followed_members import FollowedCluster
-from kvell.fleet.followed.manager_link import ManagerAddress
+from kvell.fleet.followed.followed_members import FollowedCluster, ManagerAddress
 from kvell.fleet.instance.supervisor import InstanceState, RestartPolicy, Watchdog
 from kvell.fleet.placing.cluster_site import ClusterSite
-from kvell.fleet.started.members import Members
-from kvell.fleet.started.scaling import MOST_RESTARTS, Candidate, scaling
+from kvell.fleet.started.members import MOST_RESTARTS, Candidate, Members, scaling
 from kvell.front.front import Front
 from tests.depth import many
 from tests.engine.works import spec_of
@@ -31,6 +29,7 @@ from tests.fleet.placing.conftest import WORDS
 from tests.fleet.placing.host_placement import HostPlacement
 from tests.fleet.seen import members_of
 from tests.front.scenarios import run, until
+from tests.front.seen import own_members_of
 
 CommandFactory = Callable[..., list[str]]
 Fleet = tuple[Front, Members]
@@ -126,7 +125,7 @@ async def own(command: CommandFactory, number: int, restart: RestartPolicy) -> A
     """A front that starts its instances itself."""
     limits = replace(SLOW_RESTARTS, restart=restart)
     async with Front(command(), instances={"mixed": number}, limits=limits) as front:
-        yield front, front.own()
+        yield front, own_members_of(front)
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ from kvell.engine.protocol.messages import Command
 from kvell.engine.protocol.pages import AskLargePage, AskPages, LargePage, Pages
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import InstanceDied, TryLater
-from kvell.fleet.started.watch import MOST_QUESTIONS, Watch, pages_of
+from kvell.fleet.instance.watch import MOST_QUESTIONS, Watch, pages_of
 from kvell.front.front import Front
 from kvell.testing.instance import LARGE_PAGES
 from tests.engine.works import spec_of

@@ -13,7 +13,7 @@ from kvell.engine.protocol.pages import LargePage, Miss, PageGroup, PageOwner, P
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.statistics import GroupStats, Stats
-from kvell.fleet.started.members import MemberStatus
+from kvell.fleet.fleet import MemberStatus
 from kvell.front.request_log import LogEntry
 from kvell.front.request_queue import Entries, IdleWait
 from kvell.server.map.figures import (

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import cast
 
 from kvell.clock import VirtualClock
+from kvell.cluster.instance_load import InstanceLoad
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.protocol.statistics import InstanceReport, LoadStats, Stats
+from kvell.fleet.fleet import MemberStatus
 from kvell.fleet.instance.supervisor import InstanceState
-from kvell.fleet.started.members import MemberStatus
 from kvell.front.front import Front
-from kvell.front.instance_load import InstanceLoad
 from kvell.front.request_queue import Entries
 from kvell.server.map.history import HISTORY_SECONDS, MOST_INSTANCES, HistoryRow
 from kvell.server.map.recorder import STALE_SECONDS, HistoryRecorder

@@ -6,8 +6,8 @@ from functools import partial
 from random import Random
 from typing import Any
 
+from kvell.cluster.instance_load import Movable
 from kvell.cluster.routing.policies import ROUTINGS
-from kvell.cluster.steering.relief import MovableView
 from kvell.cluster.steering.steering import Steering
 from kvell.engine.moving.handovers import Handovers
 from kvell.engine.protocol.messages import MoveKvCache
@@ -119,7 +119,7 @@ class LendingRun(Run):
         self.cluster.loop.after(every, partial(self._look, steering, every, late))
 
     def _order(
-        self, steering: Steering, views: list[Party], movable: dict[str, list[MovableView]]
+        self, steering: Steering, views: list[Party], movable: dict[str, list[Movable]]
     ) -> None:
         """Give the orders that follow from an old view."""
         now_seconds = self.cluster.loop.now_seconds

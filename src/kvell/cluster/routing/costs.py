@@ -4,10 +4,12 @@ Each instance is priced by the prices that it reports (:class:`kvell.cost.prices
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from heapq import nsmallest
+from types import MappingProxyType
 
+from kvell.cluster.instance_load import InstanceLoad
 from kvell.cluster.routing.pace import PromptWork
-from kvell.cluster.routing.views import RequestView, RoutableInstance
 from kvell.cost.prices import ExecCosts, pairs
 
 ANSWER_STEPS = 1.5
@@ -16,7 +18,27 @@ MOST_SOURCES = 16
 """Most instances that are compared as sources of a prompt's history."""
 
 
-def queues_seconds(instances: Sequence[RoutableInstance], request: RequestView) -> list[float]:
+NO_HITS: Mapping[str, int] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """A request that needs an instance.
+
+    :param session: equal for requests of one conversation; empty if it belongs to none.
+    :param hits: number of tokens of the prompt that an instance could resume, by its id; instances
+        that have none are left out.
+    :param deadline_seconds: time until its first token is due; None: there is no deadline.
+    """
+
+    prompt_tokens: int
+    output_tokens: int
+    session: str
+    hits: Mapping[str, int] = field(default_factory=lambda: NO_HITS)
+    deadline_seconds: float | None = None
+
+
+def queues_seconds(instances: Sequence[InstanceLoad], request: RequestView) -> list[float]:
     """Return a request's wait on each instance before its own prompt: the first term of
     equation 1.
 
@@ -40,7 +62,7 @@ def queues_seconds(instances: Sequence[RoutableInstance], request: RequestView) 
     return waits
 
 
-def prompt_work(instance: RoutableInstance, prompt_tokens: int, hit: int) -> PromptWork:
+def prompt_work(instance: InstanceLoad, prompt_tokens: int, hit: int) -> PromptWork:
     costs = instance.report.facts.prices
     new = max(1, prompt_tokens - hit)
     decoding = instance.running_requests * costs.output_token_seconds
@@ -49,7 +71,7 @@ def prompt_work(instance: RoutableInstance, prompt_tokens: int, hit: int) -> Pro
 
 
 def first_token_seconds(
-    instance: RoutableInstance,
+    instance: InstanceLoad,
     prompt_tokens: int,
     hit: int,
     fetch_seconds: float = 0.0,
@@ -63,10 +85,13 @@ def first_token_seconds(
     :param done_seconds: of the present prompts' time, what is over.
     """
     own_seconds = instance.prompt_seconds(prompt_work(instance, prompt_tokens, hit))
-    return max(fetch_seconds, _left_seconds(instance, done_seconds)) + own_seconds
+    left_seconds = 0.0
+    if instance.uncached_prompt_tokens:
+        left_seconds = instance.prompt_seconds(_waiting_work(instance)) - done_seconds
+    return max(0.0, fetch_seconds, left_seconds) + own_seconds
 
 
-def answer_seconds(instance: RoutableInstance, done_seconds: float) -> float:
+def answer_seconds(instance: InstanceLoad, done_seconds: float) -> float:
     """Return the time until an instance has sent pages of a text: it handles messages between its
     steps, so the transfer waits for the rest of its present step and for one more.
 
@@ -82,7 +107,7 @@ def answer_seconds(instance: RoutableInstance, done_seconds: float) -> float:
     return min(two_steps * seconds, max(0.0, seconds - done_seconds))
 
 
-def _waiting_work(instance: RoutableInstance) -> PromptWork:
+def _waiting_work(instance: InstanceLoad) -> PromptWork:
     costs = instance.report.facts.prices
     tokens = instance.uncached_prompt_tokens
     decoding = instance.running_requests * costs.output_token_seconds
@@ -90,13 +115,7 @@ def _waiting_work(instance: RoutableInstance) -> PromptWork:
     return PromptWork(steps_seconds, tokens, instance.outstanding_pairs)
 
 
-def _left_seconds(instance: RoutableInstance, done_seconds: float) -> float:
-    if not instance.uncached_prompt_tokens:
-        return 0.0
-    return max(0.0, instance.prompt_seconds(_waiting_work(instance)) - done_seconds)
-
-
-def _prompts_seconds(instance: RoutableInstance, costs: ExecCosts) -> float:
+def _prompts_seconds(instance: InstanceLoad, costs: ExecCosts) -> float:
     tokens = instance.uncached_prompt_tokens
     return (
         -(-tokens // costs.chunk_tokens) * costs.request_seconds
@@ -115,7 +134,6 @@ def pull_or_recompute(
     """Return the instance from which to fetch more of a prompt's history; "" if computing it is
     quicker (MemServe §5.3, equation 2).
 
-    :param chosen: the instance that computes the request.
     :param hits: number of tokens that each instance has.
     :param costs: prices of the chosen instance, which would fetch or compute.
     :param waits: returns the time until an instance has sent pages, beside what they take.  Of

@@ -27,8 +27,6 @@ class Crowd:
 
     Prices are measured while one instance computes.  The slowdown is learnt for each number of
     computing instances; before any prompt shows it, that of the nearest number counts.
-
-    :ivar computing: number of instances that compute now.
     """
 
     def __init__(self) -> None:
@@ -104,8 +102,6 @@ class FirstToken:
     """When a request's first token comes.
 
     :param seconds: from now on.
-    :param work: its own prompt.
-    :param since: the time of the prediction.
     :param fetches: whether it waits for pages of another instance, and so shows no pace.
     """
 
@@ -119,7 +115,6 @@ class InstancePace:
     """An instance's pace among those of its host.
 
     :param pace: shared with instances of equal prices on the host.
-    :param crowd: the instances of the host.
     """
 
     def __init__(self, pace: Pace, crowd: Crowd) -> None:

@@ -34,7 +34,6 @@ class PromptWork:
     """The part of prompts that is computed.
 
     :param step_seconds: price of their steps, and of the decodes in them.
-    :param tokens: computed tokens.
     :param pairs: of query and key (:func:`kvell.cost.prices.pairs`).
     """
 
@@ -75,7 +74,7 @@ class Pace:
 
         :param seconds: what it took, less what instances on the same processors cost it.
         """
-        amounts = self._amounts(work)
+        amounts = self._units * (work.step_seconds, work.tokens, work.pairs)
         priced_seconds = float(amounts @ self._priced)
         seconds = max(LEAST_SECONDS, seconds)
         if seconds > MOST_SECONDS or priced_seconds < LEAST_SECONDS:
@@ -110,6 +109,3 @@ class Pace:
             return solved
         upper = np.asarray(np.linalg.cholesky(products).T, np.float64)
         return non_negative(upper, np.asarray(np.linalg.solve(upper.T, results), np.float64))
-
-    def _amounts(self, work: PromptWork) -> Floats:
-        return self._units * (work.step_seconds, work.tokens, work.pairs)

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
-from kvell.cluster.routing.costs import first_token_seconds, queues_seconds
-from kvell.cluster.routing.views import RequestView, RoutableInstance
+from kvell.cluster.instance_load import InstanceLoad
+from kvell.cluster.routing.costs import RequestView, first_token_seconds, queues_seconds
 from kvell.cost.prices import PROMPT_TOKENS_PER_OUTPUT_TOKEN, pairs
 from kvell.errors import ChangeSomething
 
@@ -41,7 +41,7 @@ MOST_SESSIONS = 65_536
 class Router(Protocol):
     """A policy that chooses an instance for each request."""
 
-    def choose(self, request: RequestView, instances: Sequence[RoutableInstance]) -> str:
+    def choose(self, request: RequestView, instances: Sequence[InstanceLoad]) -> str:
         """Return the id of one of ``instances``, which are not empty."""
         ...
 
@@ -55,7 +55,7 @@ class RoundRobin:
     def __init__(self) -> None:
         self._last = ""
 
-    def choose(self, request: RequestView, instances: Sequence[RoutableInstance]) -> str:
+    def choose(self, request: RequestView, instances: Sequence[InstanceLoad]) -> str:
         return self.next_of(view.instance_id for view in instances)
 
     def next_of(self, instance_ids: Iterable[str]) -> str:
@@ -73,7 +73,7 @@ class LeastLoad:
     def __init__(self) -> None:
         self._turn = RoundRobin()
 
-    def choose(self, request: RequestView, instances: Sequence[RoutableInstance]) -> str:
+    def choose(self, request: RequestView, instances: Sequence[InstanceLoad]) -> str:
         """Return an instance with the least load; the request adds the same load to each."""
         least = min(map(load, instances))
         return self._turn.next_of(view.instance_id for view in instances if load(view) == least)
@@ -85,7 +85,7 @@ class MostFreeMemory:
     def __init__(self) -> None:
         self._least_load = LeastLoad()
 
-    def choose(self, request: RequestView, instances: Sequence[RoutableInstance]) -> str:
+    def choose(self, request: RequestView, instances: Sequence[InstanceLoad]) -> str:
         """Return an instance with the most free bytes."""
         most = max(view.free_bytes for view in instances)
         freest = [view for view in instances if view.free_bytes == most]
@@ -106,7 +106,7 @@ class BySession:
         self._most_sessions = most_sessions
         self._homes: OrderedDict[str, str] = OrderedDict()
 
-    def choose(self, request: RequestView, instances: Sequence[RoutableInstance]) -> str:
+    def choose(self, request: RequestView, instances: Sequence[InstanceLoad]) -> str:
         """Return the session's instance, or the one with the least load."""
         if not request.session:
             return self._least_load.choose(request, instances)
@@ -137,7 +137,7 @@ class LongestPrefix:
     def __init__(self) -> None:
         self._least_load = LeastLoad()
 
-    def choose(self, request: RequestView, instances: Sequence[RoutableInstance]) -> str:
+    def choose(self, request: RequestView, instances: Sequence[InstanceLoad]) -> str:
         """Return an instance with the longest hit; without any, the one with the least load."""
         hits = request.hits
         longest = max((hits.get(view.instance_id, 0) for view in instances), default=0)
@@ -165,7 +165,7 @@ class PromptTreeBased:
         self._weight = weight
         self._turn = RoundRobin()
 
-    def choose(self, request: RequestView, instances: Sequence[RoutableInstance]) -> str:
+    def choose(self, request: RequestView, instances: Sequence[InstanceLoad]) -> str:
         """Return an instance with the lowest price, among those that meet the deadline."""
         if request.deadline_seconds is not None:
             instances = self._in_time(request, request.deadline_seconds, instances) or instances
@@ -206,8 +206,8 @@ class PromptTreeBased:
         return charged
 
     def _in_time(
-        self, request: RequestView, deadline_seconds: float, instances: Sequence[RoutableInstance]
-    ) -> list[RoutableInstance]:
+        self, request: RequestView, deadline_seconds: float, instances: Sequence[InstanceLoad]
+    ) -> list[InstanceLoad]:
         tokens, hits = request.prompt_tokens, request.hits
         return [
             view
@@ -216,7 +216,7 @@ class PromptTreeBased:
         ]
 
 
-def load(instance: RoutableInstance) -> int:
+def load(instance: InstanceLoad) -> int:
     """Return the outstanding work of an instance, in prompt tokens."""
     output = instance.outstanding_output_tokens * PROMPT_TOKENS_PER_OUTPUT_TOKEN
     return instance.outstanding_prompt_tokens + output
@@ -250,7 +250,7 @@ class EarliestEnd:
     def __init__(self) -> None:
         self._turn = RoundRobin()
 
-    def choose(self, request: RequestView, instances: Sequence[RoutableInstance]) -> str:
+    def choose(self, request: RequestView, instances: Sequence[InstanceLoad]) -> str:
         """Return the instance with the shortest transfer and answer together.
 
         Requests that are on their way to an instance lengthen its steps like those that it has.
@@ -260,7 +260,7 @@ class EarliestEnd:
         return self._turn.next_of(name for name, end in seconds.items() if end == least)
 
 
-def end_seconds(instance: RoutableInstance, request: RequestView) -> float:
+def end_seconds(instance: InstanceLoad, request: RequestView) -> float:
     """Return the time until an instance has fetched a request's missing pages and answered it."""
     costs = instance.report.facts.prices
     missing_tokens = max(0, request.prompt_tokens - request.hits.get(instance.instance_id, 0))

@@ -58,7 +58,6 @@ class Leadership:
 
     :param floor: lowest epoch: seconds of the calendar, so that a manager that finds no instances
         is still newer than those before it.
-    :ivar epoch: epoch of this manager.
     """
 
     def __init__(self, floor: int) -> None:

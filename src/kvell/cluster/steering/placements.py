@@ -9,11 +9,12 @@ Source: Infinite-LLM §5.2.1, §5.3.
 import heapq
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Literal, Protocol
+from typing import Literal
 
-from kvell.cluster.steering.relief import ROOM_PART, MemoryPressure
+from kvell.cluster.instance_load import InstanceLoad
+from kvell.cluster.steering.relief import ROOM_PART
 from kvell.engine.protocol.placements import RequestPlacementEntry
-from kvell.engine.protocol.statistics import ModelLengths
+from kvell.engine.protocol.statistics import InstanceFacts, ModelLengths
 from kvell.mempool.loans.ledger import LENDABLE_PARTS
 from kvell.vocabulary import RequestId
 
@@ -27,31 +28,7 @@ READINGS: tuple[Reading, ...] = ("in place", "asked")
 NO_LOANS: Mapping[Reading, int] = MappingProxyType({})
 
 
-class LoanFacts(Protocol):
-    """The facts of an instance about its loans."""
-
-    @property
-    def section_bytes(self) -> int:
-        """KV memory of a section, the unit of loans; 0: none are made."""
-        ...
-
-    @property
-    def section_tokens(self) -> int:
-        """Tokens of a section."""
-        ...
-
-    @property
-    def host(self) -> str:
-        """The host whose instances read each other's memory in place."""
-        ...
-
-    @property
-    def is_asked(self) -> bool:
-        """Whether instances of other hosts may ask it for attention over what it lends."""
-        ...
-
-
-def ways_to_share(facts: LoanFacts) -> dict[Reading, tuple[str, int]]:
+def ways_to_share(facts: InstanceFacts) -> dict[Reading, tuple[str, int]]:
     """Return the ways in which an instance lends and borrows sections, the better one first.
 
     Instances that have a way in common can share sections.
@@ -64,7 +41,7 @@ def ways_to_share(facts: LoanFacts) -> dict[Reading, tuple[str, int]]:
     return ways
 
 
-def reading_of(facts: LoanFacts | None, other: LoanFacts | None) -> Reading | None:
+def reading_of(facts: InstanceFacts | None, other: InstanceFacts | None) -> Reading | None:
     """Return how one instance reads sections that another one lends; None if it cannot."""
     if facts is None or other is None:
         return None
@@ -73,7 +50,7 @@ def reading_of(facts: LoanFacts | None, other: LoanFacts | None) -> Reading | No
     return next(common, None)
 
 
-def local_sections(facts: LoanFacts, lengths: ModelLengths) -> int:
+def local_sections(facts: InstanceFacts, lengths: ModelLengths) -> int:
     """Return the sections of a request with loans that its instance can hold; 0: no loans.
 
     :param lengths: the lengths of its model's requests; the same in :func:`longest_with`.
@@ -81,7 +58,7 @@ def local_sections(facts: LoanFacts, lengths: ModelLengths) -> int:
     return lengths.max_model_len // facts.section_tokens if facts.section_bytes else 0
 
 
-def longest_with(facts: LoanFacts, lengths: ModelLengths, pool_bytes: Iterable[int]) -> int:
+def longest_with(facts: InstanceFacts, lengths: ModelLengths, pool_bytes: Iterable[int]) -> int:
     """Return the most tokens of a request while instances with such pools lend all they can."""
     alone_tokens = lengths.max_model_len
     own = local_sections(facts, lengths)
@@ -92,7 +69,6 @@ def longest_with(facts: LoanFacts, lengths: ModelLengths, pool_bytes: Iterable[i
 
 
 def lendable_blocks(pool_bytes: int, block_bytes: int) -> int:
-    """Return the sections that an idle instance could lend."""
     return pool_bytes * (LENDABLE_PARTS - 1) // LENDABLE_PARTS // block_bytes
 
 
@@ -100,8 +76,8 @@ def placement(
     req_id: RequestId,
     blocks: int,
     most_local: int,
-    home: MemoryPressure,
-    others: Iterable[MemoryPressure],
+    home: InstanceLoad,
+    others: Iterable[InstanceLoad],
     block_bytes: int,
     shared: Mapping[str, int] = NO_SECTIONS,
     expected: Mapping[str, int] = NO_SECTIONS,
@@ -121,10 +97,10 @@ def placement(
     """
     rested = [other for other in others if not other.memory_waiting]
     kept = {other.instance_id: other.pool_bytes // ROOM_PART // block_bytes for other in rested}
-    left = {
-        other.instance_id: _lendable(other, block_bytes, expected.get(other.instance_id, 0))
-        for other in rested
-    }
+    left: dict[str, int] = {}
+    for other in rested:
+        free = max(0, other.free_bytes // block_bytes - expected.get(other.instance_id, 0))
+        left[other.instance_id] = min(free, lendable_blocks(other.pool_bytes, block_bytes))
     lendable = sum(left.values())
     shared_blocks = sum(shared.values())
     wished = min(most_local, max(1, home.free_bytes // block_bytes))
@@ -146,9 +122,3 @@ def placement(
     parts = sorted(taken.items(), key=lambda part: -part[1])
     creditors = (RequestPlacementEntry(req_id, name, count, local=False) for name, count in parts)
     return (RequestPlacementEntry(req_id, home.instance_id, local, local=True), *creditors)
-
-
-def _lendable(memory: MemoryPressure, block_bytes: int, expected: int) -> int:
-    """Return the sections that an instance could lend now."""
-    free_bytes = max(0, memory.free_bytes - expected * block_bytes)
-    return min(free_bytes // block_bytes, lendable_blocks(memory.pool_bytes, block_bytes))

@@ -20,48 +20,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import exp
-from typing import Literal, Protocol
+from typing import Literal
 
-from kvell.cluster.steering.lending.planner import LoanParty, LoanPlanner, should_give
-from kvell.cluster.steering.relief import (
-    DEFAULT_RELIEF,
-    MemoryPressure,
-    MovableView,
-    Relief,
-    relief,
-)
+from kvell.cluster.instance_load import InstanceLoad, Movable
+from kvell.cluster.steering.lending.planner import LoanPlanner
+from kvell.cluster.steering.relief import DEFAULT_RELIEF, Relief, relief
 from kvell.cost.prices import FIT_BATCH
-from kvell.engine.protocol.statistics import InstanceReport
 
 Role = Literal["prefill", "decode"]
 OTHER: dict[Role, Role] = {"prefill": "decode", "decode": "prefill"}
 FALLING = 0.99
 """Work is falling if it is below this part of its average."""
-
-
-class RoleWork(Protocol):
-    """An instance with a part of the work."""
-
-    @property
-    def instance_id(self) -> str:
-        """Name of the instance."""
-        ...
-
-    @property
-    def role(self) -> str:
-        """The current role of the instance."""
-        ...
-
-    @property
-    def report(self) -> InstanceReport:
-        """The latest report of the instance, with its prices."""
-        ...
-
-    @property
-    def work(self) -> int:
-        """Remaining work: prompt tokens that a prefill instance still has to compute, or requests
-        that a decode instance answers, where long ones count several times."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -99,15 +68,16 @@ class RoleChanger:
         self._late_since_seconds = 0.0
         self._rests_until_seconds = 0.0
 
-    def decide(self, instances: Sequence[RoleWork], now_seconds: float) -> list[tuple[str, Role]]:
+    def decide(
+        self, instances: Sequence[InstanceLoad], now_seconds: float
+    ) -> list[tuple[str, Role]]:
         """Return the instances that should change, each with its new role.
 
         All of them get the same role.  Call this about once a second.
 
         :param instances: those that may get requests, without mixed ones.
-        :param now_seconds: of a monotonic clock.
         """
-        sides: dict[Role, list[RoleWork]] = {
+        sides: dict[Role, list[InstanceLoad]] = {
             role: [view for view in instances if view.role == role] for role in OTHER
         }
         work = {role: sum(view.work for view in side) for role, side in sides.items()}
@@ -126,7 +96,6 @@ class RoleChanger:
         return [(view.instance_id, late) for view in idlest[:count]]
 
     def _remember(self, work: dict[Role, int], now_seconds: float) -> None:
-        """Average the work of both roles; older values count less."""
         before, self._looked_seconds = self._looked_seconds, now_seconds
         kept = 0.0
         if before is not None:
@@ -134,7 +103,9 @@ class RoleChanger:
         for role, now in work.items():
             self._average[role] = kept * self._average[role] + (1 - kept) * now
 
-    def _late_role(self, work: dict[Role, int], sides: dict[Role, list[RoleWork]]) -> Role | None:
+    def _late_role(
+        self, work: dict[Role, int], sides: dict[Role, list[InstanceLoad]]
+    ) -> Role | None:
         """Return the later role, if it is late; falling work makes no role late."""
         lateness = {
             role: self._lateness(
@@ -147,7 +118,7 @@ class RoleChanger:
         return None if lateness[later] < 1 or gets_less else later
 
     def _number(
-        self, late: Role, work: dict[Role, int], has: list[RoleWork], idlest: list[RoleWork]
+        self, late: Role, work: dict[Role, int], has: list[InstanceLoad], idlest: list[InstanceLoad]
     ) -> int:
         """Return how many instances should change: the fewest that leave neither role late."""
         idler = OTHER[late]
@@ -168,7 +139,7 @@ class RoleChanger:
         best = min(range(len(then)), key=lambda count: then[count])
         return best if then[best] * self._rules.gain <= then[0] else 0
 
-    def _price(self, role: Role, instance: RoleWork) -> float:
+    def _price(self, role: Role, instance: InstanceLoad) -> float:
         costs = instance.report.facts.prices
         if role == "prefill":
             seconds = costs.token_seconds + costs.request_seconds / costs.chunk_tokens
@@ -189,10 +160,6 @@ LOOK_SECONDS = 1.0
 """Time between two decisions."""
 
 
-class SteeredInstance(LoanParty, RoleWork, Protocol):
-    """A serving instance, by its heartbeat and the beats of all fronts."""
-
-
 @dataclass(frozen=True, slots=True)
 class Move:
     """A move of a request, or of a part of its pages, to another instance.
@@ -211,8 +178,6 @@ class Move:
 class Orders:
     """The orders to instances and fronts.
 
-    :param epoch: of the manager that decided.
-    :param roles: instances that change, and their new roles.
     :param moves: an instance is in at most one move of a whole request, or else in any number of
         moves of sections.
     """
@@ -228,7 +193,6 @@ class Steering:
     :param roles: changes roles by load; None: all keep theirs.
     :param settling_looks: further looks until fronts report a move; until then neither of its
         instances is in another move.
-    :param moves: the moves to decide on.
     """
 
     def __init__(
@@ -256,8 +220,8 @@ class Steering:
 
     def decide(
         self,
-        instances: Sequence[SteeredInstance],
-        movable: Callable[[str], Sequence[MovableView]],
+        instances: Sequence[InstanceLoad],
+        movable: Callable[[str], Sequence[Movable]],
         now_seconds: float,
         epoch: int = 0,
     ) -> Orders:
@@ -275,9 +239,8 @@ class Steering:
         return Orders(epoch, tuple(roles), tuple(self._moves(instances, movable)))
 
     def _moves(
-        self, instances: Sequence[SteeredInstance], movable: Callable[[str], Sequence[MovableView]]
+        self, instances: Sequence[InstanceLoad], movable: Callable[[str], Sequence[Movable]]
     ) -> list[Move]:
-        """Return moves of whole requests and, if none has room elsewhere, of sections."""
         self._settles_at = {k: at for k, at in self._settles_at.items() if at > self._look}
         moves = self._whole(instances, movable) if self._moves_requests else []
         moving = {name for move in moves for name in (move.source, move.target)}
@@ -289,13 +252,22 @@ class Steering:
         return moves
 
     def _whole(
-        self, instances: Sequence[SteeredInstance], movable: Callable[[str], Sequence[MovableView]]
+        self, instances: Sequence[InstanceLoad], movable: Callable[[str], Sequence[Movable]]
     ) -> list[Move]:
         busy = self._settles_at.keys() | self._loans.parties
         free = [instance for instance in instances if instance.instance_id not in busy]
-        targets = [instance for instance in free if instance.can_take and _may_take(instance)]
+        targets = [
+            instance
+            for instance in free
+            if instance.can_take and not instance.waiting and not instance.num_coming
+        ]
         targets.sort(key=lambda memory: memory.free_bytes)  # the last has most
-        short = sorted(filter(should_give, free), key=lambda memory: memory.free_bytes)
+        short = [  # requests leave prefill instances by themselves
+            instance
+            for instance in free
+            if instance.role != "prefill" and instance.is_short and not instance.num_leaving
+        ]
+        short.sort(key=lambda memory: memory.free_bytes)
         moves: list[Move] = []
         moving: set[str] = set()
         for source in short:
@@ -311,7 +283,3 @@ class Steering:
                 moves.append(Move(choice[0], source.instance_id, choice[1]))
                 moving |= {source.instance_id, target.instance_id}
         return moves
-
-
-def _may_take(memory: MemoryPressure) -> bool:
-    return not memory.waiting and not memory.num_coming

@@ -24,7 +24,6 @@ class TreeGroup:
     :param kind: which earlier tokens its layers read.
     :param block_tokens: of a block; of a state group, the distance between reported states.
     :param window_tokens: as in :class:`kvell.memory.LayerSpec`.
-    :param model: which of several models it belongs to.
     :param short_rope_tokens: of the model (:class:`.IndexedGroup`).
     :param required: whether a hit needs the group; notices do not cover the others.
     """
@@ -120,8 +119,6 @@ def _digest(content: bytes) -> bytes:
 class PromptChain:
     """A prompt's block hashes for each block size that its model needs.
 
-    :param tokens: number of tokens of the prompt.
-    :param model: which of several models the prompt is for.
     :param hashes: block size → the hashes of all whole blocks, in order.
     :param alignment_tokens: lengths of this multiple are whole blocks, and states, in every group.
     """
@@ -143,7 +140,6 @@ class PromptChain:
         """Hash a prompt.
 
         :param tokens: int32; images have the ids that instances get.
-        :param groups: layer groups of the instances.
         :param root: the cache root, as instances make it of salt, adapter and the like.
         :param memo: kept by a caller that hashes many prompts.
         """

@@ -29,10 +29,7 @@ class Resumable(Protocol):
 
 
 class WholeRuns:
-    """A group that needs every block from the first on.
-
-    :param blocks: the holders of each block.
-    """
+    """A group that needs every block from the first on."""
 
     def __init__(self, group: TreeGroup, blocks: Sequence[int]) -> None:
         starts, holders = runs_of(blocks)
@@ -56,20 +53,15 @@ class WholeRuns:
         return self._ends[-1] * self._group.block_tokens if self._ends else 0
 
     def at(self, length: int) -> int:
-        """Return the holders of all blocks up to ``length`` tokens."""
         run = bisect_left(self._ends, self._group.end_block(length))
         return self._holders[run] if run < len(self._ends) else 0
 
     def edges(self, limit_tokens: int) -> Iterable[int]:
-        """Return the ends of runs, in tokens."""
         return (end * self._group.block_tokens for end in self._ends)
 
 
 class WindowRuns:
-    """A group that needs the blocks of its window, or of its chunk.
-
-    :param blocks: the holders of each block.
-    """
+    """A group that needs the blocks of its window, or of its chunk."""
 
     def __init__(self, group: TreeGroup, blocks: Sequence[int]) -> None:
         self._group = group
@@ -77,7 +69,6 @@ class WindowRuns:
         self._starts, self._holders = runs_of(blocks)
 
     def at(self, length: int) -> int:
-        """Return the holders of all blocks in the window before ``length`` tokens."""
         first = self._group.first_block(length)
         end = self._group.end_block(length)
         if end > self._blocks:
@@ -90,7 +81,6 @@ class WindowRuns:
         return held
 
     def edges(self, limit_tokens: int) -> Iterable[int]:
-        """Return the starts of runs, and the starts of chunks, in tokens."""
         # Within a run a longer prefix needs fewer old blocks, and new ones with equal holders.
         # No block is needed where a chunk ends, so beginning the next one loses nothing.
         group = self._group
@@ -111,7 +101,6 @@ class States:
         self._held = {(i + 1) * size: bits for i, bits in enumerate(blocks) if bits}
 
     def at(self, length: int) -> int:
-        """Return the instances that have a state after ``length`` tokens."""
         return self._held.get(length, 0)
 
     def edges(self, limit_tokens: int) -> Iterable[int]:
@@ -135,9 +124,6 @@ def longest(
 
     Every instance is in at most one entry.  Lengths are whole blocks of all groups, or the limit
     itself, since a block that is cached as a whole also serves a request that needs its beginning.
-
-    :param rules: of all groups that a hit needs.
-    :param live: the instances to look for.
     """
     edges = {limit_tokens}
     for rule in rules:

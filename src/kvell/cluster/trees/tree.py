@@ -44,7 +44,6 @@ class Member:
     """An instance.
 
     :ivar bit: represents the entries of the instance; replaced when these are forgotten.
-    :ivar next_sequence: of the next notice.
     :ivar asks_again_seconds: when a whole notice is requested (again), since a notice was missed;
         None: none was missed.
     """
@@ -93,7 +92,6 @@ class Members:
         self._free += places(bits)
 
     def names(self, bits: int) -> Sequence[str]:
-        """Return the ids of instances, in no order."""
         names = self._remembered.get(bits)
         if names is None:
             if len(self._remembered) >= MOST_REMEMBERED:
@@ -102,7 +100,6 @@ class Members:
         return names
 
     def audit(self) -> list[str]:
-        """Return inconsistencies, in words."""
         bits = [member.bit for member in self.by_id.values()]
         free = sum(1 << place for place in self._free)
         every = (1 << len(self._names)) - 1
@@ -164,8 +161,6 @@ class HolderMap:
 
     A block that is added or looked up again becomes young again; without that it is kept for one
     generation at least, and two at most.
-
-    :ivar turns: number of generations that have ended.
     """
 
     def __init__(self) -> None:
@@ -222,8 +217,6 @@ class GuessMap:
     """The expected holders of the blocks of one layer group.
 
     Nothing renews a guess, which is kept for one generation at least, and two at most.
-
-    :ivar turns: number of generations that have ended.
     """
 
     def __init__(self) -> None:
@@ -242,10 +235,7 @@ class GuessMap:
         _remove(self._old, hashes, bit)
 
     def added_to(self, held: list[int], hashes: Sequence[int]) -> list[int]:
-        """Return the holders of each block, with the expected ones.
-
-        :param held: the holders of each block.
-        """
+        """Return the holders of each block, with the expected ones."""
         for generation in (self._young, self._old):
             if generation and not generation.keys().isdisjoint(hashes):
                 guessed = map(generation.get, hashes, _NOBODY)
@@ -447,7 +437,6 @@ class PromptTree:
         return lengths
 
     def audit(self) -> list[str]:
-        """Return inconsistencies, in words; there should be none."""
         problems = self._members.audit()
         used = self._members.live | self._members.dead
         if sum(bits for bits, _, _ in self._dying) != self._members.dead:

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from kvell.engine.lending.distributed_request import local_reason
 from kvell.engine.moving.encoding import ArrivedRequest
-from kvell.engine.protocol.messages import Finished, Submit
+from kvell.engine.protocol.messages import Finished, Submit, refusal
 from kvell.engine.protocol.pooling import POOLED
 from kvell.engine.protocol.request_spec import RequestSpec, to_token_ids
 from kvell.engine.protocol.sampling_params import SEED_BYTES, SamplingParams
@@ -87,7 +87,7 @@ class RequestFactory:
         self, command: Submit, output: Tokens, in_use: Container[RequestId]
     ) -> Request | Finished:
         if problem := self._problem(command, output, in_use):
-            return _refusal(command, problem)
+            return refusal(command, problem)
         rules = self.rules(command.spec.model)
         room = _limits(command, rules).max_model_len - command.spec.prompt_tokens
         spec = _resolved(command.spec, rules.name)
@@ -159,17 +159,6 @@ def _limits(command: Submit, rules: ModelRules) -> Limits:
     placed = sum(entry.num_blocks for entry in command.placement) * limits.section_tokens
     max_tokens = max(limits.max_model_len, min(placed, limits.reach_tokens))
     return replace(limits, max_model_len=max_tokens)
-
-
-def _refusal(command: Submit, problem: ChangeSomething) -> Finished:
-    return Finished(
-        command.request_id,
-        command.attempt,
-        "refused",
-        command.spec.prompt_tokens,
-        message=str(problem),
-        field=problem.field,
-    )
 
 
 def _resolved(spec: RequestSpec, model: str) -> RequestSpec:

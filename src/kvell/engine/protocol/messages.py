@@ -42,7 +42,7 @@ from kvell.engine.protocol.pages import AskLargePage, AskPages, LargePage, Pages
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.protocol.request_spec import RequestSpec, check_tokens
 from kvell.engine.protocol.statistics import InstanceFacts, LoadStats, Stats
-from kvell.errors import Bound, ChangeSomething
+from kvell.errors import Bound, ChangeSomething, TryLater
 from kvell.vocabulary import FinishReason, RequestId
 
 
@@ -296,6 +296,20 @@ class Finished:
     queue_seconds: float = dataclasses.field(default=0.0, compare=False)
     prefill_seconds: float = dataclasses.field(default=0.0, compare=False)
     decode_seconds: float = dataclasses.field(default=0.0, compare=False)
+
+
+def refusal(command: "Submit", problem: ChangeSomething | TryLater) -> Finished:
+    """Return the end of a request that is refused for a problem."""
+    return Finished(
+        command.request_id,
+        command.attempt,
+        "refused",
+        command.spec.prompt_tokens,
+        message=str(problem),
+        field="" if isinstance(problem, TryLater) else problem.field,
+        try_later=isinstance(problem, TryLater),
+        bound=problem.bound,
+    )
 
 
 @dataclass(frozen=True)

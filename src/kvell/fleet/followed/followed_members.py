@@ -1,49 +1,263 @@
-"""The instances of a cluster, as one of its fronts follows them in the manager's roster."""
+"""The instances of a cluster, as one of its fronts follows them in the manager's roster.
+
+The connection to the manager, which may restart on another machine::
+
+    finds it ──► dials ──► receives rosters, sends beats ──cut, silent──► pauses ──► finds it …
+"""
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import dataclass, field
 
+from typing_extensions import override
+
+from kvell.cluster.instance_load import InstanceLoad
+from kvell.cluster.steering.epochs import HighestEpoch
 from kvell.cluster.steering.steering import OTHER
 from kvell.engine.protocol.statistics import InstanceFacts
-from kvell.errors import ChangeSomething
-from kvell.fleet.fleet import FrontLoad
+from kvell.errors import ChangeSomething, KvellError, TryLater
+from kvell.fleet.fleet import CLOSING, DRAINED, Fleet, Member, MemberCallbacks
 from kvell.fleet.followed.instance_link import InstanceLink
-from kvell.fleet.followed.manager_link import Find, ManagerLink
-from kvell.fleet.instance.instance_process import DialedLine, InstanceStartError, dial_instance
+from kvell.fleet.instance.instance_process import (
+    DialedLine,
+    InstanceStartError,
+    Pauses,
+    dial,
+    dial_instance,
+    reach,
+)
 from kvell.fleet.instance.supervisor import GIVEN_UP
 from kvell.fleet.manager.messages import (
     BEAT_SECONDS,
     MOST_MOVABLE,
+    Answer,
+    DrainInstance,
     FrontBeat,
     KeyUse,
-    Movable,
+    Leave,
+    MoveRequest,
     Pressed,
     Roster,
     RosterEntry,
+    ScaleInstances,
+    ToFront,
+    ToManager,
+    decode_to_front,
+    encode_message,
 )
 from kvell.fleet.started.front_limits import FrontLimits
-from kvell.fleet.started.members import CLOSING, DRAINED, Member, MemberCallbacks
+from kvell.wire.frames import MessageLine
 from kvell.wire.greeting import Greeting
 
-LINE_SECONDS = 5.0
 logger = logging.getLogger(__name__)
+
+
+class ManagerLine(MessageLine[ToFront]):
+    """A connection to the manager; ``hear`` receives every message."""
+
+    def __init__(self, hear: Callable[[ToFront], None]) -> None:
+        super().__init__(decode_to_front)
+        self.hear = hear
+
+    def send(self, message: ToManager) -> None:
+        """Queue a message; it is dropped if the connection has ended."""
+        self.send_frame(encode_message(message))
+
+
+SILENT_BEATS = 10
+"""A manager that sends no roster during this number of our beats, 5 s, is dialed again."""
+CALL_SECONDS = 10.0
+"""Time within which the manager answers a call."""
+
+
+@dataclass(frozen=True)
+class ManagerAddress:
+    """The address of a manager.
+
+    :param address: like ``tcp://10.0.0.1:5000``.
+    :param fingerprint: of the settings that this front expects; a manager with another one belongs
+        to another cluster.
+    """
+
+    address: str
+    secret: bytes = field(repr=False)
+    fingerprint: str
+    cluster: str = ""
+
+
+Find = Callable[[], Awaitable[ManagerAddress]]
+"""Finds the manager; called before each dial.  It raises ChangeSomething if the user must change
+something before there is a manager, and TryLater or OSError if the manager is not known now."""
+
+
+class ManagerLink:
+    """A connection to the manager, from :meth:`start` to :meth:`leave`.
+
+    :param incarnations: of its connections, each higher than all before.
+    :ivar met: the last manager that was connected; None before the first.
+    :ivar problem: why no manager is connected; "" if one is, or the reason is unknown.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        incarnations: Iterator[int],
+        find: Find,
+        fleet: "FollowedMembers",
+        beat_seconds: float = BEAT_SECONDS,
+    ) -> None:
+        self._name, self._incarnations = name, incarnations
+        self._find, self._fleet = find, fleet
+        self._beat_seconds = beat_seconds
+        self._pauses = Pauses()
+        self._line: ManagerLine | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._silent_beats = 0
+        self._is_leaving = False
+        self.numbers = itertools.count(1)
+        self._epochs = HighestEpoch()
+        self._calls: dict[int, asyncio.Future[Answer]] = {}
+        self.met: ManagerAddress | None = None
+        self.problem = ""
+
+    @property
+    def epoch(self) -> int:
+        return self._epochs.epoch
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._keep())
+
+    async def leave(self, deadline_seconds: float, *, ends_cluster: bool = False) -> None:
+        self._is_leaving = True
+        if self._line is not None:
+            self._line.send(Leave(ends_cluster))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._line.ended.wait(), deadline_seconds)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def call(self, message: ScaleInstances | DrainInstance) -> None:
+        """Wait until the manager has carried out an order.
+
+        :raises ChangeSomething: when the manager refuses.
+        :raises TryLater: when it is not connected, or does not answer and may have obeyed.
+        """
+        if self._line is None:
+            raise TryLater("the cluster's manager cannot be reached; retry in a moment")
+        answer = asyncio.get_running_loop().create_future()
+        self._calls[message.call] = answer
+        self._line.send(message)
+        try:
+            async with asyncio.timeout(CALL_SECONDS):
+                reply: Answer = await answer
+        except TimeoutError as error:
+            problem = f"the cluster's manager did not answer within {CALL_SECONDS:g} s"
+            raise TryLater(problem) from error
+        finally:
+            del self._calls[message.call]
+        if reply.field:
+            raise ChangeSomething(reply.field, reply.value, reply.problem, reply.remedy)
+
+    async def _keep(self) -> None:
+        while not self._is_leaving:
+            await asyncio.sleep(self._pauses.next_seconds())
+            try:
+                line = await self._reached()
+            except ChangeSomething as refusal:
+                self._away(str(refusal))
+                self._fleet.manager_refused(refusal)
+            except (OSError, KvellError) as error:
+                self._away(str(error))
+            else:
+                await self._follow(line)
+                self._away(line.problem)
+
+    async def _reached(self) -> ManagerLine:
+        manager = await self._find()
+        greeting = Greeting(self._name, next(self._incarnations), manager.fingerprint, 0)
+        dialing = dial(manager.address, greeting, manager.secret, "cluster")
+        sock, peer = await reach(dialing, lambda connection: connection[0].close())
+        if peer.fingerprint != manager.fingerprint:
+            sock.close()
+            name = manager.cluster or manager.address
+            problem = "belongs to another cluster: its instances were started with other options"
+            remedy = "use the same options, or another name"
+            raise ChangeSomething("--cluster-name", name, problem, remedy)
+        loop = asyncio.get_running_loop()
+        _, line = await loop.create_connection(lambda: ManagerLine(self._on_message), sock=sock)
+        self.met = manager
+        self.problem = ""
+        return line
+
+    async def _follow(self, line: ManagerLine) -> None:
+        self._line = line
+        self._silent_beats = 0
+        beats = asyncio.create_task(self._beats(line))
+        try:
+            await line.ended.wait()
+        finally:
+            beats.cancel()
+            line.abort()
+            self._line = None
+            for answer in self._calls.values():
+                if not answer.done():
+                    away = (
+                        "the connection to the cluster's manager ended before it answered; "
+                        "check the state and retry"
+                    )
+                    answer.set_exception(TryLater(away))
+
+    async def _beats(self, line: ManagerLine) -> None:
+        """Send beats until this front leaves, and close a connection without rosters.
+
+        Beats are counted, not seconds, so that a front that was stopped detects no false silence.
+        """
+        while not self._is_leaving:
+            if self._silent_beats > SILENT_BEATS:
+                line.abort("no roster was received for a while")
+                return
+            self._silent_beats += 1
+            line.send(self._fleet.front_beat())
+            await asyncio.sleep(self._beat_seconds)
+
+    def _on_message(self, message: ToFront) -> None:
+        if isinstance(message, Roster):
+            if self._epochs.outranking(message.epoch, str(message.manager)):
+                if self._line is not None:
+                    self._line.send(self._fleet.front_beat())
+                    self._line.problem = "an older manager answers there"
+                    self._line.hang_up()
+                return
+            self._silent_beats = 0
+            self._pauses.reset()
+            self._fleet.roster_came(message)
+        elif isinstance(message, MoveRequest):
+            if not self._epochs.is_older(message.epoch):
+                self._fleet.move_ordered(message.request_id, message.target, message.num_blocks)
+        elif message.call in self._calls and not self._calls[message.call].done():
+            self._calls[message.call].set_result(message)
+
+    def _away(self, problem: str) -> None:
+        if problem != self.problem and self.met is not None and not self._is_leaving:
+            logger.warning("cannot reach the cluster's manager: %s; requests continue", problem)
+        self.problem = problem
+
+
+LINE_SECONDS = 5.0
 
 
 @asynccontextmanager
 async def start_lines(
     what: Callable[[], str], pause_seconds: float = LINE_SECONDS
 ) -> AsyncIterator[None]:
-    """Log what a start waits for while the block runs, so that people see progress.
-
-    :param what: called before each line.
-    """
+    """Log what a start waits for while the block runs, so that people see progress."""
 
     async def repeat() -> None:
         while True:
@@ -62,62 +276,41 @@ LEAVE_SECONDS = 30.0
 """Time for the manager to disconnect a front that leaves, in addition to the drain time."""
 
 
-def _drawn_name() -> str:
-    return f"front-{secrets.token_hex(NAME_BYTES)}"
-
-
-class KeyUses(Protocol):
-    """The usage of API keys, here and at other fronts."""
-
-    def take(self) -> dict[str, KeyUse]:
-        """Return the usage of each key at this front."""
-        ...
-
-    def on_uses(self, fronts: Mapping[str, Mapping[str, KeyUse]]) -> None:
-        """Store the usage of each key at every other front, by front."""
-        ...
-
-
 @dataclass(frozen=True)
 class FollowedCluster:
-    """A cluster that a front joins (:class:`.Joins`), and the front's identity in it.
+    """A cluster that a front joins, and the front's identity in it.
 
     :param find: finds the cluster's manager; called before each connection.
-    :param name: of the front; drawn at random, so that it is unique.
     :param incarnation: of the first connection.  Each later connection, to the manager or to an
         instance, has a higher one, so that a connection that arrives late replaces none.
     :param ends_cluster: whether the cluster ends with this front if no other front is left.
-    :param key_uses: shares key usage with the other fronts; None: each front counts alone.
+    :param take_key_uses: returns the usage of each key at this front, by default none.
+    :param on_key_uses: receives the usage of each key at every other front, by front.
     """
 
     find: Find
-    name: str = field(default_factory=_drawn_name)
+    name: str = field(default_factory=lambda: f"front-{secrets.token_hex(NAME_BYTES)}")
     incarnation: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
     beat_seconds: float = BEAT_SECONDS
-    key_uses: KeyUses | None = None
+    take_key_uses: Callable[[], dict[str, KeyUse]] = dict
+    on_key_uses: Callable[[Mapping[str, Mapping[str, KeyUse]]], object] = dict
     ends_cluster: bool = False
 
     def members(
-        self, limits: FrontLimits, callbacks: MemberCallbacks, lines: Mapping[str, FrontLoad]
+        self, limits: FrontLimits, callbacks: MemberCallbacks, lines: Mapping[str, InstanceLoad]
     ) -> "FollowedMembers":
         return FollowedMembers(self, limits, callbacks, lines)
 
 
-class FollowedMember(Member):
-    """An instance that the manager starts."""
-
-    supervisor: InstanceLink
-
-    def instance_cut(self) -> None:
-        self._callbacks.on_cut(self.instance_id)
+FollowedMember = Member[InstanceLink]
+"""An instance that the manager starts."""
 
 
-class FollowedMembers:
-    """A :class:`.Fleet` that follows the roster, from :meth:`start` to :meth:`close`.
+class FollowedMembers(Fleet[InstanceLink]):
+    """A fleet that follows the roster, from :meth:`start` to :meth:`close`.
 
     While the manager is not connected, its last roster stays valid.
 
-    :param joins: the cluster, and the front's identity in it.
     :param lines: of the front, by instance; read-only.
     """
 
@@ -128,12 +321,10 @@ class FollowedMembers:
         joins: FollowedCluster,
         limits: FrontLimits,
         callbacks: MemberCallbacks,
-        lines: Mapping[str, FrontLoad],
+        lines: Mapping[str, InstanceLoad],
     ) -> None:
+        super().__init__(callbacks)
         self._joins, self._limits, self._lines = joins, limits, lines
-        self._callbacks = replace(callbacks, on_ready=self._ready)
-        self._on_ready = callbacks.on_ready
-        self._by_id: dict[str, FollowedMember] = {}
         self._incarnations = itertools.count(joins.incarnation)
         self._manager = ManagerLink(
             joins.name, self._incarnations, joins.find, self, joins.beat_seconds
@@ -145,19 +336,8 @@ class FollowedMembers:
         self._news = asyncio.Event()
         self._is_closing = False
 
-    def __iter__(self) -> Iterator[FollowedMember]:
-        return iter(list(self._by_id.values()))
-
-    def __len__(self) -> int:
-        return len(self._by_id)
-
-    def __contains__(self, instance_id: str) -> bool:
-        return instance_id in self._by_id
-
-    def __getitem__(self, instance_id: str) -> FollowedMember:
-        return self._by_id[instance_id]
-
-    async def start(self, _counts: Mapping[str, int]) -> None:
+    @override
+    async def start(self, counts: Mapping[str, int]) -> None:
         """Join, and wait until every serving instance is reached; the manager has its own counts.
 
         :raises ChangeSomething: when the cluster cannot be joined without a change by the user.
@@ -170,12 +350,17 @@ class FollowedMembers:
             await self.close()
             raise
 
-    async def scale(self, counts: Mapping[str, int]) -> None:
-        await self._manager.scale(counts)
+    @override
+    def scale(self, counts: Mapping[str, int]) -> asyncio.Future[None]:
+        order = ScaleInstances(next(self._manager.numbers), dict(counts))
+        return asyncio.ensure_future(self._manager.call(order))
 
-    async def drain(self, instance_id: str) -> None:
-        await self._manager.drain(instance_id)
+    @override
+    def drain(self, instance_id: str) -> asyncio.Future[None]:
+        order = DrainInstance(next(self._manager.numbers), instance_id)
+        return asyncio.ensure_future(self._manager.call(order))
 
+    @override
     async def close(self) -> None:
         """Disconnect from the instances, which cancel this front's requests, and leave."""
         self._is_closing = True
@@ -195,9 +380,8 @@ class FollowedMembers:
         if self._is_closing:
             return
         self._roster = roster
-        if self._joins.key_uses is not None:
-            others = {name: used for name, used in roster.used.items() if name != self._joins.name}
-            self._joins.key_uses.on_uses(others)
+        others = {name: used for name, used in roster.used.items() if name != self._joins.name}
+        self._joins.on_key_uses(others)
         is_newer = roster.role_changes >= self._role_changes
         if is_newer:
             self._role_changes = roster.role_changes
@@ -207,7 +391,7 @@ class FollowedMembers:
             if is_new:
                 self._add(entry)
             if is_new or is_newer:
-                self._callbacks.on_role(instance_id, entry.role)
+                self.callbacks.on_role(instance_id, entry.role)
             if not is_new:
                 self._update(self._by_id[instance_id], entry)
         if not roster.is_starting:
@@ -217,21 +401,22 @@ class FollowedMembers:
 
     def move_ordered(self, request_id: str, target: str, num_blocks: int) -> None:
         if not self._is_closing:
-            self._callbacks.on_move(request_id, target, num_blocks)
+            self.callbacks.on_move(request_id, target, num_blocks)
 
     def manager_refused(self, refusal: ChangeSomething) -> None:
-        """Let :meth:`start` fail with the manager's refusal."""
         self._refusal = refusal
         self._news.set()
 
-    def beat(self) -> FrontBeat:
-        """Return the next beat to the manager."""
+    def front_beat(self) -> FrontBeat:
         lines = [self._lines[name] for name in self._by_id]
         loads = {line.instance_id: line.work for line in lines if line.role in OTHER}
         roles = {line.instance_id: line.role for line in lines}
-        uses = self._joins.key_uses
-        used = {} if uses is None else uses.take()
-        pressed = {line.instance_id: _pressed(line) for line in lines if line.is_short}
+        used = self._joins.take_key_uses()
+        pressed = {
+            line.instance_id: Pressed(line.num_leaving, tuple(line.movable()[-MOST_MOVABLE:]))
+            for line in lines
+            if line.is_short
+        }
         coming = {line.instance_id: line.num_coming for line in lines if line.num_coming}
         return FrontBeat(
             loads, roles, self._role_changes, used, self._manager.epoch, pressed, coming
@@ -293,7 +478,7 @@ class FollowedMembers:
 
     def _add(self, entry: RosterEntry) -> None:
         name = entry.instance_id
-        member = FollowedMember(name, name.rpartition("-")[0], self._callbacks)
+        member = FollowedMember(name, name.rpartition("-")[0], self)
         limits = self._limits
         member.supervisor = InstanceLink(
             entry, self._dial, member, limits.startup_seconds, limits.silence_seconds
@@ -307,7 +492,7 @@ class FollowedMembers:
         link.update(entry)
         if entry.state == "draining" and (name, entry.incarnation) not in self._left:
             self._left.add((name, entry.incarnation))
-            self._callbacks.on_leaving(name)
+            self.callbacks.on_leaving(name)
         if member.is_given_up and not was_given_up:
             member.instance_given_up()
 
@@ -315,10 +500,11 @@ class FollowedMembers:
         self._by_id[instance_id].supervisor.end(DRAINED)
         del self._by_id[instance_id]
         self._left = {key for key in self._left if key[0] != instance_id}
-        self._callbacks.on_gone(instance_id)
+        self.callbacks.on_gone(instance_id)
 
-    def _ready(self, instance_id: str, facts: InstanceFacts) -> None:
-        self._on_ready(instance_id, facts)
+    @override
+    def on_ready(self, instance_id: str, facts: InstanceFacts) -> None:
+        super().on_ready(instance_id, facts)
         self._news.set()
 
     async def _dial(self, entry: RosterEntry) -> DialedLine:
@@ -328,9 +514,3 @@ class FollowedMembers:
         return await dial_instance(
             entry.address, greeting, met.secret, entry.instance_id, entry.incarnation
         )
-
-
-def _pressed(line: FrontLoad) -> Pressed:
-    youngest = line.movable()[-MOST_MOVABLE:]
-    movable = tuple(Movable(request.request_id, request.size_bytes) for request in youngest)
-    return Pressed(line.num_leaving, movable)

@@ -12,12 +12,13 @@ A roster that names another incarnation, or reports this one's end, closes the c
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any
 
+from kvell.cluster.routed_request import InstanceDeath
 from kvell.engine.protocol.messages import Command, Event, Tokens
 from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.errors import InstanceDied, KvellError
-from kvell.fleet.instance.death import InstanceDeath
+from kvell.fleet.fleet import Handle, Member
 from kvell.fleet.instance.instance_process import (
     DialedLine,
     InstanceStartError,
@@ -26,7 +27,7 @@ from kvell.fleet.instance.instance_process import (
     hear_ready,
     reach,
 )
-from kvell.fleet.instance.supervisor import InstanceListener, InstanceState, Watchdog
+from kvell.fleet.instance.supervisor import InstanceState, Watchdog
 from kvell.fleet.manager.messages import RosterEntry
 from kvell.wire.frames import ProtocolError
 
@@ -39,17 +40,9 @@ Dial = Callable[[RosterEntry], Coroutine[Any, Any, DialedLine]]
 """Connects to the incarnation of an entry; raises OSError or KvellError if it cannot."""
 
 
-class CutListener(InstanceListener, Protocol):
-    """The listener of an :class:`InstanceLink`, called from the event loop."""
-
-    def instance_cut(self) -> None:
-        """Handle the end of the connection; ``instance_lost`` follows with the cause."""
-
-
 class InstanceLink:
     """A connection to an instance from :meth:`start` to :meth:`end`; a :class:`.Handle`.
 
-    :param entry: of the roster.
     :param startup_seconds: time within which an instance that answers must send ``Ready``.
     :param silence_seconds: a connection that is silent for this long is closed.
     :ivar problem: why the last attempt to connect failed; "" if it did not.
@@ -59,7 +52,7 @@ class InstanceLink:
         self,
         entry: RosterEntry,
         dial: Dial,
-        listener: CutListener,
+        listener: Member[Handle],
         startup_seconds: float,
         silence_seconds: float,
     ) -> None:
@@ -85,7 +78,6 @@ class InstanceLink:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the instance on its machine; None while it is not reached."""
         return self._entry.pid if self._line is not None and self._entry.pid else None
 
     @property
@@ -100,7 +92,6 @@ class InstanceLink:
         self._task = asyncio.create_task(self._keep())
 
     def update(self, entry: RosterEntry) -> None:
-        """Apply the entry of a newer roster."""
         self._entry = entry
         self._news.set()
         if self._line is not None and not self._goes_on():
@@ -109,11 +100,6 @@ class InstanceLink:
             self._reaching.cancel()
 
     def send(self, command: Command) -> None:
-        """Queue a command for the instance.
-
-        :raises InstanceDied: when the instance is not connected.
-        :raises ProtocolError: when the command is too long for a frame.
-        """
         if self._line is None:
             raise InstanceDied(f"no instance serves now ({self.state})")
         self._line.send(command)
@@ -154,7 +140,6 @@ class InstanceLink:
                 line.abort()
 
     async def _reached(self) -> tuple[DialedLine, InstanceFacts] | None:
-        """Connect, however long it takes; return None once the incarnation may not be used."""
         self._reaching = asyncio.create_task(self._reach())
         try:
             await asyncio.wait([self._reaching])
@@ -181,11 +166,6 @@ class InstanceLink:
                 return line, facts
 
     async def _ready(self, line: DialedLine) -> InstanceFacts:
-        """Return the facts of the instance, once it can serve.
-
-        :raises InstanceStartError: when it hangs up, is late or has another protocol version.
-        :raises ProtocolError: when its message breaks the protocol.
-        """
         try:
             facts = await hear_ready(line, self._startup_seconds)
         except BaseException:
@@ -196,39 +176,29 @@ class InstanceLink:
         return facts
 
     async def _follow(self, line: DialedLine, facts: InstanceFacts) -> None:
-        """Pass events on until the connection ends, and report how the instance ended."""
         self._line = line
         self._has_served = True
         self._is_to_be_lost = True
         self._watchdog = Watchdog(self._silence_seconds)
         logger.info("connected to instance %s at %s", self._entry.instance_id, self._entry.address)
         self._listener.instance_ready(facts)
-        watch = asyncio.create_task(self._watch(line))
-        death = InstanceDeath("the connection to the instance was cut", "cut")
         try:
-            await line.follow(self._heard)
-        except ProtocolError as error:
-            death = InstanceDeath(f"the instance broke the protocol: {error}", "protocol")
+            ending = await self._watchdog.follow(line, self._on_event, line.abort)
         finally:
-            is_silent = watch.done()
-            watch.cancel()
             line.abort()
             self._line = None
         self._listener.instance_cut()
-        if is_silent:
-            silence = f"the instance sent nothing for {self._silence_seconds:g} s"
-            death = InstanceDeath(silence, "cut")
-        if death.cause == "cut":
-            death = await self._explained(death)
+        if isinstance(ending, ProtocolError):
+            death = InstanceDeath(f"the instance broke the protocol: {ending}", "protocol")
+        else:
+            problem = "the connection to the instance was cut"
+            if ending:
+                problem = f"the instance sent nothing for {self._silence_seconds:g} s"
+            death = await self._explained(InstanceDeath(problem, "cut"))
         logger.error("instance %s: %s", self._entry.instance_id, death.problem)
         self._lose(death)
 
-    async def _watch(self, line: DialedLine) -> None:
-        while not self._watchdog.look():
-            await asyncio.sleep(self._watchdog.interval_seconds)
-        line.abort()
-
-    def _heard(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         self._watchdog.beat()
         if isinstance(event, Tokens):
             self._pauses.reset()

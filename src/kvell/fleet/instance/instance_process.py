@@ -14,7 +14,7 @@ A new connection to an instance after a cut, before the instance counts as dead.
 import asyncio
 import contextlib
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -67,7 +67,7 @@ class InstanceLine(MessageLine[Event]):
         kept, self._kept, self.hear = self._kept, [], hear
         for event in kept:
             hear(event)
-        await self._ended.wait()
+        await self.ended.wait()
         if self._breach is not None:
             raise self._breach
 
@@ -89,10 +89,9 @@ class InstanceLine(MessageLine[Event]):
         self._heard.set()
 
     def broken(self, problem: ProtocolError) -> None:
-        """Stop receiving, and let :meth:`first` or :meth:`follow` raise the problem."""
         self._breach = problem
         self._heard.set()
-        self._ended.set()
+        self.ended.set()
 
     def _keep(self, event: Event) -> None:
         self._kept.append(event)
@@ -208,8 +207,6 @@ async def reach(
 
 
 def hang_up_after(task: "asyncio.Future[Reached]", hang_up: Callable[[Reached], None]) -> None:
-    """Close the connection that an attempt establishes, once it does."""
-
     def drop(done: "asyncio.Future[Reached]") -> None:
         if not done.cancelled() and done.exception() is None:
             hang_up(done.result())
@@ -261,14 +258,10 @@ class Redial:
             if self._exit is not None:
                 self._exit.cancel()
 
-    @property
-    def _has_exited(self) -> bool:
-        return self._exit is not None and self._exit.done()
-
     async def _reached(self) -> InstanceLine | None:
         dialing: asyncio.Future[InstanceLine] | None = None
         try:
-            while self._looks > 0 and not self._has_exited:
+            while self._looks > 0 and not (self._exit and self._exit.done()):
                 self._looks -= 1
                 dialing = dialing or asyncio.ensure_future(self._dial())
                 await self._wait(dialing)
@@ -320,7 +313,6 @@ The exit status of such a start says whether the user must change something.
 class InstanceStartError(KvellError):
     """The error of an instance process that did not become ready.
 
-    :param message: problem, in one line.
     :param exit_code: exit status of a process that ended by itself, else None; 2 means that stderr
         has what the user must change.
     """
@@ -334,7 +326,6 @@ class InstanceStartError(KvellError):
 class LaunchPlan:
     """The values of one start of an instance, apart from its socket.
 
-    :param incarnation: identifies this start.
     :param values: of further ``{name}`` arguments of the command line.
     :param inherited_fds: descriptors that the child keeps open.
     """
@@ -375,29 +366,11 @@ def said_last(problem: str, words: str) -> str:
     return f"{problem}: {last}" if last else problem
 
 
-class Running(Protocol):
-    """A process that was started: asyncio's, or one on another machine."""
-
-    @property
-    def pid(self) -> int:
-        """The process id, on the process's machine."""
-        ...
-
-    async def wait(self) -> int:
-        """Return the exit status once the process has ended; a negative status is a signal."""
-        ...
-
-    def kill(self) -> None:
-        """Kill the process.
-
-        :raises ProcessLookupError: when it has ended.
-        """
-        ...
-
-
 class InstanceProcess:
-    """One incarnation of an instance, from its start until :meth:`follow` ends.
+    """One incarnation of an instance, from its start until its line ends for good.
 
+    :param wait: returns the exit status once the process has ended; a negative one is a signal.
+    :param kill: kills the process; raises ProcessLookupError when it has ended.
     :param host: the machine that it runs on; "" is this machine.
     :param address: where it listens for other fronts; "" if it does not.
     :param last_words: returns the last lines that it wrote, if no terminal shows them.
@@ -406,7 +379,9 @@ class InstanceProcess:
 
     def __init__(
         self,
-        process: Running,
+        pid: int,
+        wait: Callable[[], Awaitable[int]],
+        kill: Callable[[], None],
         line: InstanceLine,
         host: str = "",
         address: str = "",
@@ -414,9 +389,9 @@ class InstanceProcess:
         last_words: Callable[[], str] = str,
         dial: Dial | None = None,
     ) -> None:
-        self._process = process
+        self.pid, self._wait, self._kill = pid, wait, kill
         self._dial = dial
-        self._line = line
+        self.line = line
         self.host, self.address = host, address
         self._last_words = last_words
 
@@ -455,22 +430,7 @@ class InstanceProcess:
         except OSError as error:
             ours.close()  # which ends the process
             raise InstanceStartError(f"cannot connect to {command[0]}: {error}") from error
-        return cls(process, line)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def send(self, command: Command) -> None:
-        """Queue a command; credits bound what can be queued."""
-        self._line.send(command)
-
-    async def follow(self, tell: Callable[[Event], None]) -> None:
-        """Pass every event to ``tell``, until the instance closes its end.
-
-        :raises ProtocolError: when a message breaks the protocol.
-        """
-        await self._line.follow(tell)
+        return cls(process.pid, process.wait, process.kill, line)
 
     async def reconnect(
         self, looks: int, look_seconds: float, startup_seconds: float
@@ -481,17 +441,17 @@ class InstanceProcess:
         """
         if self._dial is None:
             return None
-        self._line.hang_up()
+        self.line.hang_up()
         connection = await Redial(
             self._dial,
             lambda line: hear_ready(line, startup_seconds),
-            self._process.wait,
+            self._wait,
             looks,
             look_seconds,
         ).run()
         if connection is None:
             return None
-        self._line, facts = connection
+        self.line, facts = connection
         return facts
 
     async def wait_ready(self, deadline_seconds: float) -> InstanceFacts:
@@ -499,27 +459,72 @@ class InstanceProcess:
 
         :raises InstanceStartError: when the instance ends, is late or has another version.
         """
-        facts = await hear_ready(self._line, deadline_seconds)
+        facts = await hear_ready(self.line, deadline_seconds)
         if facts is None:
             code = await self.end(REFUSAL_SECONDS)
             problem = f"the instance ended before it was ready (exit {code})"
             raise InstanceStartError(said_last(problem, self._last_words()), code)
         return facts
 
-    def hang_up(self) -> None:
-        self._line.hang_up()
-
     async def end(self, grace_seconds: float = LAST_WORDS_SECONDS) -> int:
         """Close the connection, wait for the process or kill it, and return its exit status."""
-        self._line.hang_up()
+        self.line.hang_up()
         try:
             async with asyncio.timeout(grace_seconds):
-                return await self._process.wait()
+                return await self._wait()
         except TimeoutError:
             return await self.kill()
 
     async def kill(self) -> int:
         with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-        self._line.hang_up()
-        return await self._process.wait()
+            self._kill()
+        self.line.hang_up()
+        return await self._wait()
+
+
+class Site(Protocol):
+    """A place that starts instances; the front does not know where they run."""
+
+    def enter(self, instance_id: str) -> None:
+        """Announce an instance that will be started, perhaps many times."""
+        ...
+
+    def leave(self, instance_id: str) -> None:
+        """Give back the room of an instance that is gone for good."""
+        ...
+
+    async def find(self) -> dict[str, int]:
+        """Return the instances that an earlier manager has started here.
+
+        :returns: the incarnation of each instance that runs; 0 for one that does not run.
+        """
+        ...
+
+    async def rejoin(self, instance_id: str) -> InstanceProcess | None:
+        """Connect to the incarnation that :meth:`find` has returned.
+
+        :returns: None if there was none, it does not answer, or it was connected to before.
+        """
+        ...
+
+    async def launch(
+        self, instance_id: str, command: Sequence[str], plan: LaunchPlan
+    ) -> InstanceProcess:
+        """Start an incarnation and connect to it; the caller waits until it is ready.
+
+        :param command: its command line, in which the plan's names and the site's are filled in.
+        :raises InstanceStartError: when it cannot be started, or ends before it connects.
+        """
+        ...
+
+    def check_room(self, contracts: Iterable[tuple[int | None, int]], further: int) -> None:
+        """Check that there is room for further instances like those that serve.
+
+        :param contracts: the process id and ``contract_bytes`` of each that serves.
+        :raises ChangeSomething: if there is certainly none.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Free what the instances shared, once they have ended."""
+        ...

@@ -10,10 +10,12 @@
 
 import asyncio
 import logging
+import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from kvell.cluster.routed_request import InstanceDeath
 from kvell.engine.protocol.messages import (
     HEARTBEAT_SECONDS,
     Command,
@@ -24,9 +26,18 @@ from kvell.engine.protocol.messages import (
 )
 from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.errors import InstanceDied, KvellError
-from kvell.fleet.instance.death import InstanceDeath, death_of
-from kvell.fleet.instance.instance_process import InstanceProcess, InstanceStartError
+from kvell.fleet.instance.instance_process import InstanceLine, InstanceProcess, InstanceStartError
 from kvell.wire.frames import ProtocolError
+
+SENT_BY_OTHERS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+
+
+def death_of(exit_code: int) -> InstanceDeath:
+    """Return the death of a process with this exit status; a negative status is a signal."""
+    problem = f"the instance process ended unexpectedly (exit {exit_code})"
+    is_others = exit_code == 0 or -exit_code in SENT_BY_OTHERS
+    return InstanceDeath(problem, "killed" if is_others else "crash")
+
 
 MOST_DOUBLINGS = 64
 
@@ -45,7 +56,6 @@ class RestartPolicy:
     attempts: int = 6
 
     def pause_seconds(self, fruitless_restarts: int) -> float:
-        """Return the pause before the next restart."""
         doublings = min(fruitless_restarts, MOST_DOUBLINGS)
         return min(self.longest_seconds, self.first_seconds * 2.0**doublings)
 
@@ -79,6 +89,36 @@ class Watchdog:
         """Count a look, due every ``interval_seconds``; return whether the deadline has passed."""
         self._silent_looks += 1
         return self._silent_looks > TICKS
+
+    async def follow(
+        self,
+        line: InstanceLine,
+        hear: Callable[[Event], None],
+        end: Callable[[], Awaitable[object] | None],
+    ) -> ProtocolError | bool:
+        """Pass the events of a connection to ``hear``, until it ends.
+
+        :param end: ends the connection, called when the deadline has passed.
+        :returns: the violation that ended the connection, or whether it was silent for too long.
+        """
+        is_silent = False
+
+        async def watch() -> None:
+            nonlocal is_silent
+            while not self.look():
+                await asyncio.sleep(self.interval_seconds)
+            is_silent = True
+            if (ending := end()) is not None:
+                await ending
+
+        watching = asyncio.create_task(watch())
+        try:
+            await line.follow(hear)
+        except ProtocolError as error:
+            return error
+        finally:
+            watching.cancel()
+        return is_silent
 
 
 logger = logging.getLogger(__name__)
@@ -120,6 +160,8 @@ class Supervisor:
 
     :param launch: starts a process on any machine; called once for each incarnation.
     :param silence_seconds: an instance that is silent for this long is killed.
+    :ivar settled: set once the instance is ready, or its first start has failed.
+    :ivar restarts_in_vain: restarts since the instance last computed a step.
     """
 
     def __init__(
@@ -137,11 +179,11 @@ class Supervisor:
         self._policy = policy
         self._startup_seconds = startup_seconds
         self._silence_seconds = silence_seconds
-        self._fruitless_restarts = 0
+        self.restarts_in_vain = 0
         self._process: InstanceProcess | None = None
         self._task: asyncio.Task[None] | None = None
         self._watchdog = Watchdog(silence_seconds)
-        self._settled = asyncio.Event()
+        self.settled = asyncio.Event()
         self._drain: Drain | None = None
         self._is_abandoned = self._is_cut = False
         self._launched_at: float | None = None
@@ -153,10 +195,6 @@ class Supervisor:
         return self.state == "serving" and not self._is_cut and not self._watchdog.is_quiet
 
     @property
-    def restarts_in_vain(self) -> int:
-        return self._fruitless_restarts
-
-    @property
     def starting_seconds(self) -> float:
         """Age of the process that is being started; 0: there is none."""
         if self._launched_at is None:
@@ -165,7 +203,6 @@ class Supervisor:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the instance that serves or drains; None while there is none."""
         return self._process.pid if self._process and self._is_up else None
 
     @property
@@ -190,18 +227,10 @@ class Supervisor:
         """Start the first incarnation while others serve; a failure shows in ``state``."""
         self._task = asyncio.create_task(self._kept(self._start_and_supervise()))
 
-    async def wait_settled(self) -> None:
-        await self._settled.wait()
-
     def send(self, command: Command) -> None:
-        """Queue a command for the instance.
-
-        :raises InstanceDied: when no incarnation is up.
-        :raises ProtocolError: when the command is too long for a frame.
-        """
         if self._process is None or not self._is_up:
             raise InstanceDied(f"no instance serves now ({self.state})")
-        self._process.send(command)
+        self._process.line.send(command)
 
     async def abandon(self) -> None:
         """Hang up and stop supervising; the instance runs on and has another owner."""
@@ -210,7 +239,7 @@ class Supervisor:
             self._task.cancel()
             await asyncio.wait([self._task])
         if self._process is not None:
-            self._process.hang_up()
+            self._process.line.hang_up()
 
     async def retire(self, drain_seconds: float, death: InstanceDeath, epoch: int = 0) -> None:
         """Let the instance finish its requests within the deadline, then end it for good.
@@ -222,7 +251,7 @@ class Supervisor:
         self.state = "draining" if drains else "gone"
         if drains and self._process is not None and self._task is not None:
             self._drain = Drain(epoch)
-            self._process.send(self._drain)
+            self._process.line.send(self._drain)
             await asyncio.wait([self._task], timeout=drain_seconds)
         if self._is_abandoned:
             return
@@ -238,12 +267,7 @@ class Supervisor:
     def _is_up(self) -> bool:
         return self.state in ("serving", "draining")
 
-    @property
-    def _is_retired(self) -> bool:
-        return self.state in ("draining", "gone")
-
     async def _kept(self, supervising: Awaitable[None]) -> None:
-        """Supervise; if that itself fails, end the instance and report the loss."""
         try:
             await supervising
         except Exception:
@@ -267,7 +291,7 @@ class Supervisor:
         self._process = process
         self._is_cut = False
         self.state = "serving"
-        self._settled.set()
+        self.settled.set()
         where = f" on {process.host}" if process.host else ""
         logger.info("instance %s is ready (pid %d%s)", self.name, process.pid, where)
         self._listener.instance_ready(facts)
@@ -300,7 +324,7 @@ class Supervisor:
         following: InstanceProcess | None = process
         while following is not None:
             death = await self._follow(following)
-            if self._is_retired:
+            if self.state in ("draining", "gone"):
                 return
             self.state = "restarting"
             logger.error("instance %s: %s; restarting", self.name, death.problem)
@@ -323,49 +347,39 @@ class Supervisor:
             self._is_cut = False
             logger.info("instance %s kept running: it is connected again", self.name)
             if self._drain is not None:
-                process.send(self._drain)  # the first one may have been lost
+                process.line.send(self._drain)  # the first one may have been lost
             self._listener.instance_ready(facts)
 
     async def _follow_line(self, process: InstanceProcess) -> InstanceDeath | None:
         """Pass events on until the connection ends; return None if it was cut, cause unknown."""
         self._watchdog = Watchdog(self._silence_seconds)
-        silent = asyncio.Event()
-        watch = asyncio.create_task(self._watch(process, silent))
         try:
-            await process.follow(self._heard)
-        except ProtocolError as error:
-            await process.kill()
-            return InstanceDeath(f"the instance broke the protocol: {error}", "protocol")
+            ending = await self._watchdog.follow(process.line, self._on_event, process.kill)
         finally:
             self._is_cut = True
-            watch.cancel()
-        if not silent.is_set():
+        if isinstance(ending, ProtocolError):
+            await process.kill()
+            return InstanceDeath(f"the instance broke the protocol: {ending}", "protocol")
+        if not ending:
             return None
         await process.end()
         silence = f"nothing for {self._silence_seconds:g} s"
         return InstanceDeath(f"the instance sent {silence} and was killed", "hung")
 
-    async def _watch(self, process: InstanceProcess, silent: asyncio.Event) -> None:
-        while not self._watchdog.look():
-            await asyncio.sleep(self._watchdog.interval_seconds)
-        silent.set()
-        await process.kill()
-
-    def _heard(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         self._watchdog.beat()
         # Tokens for other fronts do not arrive here, but heartbeats after a step do.
         if isinstance(event, Tokens) or (isinstance(event, Heartbeat) and event.load.step):
-            self._fruitless_restarts = 0
+            self.restarts_in_vain = 0
         self._listener.instance_said(event)
 
     async def _relaunch(self) -> InstanceProcess | None:
-        """Restart the instance until it is ready; return None if the user must change something."""
-        self._settled.set()
+        self.settled.set()
         while True:
             self._note_restart()
-            await asyncio.sleep(self._policy.pause_seconds(self._fruitless_restarts))
+            await asyncio.sleep(self._policy.pause_seconds(self.restarts_in_vain))
             self.restarts += 1
-            self._fruitless_restarts += 1
+            self.restarts_in_vain += 1
             try:
                 return await self._launch()
             except KvellError as error:
@@ -376,8 +390,7 @@ class Supervisor:
                     return None
 
     def _note_restart(self) -> None:
-        """Set the state; give an instance up that was restarted in vain too often."""
-        if self._fruitless_restarts < self._policy.attempts:
+        if self.restarts_in_vain < self._policy.attempts:
             self.state = "restarting"
             return
         if self.state != "failing":
@@ -387,7 +400,6 @@ class Supervisor:
         self._listener.instance_given_up()
 
     def _needs_user(self, error: KvellError) -> bool:
-        """Return whether the user must change something; give the instance up then."""
         needs = isinstance(error, InstanceStartError) and error.exit_code == USER_MUST_CHANGE
         if needs:
             self._give_up()
@@ -395,6 +407,6 @@ class Supervisor:
 
     def _give_up(self) -> None:
         self.state = "failed"
-        self._settled.set()
+        self.settled.set()
         logger.error("instance %s cannot be started; giving up", self.name)
         self._listener.instance_given_up()

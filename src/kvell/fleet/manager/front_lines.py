@@ -20,7 +20,6 @@ class FrontLine(MessageLine[ToManager]):
     """A connection of the manager to a front.
 
     :param incarnation: of the connection; a later one of the same front has a higher one.
-    :param came: receives this line once it is connected.
     :param receive: receives this line and each message, in order.
     :param ended: receives this line when either side has ended the connection.
     """
@@ -126,11 +125,10 @@ class FrontLines:
             line.hang_up()
 
     async def close(self) -> None:
-        """Disconnect all fronts, after they have read their messages or a short time."""
         lines = [*self._by_front.values(), *self._leaving]
         for line in lines:
             line.hang_up()
-        ends = [asyncio.create_task(line.wait_ended()) for line in lines]
+        ends = [asyncio.create_task(line.ended.wait()) for line in lines]
         if ends:
             _, late = await asyncio.wait(ends, timeout=LAST_WORDS_SECONDS)
             for end in late:

@@ -21,14 +21,14 @@ from typing import Self
 from kvell.clock import AttendedClock, Clock, MonotonicClock
 from kvell.cluster.fronts import FrontTable
 from kvell.cluster.instances import checked_counts
+from kvell.cluster.routed_request import InstanceDeath
 from kvell.cluster.steering.epochs import Leadership
 from kvell.cluster.steering.steering import RoleChanger, Steering
 from kvell.engine.protocol.messages import FRONT_LEASE_SECONDS, Event, Lead, Led
 from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.errors import ChangeSomething, InstanceDied, KvellError
-from kvell.fleet.instance.death import InstanceDeath
-from kvell.fleet.instance.instance_process import InstanceStartError
-from kvell.fleet.instance.site import Site
+from kvell.fleet.fleet import MemberCallbacks
+from kvell.fleet.instance.instance_process import InstanceStartError, Site
 from kvell.fleet.manager.front_lines import FrontLine, FrontLines
 from kvell.fleet.manager.messages import (
     MANAGER,
@@ -46,7 +46,7 @@ from kvell.fleet.manager.messages import (
 )
 from kvell.fleet.manager.steered import SETTLING_LOOKS, FleetSteering
 from kvell.fleet.started.front_limits import FrontLimits
-from kvell.fleet.started.members import MemberCallbacks, Members, OwnMember
+from kvell.fleet.started.members import Members, OwnMember
 from kvell.fleet.started.pool_settings import PoolSettings
 from kvell.wire.doorway import Doorway
 from kvell.wire.endpoints import listen_at, tcp_endpoint
@@ -123,7 +123,6 @@ class ManagerFrontListener:
 
     :param greeting: of the manager.  A front with other settings has another ``fingerprint``: it
         receives this greeting, and is disconnected.
-    :param secret: of the cluster.
     :param enters: receives each front's greeting and its non-blocking connection.
     :raises ChangeSomething: when the address cannot be bound, or the secret is too short.
     :ivar address: where it listens once it is made, like ``tcp://10.0.0.1:5000``.
@@ -160,7 +159,6 @@ class ManagerFrontListener:
             await asyncio.wait(self._entering)
 
     def _came(self, front: Greeting, sock: socket.socket) -> None:
-        """Pass a front on to the event loop; runs on the doorway's thread."""
         loop = self._loop
         if loop is None:
             sock.close()
@@ -219,12 +217,11 @@ Order = ScaleInstances | DrainInstance
 
 
 def carried_out(members: Members, order: Order) -> Answer:
-    """Carry an order out, and return the answer, which may name what must be changed."""
     try:
         if isinstance(order, ScaleInstances):
-            members.scale_now(checked_counts(order.instances))
+            members.scale(checked_counts(order.instances))
         else:
-            members.drain_now(order.instance_id)
+            members.drain(order.instance_id)
     except ChangeSomething as error:
         return Answer(order.call, error.field, str(error.value), error.problem, error.remedy)
     except KvellError as error:
@@ -251,7 +248,6 @@ class Manager:
     """``async with Manager(…) as manager: await manager.run()``.
 
     :param command: an instance's command line; see :class:`.Front`.
-    :param secret: of the cluster.
     :param host: address of this machine for fronts, and ``port`` there; 0: a free one.
     :param fingerprint: of the settings that fronts of this cluster must have.
     :param adaptive_roles: whether prefill and decode instances change their roles by load.
@@ -281,12 +277,9 @@ class Manager:
             on_ready=self._instance_ready,
             on_event=self._instance_said,
             on_lost=self._instance_lost,
-            on_given_up=self._instance_changed,
-            on_leaving=self._instance_changed,
+            on_given_up=lambda _id: self._announce_soon(),
+            on_leaving=lambda _id: self._announce_soon(),
             on_gone=self._instance_gone,
-            on_cut=self._instance_changed,
-            on_role=_decided_here,
-            on_move=_decided_here,
         )
         self._site = site
         self._leadership = Leadership(int(time.time()))
@@ -296,6 +289,7 @@ class Manager:
         self._door = ManagerFrontListener(host, port, greeting, secret, self._front_enters)
         # Leases must not expire during a time for which the manager was stopped.
         self._clock = AttendedClock(clock or MonotonicClock(), MOST_GAP_SECONDS)
+        self._now = self._clock.now_seconds
         self._fronts = FrontTable(FRONT_LEASE_SECONDS, lonely_seconds, self._now())
         self._lines = FrontLines()
         self._endings: dict[str, Ended] = {}
@@ -359,7 +353,6 @@ class Manager:
             self._announce_soon()
 
     def roster(self) -> Roster:
-        """Return the current roster."""
         failure = self._failure
         return Roster(
             self.incarnation,
@@ -395,7 +388,6 @@ class Manager:
         self._woken.set()
 
     def _tick(self) -> None:
-        """Drop silent fronts, decide on roles and moves, and send the roster to the others."""
         if self._starting is not None and self._starting.done():
             self._starting.result()  # raises an unexpected error now
         living = self._fronts.living(self._now())
@@ -409,7 +401,6 @@ class Manager:
         self._announce()
 
     def _steer(self, living: Sequence[str]) -> None:
-        """Decide on roles and moves once a second, from the load of all fronts together."""
         now = self._now()
         if not self._steering.is_due(now):
             return
@@ -522,9 +513,6 @@ class Manager:
         self._endings[instance_id] = Ended(incarnation, death.problem, death.cause)
         self._announce_soon()
 
-    def _instance_changed(self, _instance_id: str) -> None:
-        self._announce_soon()
-
     def _instance_gone(self, instance_id: str) -> None:
         self._endings.pop(instance_id, None)
         self._fronts.forget(instance_id)
@@ -539,10 +527,3 @@ class Manager:
         if not is_abandoned:
             await self._members.close()
         await self._lines.close()
-
-    def _now(self) -> float:
-        return self._clock.now_seconds()
-
-
-def _decided_here(*_words: str | int) -> None:
-    """Ignore roles and moves, which are the manager's own decisions."""

@@ -20,7 +20,8 @@ from typing import Annotated
 
 import msgspec
 
-from kvell.fleet.instance.death import Cause
+from kvell.cluster.instance_load import Movable
+from kvell.cluster.routed_request import Cause
 from kvell.fleet.instance.supervisor import InstanceState
 from kvell.wire.decoding import decode
 from kvell.wire.frames import frame
@@ -48,9 +49,7 @@ class _Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True
 class KeyUse(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The use of a key at a front, in total since the front started.
 
-    :param requests: number of requests that the front admitted.
     :param tokens: tokens of these requests, less what was given back.
-    :param in_flight: sequences that wait or run now.
     :param missing_requests: what the front's account, with all fronts counted, lacks of the full
         limit now; ``missing_tokens`` the same.
     """
@@ -67,10 +66,7 @@ KeyUsesByName = Annotated[dict[KeyName, KeyUse], msgspec.Meta(max_length=MOST_KE
 
 
 class Ended(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The end of an incarnation of an instance, for fronts that lost it.
-
-    :param problem: a sentence for logs and answers.
-    """
+    """The end of an incarnation of an instance, for fronts that lost it."""
 
     incarnation: int
     problem: str
@@ -80,14 +76,11 @@ class Ended(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RosterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An instance of a roster.
 
-    :param instance_id: name of the instance, like ``decode-0``.
     :param role: current role; the first role is in the name.
     :param state: as the manager sees it; fronts use an instance that is ``serving``.
     :param incarnation: of the newest start; fronts use no other.
     :param address: where the instance listens for fronts; "" while it does not.
-    :param host: machine that the instance runs on.
     :param pid: of the process there; 0 while there is none.
-    :param restarts: number of restarts.
     :param ended: the end of the last incarnation, if one has ended.
     """
 
@@ -105,13 +98,11 @@ class RosterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Roster(_Message, frozen=True):
     """All instances; a roster replaces the one before.
 
-    :param manager: identifies this start of the manager.
     :param epoch: of the manager; a front that has seen a higher one ignores the roster.
     :param role_changes: number of role changes so far; the larger number is the newer roster.
     :param is_starting: whether the first instances are not all ready yet.
     :param failed: why the cluster cannot start; "" if it can.  ``exit_code`` is the status of the
         instance that ended, or None.
-    :param used: use of keys at each connected front.
     :param waits_for: what starting instances wait for; "" if they wait for nothing.
     """
 
@@ -126,20 +117,9 @@ class Roster(_Message, frozen=True):
     epoch: Count = 0
 
 
-class Movable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A request that could continue at another instance.
-
-    :param size_bytes: of its pages, at most.
-    """
-
-    request_id: str
-    size_bytes: Count
-
-
 class Pressed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A front's requests at an instance that is short of memory.
 
-    :param leaving: number of requests that are moving away.
     :param movable: requests that could move; if there are many, the youngest.
     """
 
@@ -164,9 +144,8 @@ class FrontBeat(_Message, frozen=True):
     """A heartbeat of a front, with its state.
 
     :param loads: remaining work of this front at instances with a part of the work, as of
-        :class:`kvell.cluster.steering.steering.RoleWork`; mixed instances are left out.
+        :attr:`kvell.cluster.instance_load.InstanceLoad.work`; mixed instances are left out.
     :param roles: role of each instance that the front has, as of ``role_changes``.
-    :param used: use of each key at this front.
     :param epoch: the highest epoch of a manager that the front has seen.
     :param pressed: instances that are short of memory, and the front's requests there.
     :param coming: number of the front's requests that are moving to an instance, if any.
@@ -182,10 +161,7 @@ class FrontBeat(_Message, frozen=True):
 
 
 class ScaleInstances(_Message, frozen=True):
-    """A call to add or drain instances until each role in ``instances`` has its number.
-
-    :param call: number of the call, which the answer repeats.
-    """
+    """A call to add or drain instances until each role in ``instances`` has its number."""
 
     call: int
     instances: dict[str, int]

@@ -6,18 +6,10 @@ import msgspec
 
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.fleet.started.pool_settings import PoolSettings
-from kvell.wire.decoding import decode
 
 
 class ClusterSettings(msgspec.Struct, frozen=True):
-    """Settings of a cluster, chosen by its first front.
-
-    :param name: of the cluster.
-    :param command: an instance's arguments.
-    :param counts: number of instances of each role to start.
-    :param pool: how the instances share their memory.
-    :param secret: shared by all processes of the cluster.
-    """
+    """Settings of a cluster, chosen by its first front."""
 
     name: str
     command: tuple[str, ...]
@@ -30,13 +22,3 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     def fingerprint(self) -> str:
         chosen = msgspec.msgpack.encode((self.command, self.pool))
         return hashlib.sha256(chosen).hexdigest()
-
-    def encode(self) -> bytes:
-        return msgspec.msgpack.encode(self)
-
-    @staticmethod
-    def decode(body: bytes) -> "ClusterSettings":
-        return decode(_SETTINGS, body)
-
-
-_SETTINGS = msgspec.msgpack.Decoder(ClusterSettings)

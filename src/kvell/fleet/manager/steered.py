@@ -2,9 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
-from kvell.cluster.steering.relief import MovableView
+from kvell.cluster.instance_load import InstanceLoad, Movable
 from kvell.cluster.steering.steering import Orders, Steering
 from kvell.engine.protocol.statistics import InstanceReport
 from kvell.fleet.manager.messages import FrontBeat, MoveRequest, RosterEntry
@@ -12,52 +11,6 @@ from kvell.serving.gate import NAME_END
 
 SETTLING_LOOKS = 2
 """Number of looks after which a front reports a move that it was ordered."""
-
-
-@dataclass(frozen=True)
-class SteeredMember:
-    """A serving instance, by its own report and the beats of all fronts.
-
-    While it has sent no heartbeat, its memory counts as neither short nor free.
-
-    :param work: remaining work of its role for all fronts together.
-    :param num_leaving: number of requests that are moving away; ``num_coming``, there.
-    """
-
-    entry: RosterEntry
-    report: InstanceReport
-    work: int = 0
-    num_leaving: int = 0
-    num_coming: int = 0
-
-    @property
-    def instance_id(self) -> str:
-        return self.entry.instance_id
-
-    @property
-    def role(self) -> str:
-        return self.entry.role
-
-    @property
-    def waiting(self) -> int:
-        """Number of requests that hold no pages there."""
-        return self.report.load.waiting if self.report.load else 0
-
-    @property
-    def memory_waiting(self) -> int:
-        return self.report.load.memory_waiting if self.report.load else 0
-
-    @property
-    def free_bytes(self) -> int:
-        return self.report.load.free_bytes if self.report.load else 0
-
-    @property
-    def pool_bytes(self) -> int:
-        return self.report.load.pool_bytes if self.report.load else 0
-
-    @property
-    def can_take(self) -> bool:
-        return self.report.load is not None and self.role != "prefill"
 
 
 class FleetSteering:
@@ -81,7 +34,6 @@ class FleetSteering:
     ) -> Orders:
         """Decide on roles and moves of the instances that serve.
 
-        :param reports: the latest report of each instance.
         :param loads: remaining work of instances for all fronts together; a missing one is 0.
         :param living: fronts whose lease is valid; beats of others are dropped.
         """
@@ -94,21 +46,29 @@ class FleetSteering:
         entries: Iterable[RosterEntry],
         reports: Mapping[str, InstanceReport],
         loads: Mapping[str, int],
-    ) -> list[SteeredMember]:
-        """Return the instances that serve, in the order of the entries."""
+    ) -> list[InstanceLoad]:
+        """Return the instances that serve, in the order of the entries.
+
+        While one has sent no heartbeat, its memory counts as neither short nor free.
+        """
         leaving: Counter[str] = Counter()
         coming: Counter[str] = Counter()
         for beat in self._beats.values():
             coming.update(beat.coming)
             leaving.update({name: pressed.leaving for name, pressed in beat.pressed.items()})
-        return [
-            SteeredMember(entry, reports[name], loads.get(name, 0), leaving[name], coming[name])
-            for entry in entries
-            if entry.state == "serving" and (name := entry.instance_id) in reports
-        ]
+        members: list[InstanceLoad] = []
+        for entry in entries:
+            name = entry.instance_id
+            if entry.state != "serving" or name not in reports:
+                continue
+            member = InstanceLoad(name, entry.role)
+            member.fronts_work = loads.get(name, 0)
+            member.fronts_leaving, member.fronts_coming = leaving[name], coming[name]
+            member.on_report(reports[name])
+            members.append(member)
+        return members
 
     def messages(self, orders: Orders) -> list[tuple[str, MoveRequest]]:
-        """Return the orders to fronts about the moves of their requests, each with its front."""
         messages = []
         for move in orders.moves:
             front, _, _ = move.request_id.rpartition(NAME_END)
@@ -122,16 +82,11 @@ class FleetSteering:
                     messages.append((name, order))
         return messages
 
-    def _movable(self, instance_id: str) -> list[MovableView]:
+    def _movable(self, instance_id: str) -> list[Movable]:
         """Return the requests of all fronts that could leave an instance, the youngest last.
 
         Clocks of fronts differ, so the smallest counts as the youngest.
         """
         pressed = [beat.pressed.get(instance_id) for beat in self._beats.values()]
-        movable = [
-            MovableView(request.request_id, request.size_bytes)
-            for each in pressed
-            if each is not None
-            for request in each.movable
-        ]
+        movable = [request for each in pressed if each is not None for request in each.movable]
         return sorted(movable, key=lambda request: (-request.size_bytes, request.request_id))

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import signal
 from collections.abc import Iterable, Sequence
 
 from kvell.errors import ChangeSomething
@@ -25,13 +26,13 @@ from kvell.fleet.instance.instance_process import (
 from kvell.fleet.instance.supervisor import USER_MUST_CHANGE
 from kvell.fleet.manager.messages import MANAGER
 from kvell.fleet.placing.placement import (
+    IncarnationEnd,
     InstancePlace,
     NoRoomError,
     PlacedInstance,
     Placement,
     PlacingError,
 )
-from kvell.fleet.placing.remote_process import KILL_SECONDS, RemoteProcess, log_last_words
 from kvell.wire.frames import ProtocolError
 from kvell.wire.greeting import Greeting, new_incarnation
 
@@ -41,10 +42,73 @@ NAME_BYTES = 4
 logger = logging.getLogger(__name__)
 
 
+END_LOOK_SECONDS = 0.1
+"""Pause between two questions whether a process has ended."""
+KILL_SECONDS = 5.0
+"""A machine that has not confirmed a kill after this time counts as dead."""
+KILLED = -int(signal.SIGKILL)
+
+
+class RemoteProcess:
+    """A process of another machine.  For the manager it has ended once its connection is closed.
+
+    The manager does not wait long for a machine that no longer answers: an instance there sees its
+    connection end, or the other instances refuse its old incarnation.
+
+    :ivar last_words: last lines of the process on stderr, if the process ended by an error.
+    """
+
+    def __init__(
+        self, placement: Placement, instance_id: str, incarnation: int, placed: InstancePlace
+    ) -> None:
+        self._placement, self._instance_id = placement, instance_id
+        self._incarnation, self._host = incarnation, placed.host
+        self._killing: asyncio.Task[None] | None = None
+        self._code: int | None = None
+        self.last_words = ""
+
+    async def wait(self) -> int:
+        """Return the exit status; a process whose machine does not answer counts as killed."""
+        if self._code is None:
+            try:
+                async with asyncio.timeout(None if self._killing is None else KILL_SECONDS):
+                    self._code = await self._watched()
+            except TimeoutError:
+                self._code = KILLED
+        return self._code
+
+    def kill(self) -> None:
+        if self._code is not None:
+            raise ProcessLookupError
+        if self._killing is None:
+            self._killing = asyncio.create_task(self._stop())
+
+    async def _watched(self) -> int:
+        try:
+            end_of = self._placement.end_of
+            while (ended := await end_of(self._instance_id, self._incarnation)) is None:
+                await asyncio.sleep(END_LOOK_SECONDS)
+        except PlacingError as error:
+            logger.warning("instance %s on %s: %s", self._instance_id, self._host, error)
+            return KILLED
+        if ended.exit_code > 0 and ended.last_words:
+            self.last_words = ended.last_words
+            log_last_words(self._instance_id, self._host, ended)
+        return ended.exit_code
+
+    async def _stop(self) -> None:
+        with contextlib.suppress(PlacingError):  # the machine is dead, and so is the process
+            await self._placement.stop(self._instance_id, self._incarnation)
+
+
+def log_last_words(instance_id: str, host: str, ended: IncarnationEnd) -> None:
+    for line in ended.last_words.splitlines():
+        logger.error("instance %s on %s wrote: %s", instance_id, host, line)
+
+
 class ClusterSite:
     """A :class:`.Site` on several machines.
 
-    :param secret: of the cluster.
     :param pool: name of the instances' pool; instances of different pools refuse each other.
     :param placing_seconds: time within which a machine takes an instance, and the instance listens.
     """
@@ -53,17 +117,12 @@ class ClusterSite:
         self, placement: Placement, secret: bytes, pool: str, placing_seconds: float = 600.0
     ) -> None:
         self._placement, self._secret, self._pool = placement, secret, pool
+        self.enter, self.leave = placement.enter, placement.leave
         self._placing_seconds = placing_seconds
         self._found: dict[str, PlacedInstance] = {}
         # A unique name, so that two managers at one instance do not disconnect each other.
         name = f"{MANAGER}-{secrets.token_hex(NAME_BYTES)}"
         self._greeting = Greeting(name, new_incarnation(), "", 0)
-
-    def enter(self, instance_id: str) -> None:
-        self._placement.enter(instance_id)
-
-    def leave(self, instance_id: str) -> None:
-        self._placement.leave(instance_id)
 
     async def find(self) -> dict[str, int]:
         """Return the instances that an earlier manager has started, with their incarnations.
@@ -84,7 +143,6 @@ class ClusterSite:
         return {instance.instance_id: instance.incarnation for instance in instances}
 
     async def rejoin(self, instance_id: str) -> InstanceProcess | None:
-        """Connect to the incarnation that was found; return None if that is not possible."""
         instance = self._found.pop(instance_id, None)
         if instance is None or instance.placed is None:
             return None
@@ -95,7 +153,6 @@ class ClusterSite:
     async def launch(
         self, instance_id: str, command: Sequence[str], plan: LaunchPlan
     ) -> InstanceProcess:
-        """Start an incarnation on a machine of the cluster, and connect to it."""
         values = {
             **plan.values,
             "incarnation": str(plan.incarnation),
@@ -129,11 +186,6 @@ class ClusterSite:
     async def _reached(
         self, instance_id: str, incarnation: int, placed: InstancePlace
     ) -> InstanceProcess:
-        """Connect to an incarnation.
-
-        :raises InstanceStartError: when the incarnation does not answer, or another one does.
-        """
-
         async def dial() -> DialedLine:
             return await dial_instance(
                 placed.address, self._greeting, self._secret, instance_id, incarnation
@@ -145,7 +197,9 @@ class ClusterSite:
             raise InstanceStartError(f"cannot reach {instance_id}: {error}") from error
         process = RemoteProcess(self._placement, instance_id, incarnation, placed)
         return InstanceProcess(
-            process,
+            placed.pid,
+            process.wait,
+            process.kill,
             line,
             placed.host,
             placed.address,

@@ -38,8 +38,6 @@ class Launcher:
     The child reads the secret on stdin, where no command line and no environment shows it.  The
     pipe stays open as long as this process lives, and a child whose pipe ends hangs up.
 
-    :param host: address of this machine.
-    :param threads: of the instance's steps.
     :param program: what runs ``kvell``'s arguments.
     """
 
@@ -80,18 +78,16 @@ class Launcher:
         return child.place(self._host, child.wait_address())
 
     def runs(self) -> tuple[int, InstancePlace] | None:
-        """Return the incarnation that listens, and where; None if none does."""
         child = self._child
-        if child is None or not child.address or child.exit_code() is not None:
+        if child is None or not child.address or child.process.poll() is not None:
             return None
         return child.incarnation, child.place(self._host, child.address)
 
     def end_of(self, incarnation: int) -> IncarnationEnd | None:
-        """Return the end of an incarnation; None while it runs.  An unknown one was killed."""
         child = self._child
         if child is None or incarnation != child.incarnation:
             return IncarnationEnd(KILLED)
-        code = child.exit_code()
+        code = child.process.poll()
         return None if code is None else IncarnationEnd(code, child.last_words())
 
     def stop(self, incarnation: int) -> None:
@@ -126,7 +122,7 @@ class _Child:
     def __init__(self, command: Sequence[str], incarnation: int, secret: bytes) -> None:
         self.incarnation = incarnation
         self.address = ""
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -136,37 +132,33 @@ class _Child:
         self._last = deque[str](maxlen=LAST_LINES)
         self._has_spoken = threading.Event()
         self._readers = [self._in_thread(self._read_log), self._in_thread(self._read_address)]
-        assert self._process.stdin is not None
+        assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended: its exit status says why
-            self._process.stdin.write(secret)
-            self._process.stdin.flush()
+            self.process.stdin.write(secret)
+            self.process.stdin.flush()
 
     def place(self, host: str, address: str) -> InstancePlace:
-        return InstancePlace(host, self._process.pid, address)
+        return InstancePlace(host, self.process.pid, address)
 
     def wait_address(self) -> str:
         """Wait until the process listens; return "" if it has ended instead."""
         self._has_spoken.wait()
         return self.address
 
-    def exit_code(self) -> int | None:
-        """Return the exit status; None while the process runs."""
-        return self._process.poll()
-
     def last_words(self) -> str:
         self._readers[0].join(REAP_SECONDS)
         return "".join(self._last)
 
     def kill(self) -> None:
-        self._process.kill()
+        self.process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(REAP_SECONDS)
+            self.process.wait(REAP_SECONDS)
         self._has_spoken.set()  # a process of its own may still hold the pipe
 
     def hang_up(self) -> None:
-        assert self._process.stdin is not None
+        assert self.process.stdin is not None
         with contextlib.suppress(OSError):
-            self._process.stdin.close()
+            self.process.stdin.close()
 
     def _in_thread(self, read: Callable[[], None]) -> threading.Thread:
         thread = threading.Thread(target=read, name="kvell-launcher", daemon=True)
@@ -175,26 +167,26 @@ class _Child:
 
     def _read_address(self) -> None:
         """Read the first line of stdout; end a process that closes it, or takes too long."""
-        assert self._process.stdout is not None
-        late = threading.Timer(LISTEN_SECONDS, self._process.kill)
+        assert self.process.stdout is not None
+        late = threading.Timer(LISTEN_SECONDS, self.process.kill)
         late.daemon = True
         late.start()
-        with self._process.stdout as lines:
+        with self.process.stdout as lines:
             line = lines.readline().decode(errors="replace").strip()
             late.cancel()
             if not line:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(REAP_SECONDS)
-                self._process.kill()
-                self._process.wait()
+                    self.process.wait(REAP_SECONDS)
+                self.process.kill()
+                self.process.wait()
             self.address = line
             self._has_spoken.set()
             for _ in lines:
                 pass  # the process must not wait for room in this pipe
 
     def _read_log(self) -> None:
-        assert self._process.stderr is not None
-        with self._process.stderr as lines:
+        assert self.process.stderr is not None
+        with self.process.stderr as lines:
             for line in lines:
                 text = line.decode(errors="replace")
                 self._last.append(text)

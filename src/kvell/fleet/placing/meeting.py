@@ -11,7 +11,7 @@ So a front has nothing of Ray: neither threads and signals, nor an exit when Ray
 import asyncio
 import contextlib
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 
 import msgspec
 
@@ -28,7 +28,6 @@ class Met(msgspec.Struct, frozen=True, tag=True):
     """Reply: the manager was found.
 
     :param address: where the manager listens, like ``tcp://10.0.0.1:5000``.
-    :param secret: of the cluster.
     """
 
     address: str
@@ -62,7 +61,6 @@ async def meet(
 
     :param cluster: Ray's address.
     :param settings: of the cluster, if there is none of this name.
-    :param program: command line that finds the manager.
     :raises ChangeSomething: when no Ray answers.
     :raises TryLater: when the manager does not answer, or the program fails.
     """
@@ -90,21 +88,16 @@ async def meet(
 
 
 def answer(
-    question: bytes, met: Callable[[str, ClusterSettings], Awaitable[tuple[str, bytes]]]
+    question: bytes,
+    met: Callable[[str, ClusterSettings], Coroutine[object, object, tuple[str, bytes]]],
 ) -> bytes:
     """Return the program's output.
 
-    :param question: the program's input.
     :param met: finds the manager; may raise ChangeSomething or TryLater.
     """
-    cluster, settings = decode(_ASKED, question)
-
-    async def find() -> tuple[str, bytes]:
-        return await met(cluster, settings)
-
     reply: Reply
     try:
-        reply = Met(*asyncio.run(find()))
+        reply = Met(*asyncio.run(met(*decode(_ASKED, question))))
     except ChangeSomething as error:
         reply = MustChange(error.field, str(error.value), error.problem, error.remedy)
     except TryLater as error:

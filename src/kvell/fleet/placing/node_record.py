@@ -26,8 +26,6 @@ class NodeRecord:
     :param pid: process id of the node's first process.
     :param started: time when that process began, in ticks since the machine started: by now the
         process id alone may be another process's.
-    :param address: ``host:port`` of the node's cluster.
-    :param folder: folder of the node's files.
     """
 
     pid: int

@@ -3,7 +3,7 @@
 import importlib.util
 
 from kvell.errors import ChangeSomething, TryLater
-from kvell.fleet.followed.manager_link import Find, ManagerAddress
+from kvell.fleet.followed.followed_members import Find, ManagerAddress
 from kvell.fleet.manager.settings import ClusterSettings
 from kvell.fleet.placing.meeting import meet
 

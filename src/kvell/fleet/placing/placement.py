@@ -20,7 +20,6 @@ class NoRoomError(PlacingError):
 class InstancePlace:
     """Machine, process and address of an incarnation.
 
-    :param host: address of the machine.
     :param pid: process id there; 0 if the incarnation was stopped before its start.
     :param address: where the incarnation listens for fronts and the manager, like
         ``tcp://10.0.0.1:5000``; "" if it ended before it listened.
@@ -49,7 +48,6 @@ class IncarnationEnd:
     """The end of an incarnation.
 
     :param exit_code: exit status; below 0 the signal that ended the process.
-    :param last_words: last lines of the process on stderr.
     """
 
     exit_code: int
@@ -66,13 +64,9 @@ class Placement(Protocol):
         """
         ...
 
-    def enter(self, instance_id: str) -> None:
-        """Announce an instance that will be started, perhaps many times."""
-        ...
+    def enter(self, instance_id: str) -> None: ...
 
-    def leave(self, instance_id: str) -> None:
-        """Give back the room of an instance that is gone for good."""
-        ...
+    def leave(self, instance_id: str) -> None: ...
 
     async def start(
         self, instance_id: str, words: Sequence[str], incarnation: int, within_seconds: float

@@ -37,7 +37,6 @@ class Host:
     async def launch(
         self, instance_id: str, command: Sequence[str], plan: LaunchPlan
     ) -> InstanceProcess:
-        """Start a child, which shares weights with the others if it is not alone."""
         values = {
             **plan.values,
             **self.share_of(instance_id),
@@ -73,7 +72,6 @@ class Host:
         return self._weights_fd
 
     def enter(self, instance_id: str) -> None:
-        """Give an instance the lowest free slot."""
         taken = set(self._slots.values())
         self._slots[instance_id] = next(slot for slot in range(len(taken) + 1) if slot not in taken)
 
@@ -94,11 +92,6 @@ class Host:
         return {"processors": processors, "threads": str(share.threads)}
 
     def check_room(self, contracts: Iterable[tuple[int | None, int]], further: int) -> None:
-        """Check that the host can hold further instances like those that serve.
-
-        :param contracts: the process id and ``contract_bytes`` of each that serves.
-        :raises ChangeSomething: if all contracts together exceed the memory of the host.
-        """
         instances = [(pid, promised) for pid, promised in contracts if promised]
         if not instances or further <= 0:
             return

@@ -23,7 +23,7 @@ MOST_FRONTS = 64
 
 
 class SharedUse:
-    """A :class:`.KeyUses` over the keys of a server."""
+    """The use of the keys of a server, here and at other fronts."""
 
     def __init__(self, keys: KeyRing, clock: Clock) -> None:
         self._keys, self._clock = keys, clock

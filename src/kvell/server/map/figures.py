@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from kvell.engine.protocol.pages import LargePage, Miss, PageGroup, Pages
 from kvell.engine.protocol.statistics import GroupStats, Stats
-from kvell.fleet.started.members import MemberStatus
+from kvell.fleet.fleet import MemberStatus
 from kvell.front.request_log import LogEntry
 from kvell.front.request_queue import Entries
 from kvell.server.map.history import InstanceLoans, TransferRow

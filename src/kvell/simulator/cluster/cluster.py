@@ -19,6 +19,7 @@ from msgspec import structs
 
 from kvell.clock import Clock, MonotonicClock
 from kvell.cluster.prefix_directory import BY_LOCALITY, PrefixDirectory
+from kvell.cluster.routed_request import Cause, InstanceDeath
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, router_named
 from kvell.cluster.steering.relief import DEFAULT_RELIEF, Relief
 from kvell.cluster.steering.steering import RoleChanger, RoleRules
@@ -34,7 +35,6 @@ from kvell.engine.protocol.messages import CREDITS, HEARTBEAT_SECONDS, Event
 from kvell.engine.protocol.notices import IndexNotice
 from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.engine.requests.limits import Limits
-from kvell.fleet.instance.death import Cause, InstanceDeath
 from kvell.front.request_queue import Command, RequestQueue
 from kvell.memory import Eviction, GroupKind, HoldingCore, Layout, MemoryCore, create_core
 from kvell.mempool.agent import Agent

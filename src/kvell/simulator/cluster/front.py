@@ -4,13 +4,13 @@ import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from kvell.cluster.routed_request import InstanceDeath
 from kvell.engine.protocol.messages import Event, Finished, Tokens
 from kvell.engine.protocol.request_spec import RequestSpec, to_token_bytes
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.engine.requests.plan import StepPlan
 from kvell.errors import ChangeSomething, TryLater
-from kvell.fleet.instance.death import InstanceDeath
 from kvell.front.request_log import EndedRequest, LogEntry
 from kvell.front.request_queue import Command, Dispatch, RequestQueue
 from kvell.simulator.cluster.loop import Loop

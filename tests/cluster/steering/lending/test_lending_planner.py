@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from kvell.cluster.instance_load import SHORT_PART
 from kvell.cluster.steering.lending.planner import (
     MOST_COPY_COST,
     MOVING_PART,
@@ -16,7 +17,6 @@ from kvell.cluster.steering.lending.planner import (
     sections_to_copy,
 )
 from kvell.cluster.steering.placements import lendable_blocks
-from kvell.cluster.steering.relief import SHORT_PART
 from kvell.cost.prices import ExecCosts
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.protocol.statistics import InstanceReport

@@ -182,7 +182,6 @@ def _gaining(debtor: Debtor, most: int, market: Market, reading: Reading) -> lis
 def _moves(
     debtor: Debtor, part: LoanPart, supply: OfferedSections, reading: Reading
 ) -> list[SectionMove]:
-    """Return the moves of a part for now, and plan with all of it from here on."""
     creditor = part.creditor
     tokens = part.count * debtor.facts.section_tokens
     size_bytes = part.count * debtor.facts.section_bytes

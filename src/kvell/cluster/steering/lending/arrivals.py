@@ -6,26 +6,16 @@ lets all of them together make more tokens, by the performance model (Infinite-L
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
+from kvell.cluster.instance_load import InstanceLoad
 from kvell.cluster.steering.lending.algorithm import LoanPart, gains_together
 from kvell.cluster.steering.lending.market import Creditor, Debtor
 from kvell.cluster.steering.lending.model import PerformanceModel
 from kvell.cluster.steering.lending.planner import kept_bytes, throughput_inputs
 from kvell.cluster.steering.placements import Placement, placement, reading_of
-from kvell.cluster.steering.relief import ROOM_PART, MemoryPressure
+from kvell.cluster.steering.relief import ROOM_PART
 from kvell.cost.prices import ExecCosts
-from kvell.engine.protocol.statistics import InstanceReport, LoadStats
 from kvell.vocabulary import RequestId
-
-
-class ReportedMemory(MemoryPressure, Protocol):
-    """An instance's memory, and its report."""
-
-    @property
-    def report(self) -> InstanceReport:
-        """The latest report of the instance."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +33,8 @@ class ArrivingRequest:
 
 def early_placement(
     request: ArrivingRequest,
-    home: ReportedMemory,
-    others: Sequence[ReportedMemory],
+    home: InstanceLoad,
+    others: Sequence[InstanceLoad],
     model: Callable[[ExecCosts], PerformanceModel],
     coming: Mapping[str, int],
 ) -> Placement:
@@ -61,29 +51,24 @@ def early_placement(
         return ()
     spare_bytes = home.free_bytes - kept_bytes(home, load)
     most_local = min(spare_bytes // facts.section_bytes, request.blocks - 1)
-    loads = {other.instance_id: other.report.load for other in others}
-    lenders = [other for other in others if loads[other.instance_id] is not None]
-    expected = {
-        other.instance_id: coming.get(other.instance_id, 0) + _own_blocks(other, load)
-        for other in lenders
-        if (load := loads[other.instance_id]) is not None
-    }
+    lenders: list[InstanceLoad] = []
+    expected: dict[str, int] = {}
+    for other in others:
+        if (its := other.report.load) is not None:
+            lenders.append(other)
+            own_bytes = max(other.pool_bytes // ROOM_PART, its.growth_bytes + its.head_bytes)
+            own_blocks = -(-own_bytes // other.report.facts.section_bytes)
+            expected[other.instance_id] = coming.get(other.instance_id, 0) + own_blocks
     size = request.blocks, max(0, most_local)
     parts = placement(request.req_id, *size, home, lenders, facts.section_bytes, expected=expected)
     return parts if parts and _pays(request, parts, home, lenders, model) else ()
 
 
-def _own_blocks(memory: ReportedMemory, load: LoadStats) -> int:
-    """Return the sections that a creditor keeps for its own requests."""
-    own_bytes = max(memory.pool_bytes // ROOM_PART, load.growth_bytes + load.head_bytes)
-    return -(-own_bytes // memory.report.facts.section_bytes)
-
-
 def _pays(
     request: ArrivingRequest,
     parts: Placement,
-    home: ReportedMemory,
-    others: Sequence[ReportedMemory],
+    home: InstanceLoad,
+    others: Sequence[InstanceLoad],
     model: Callable[[ExecCosts], PerformanceModel],
 ) -> bool:
     """Return whether all make more tokens with the request running than with it waiting."""
@@ -107,7 +92,7 @@ def _pays(
     return reading is not None and gains_together(debtor, creditors, reading)
 
 
-def _creditor(memory: ReportedMemory, model: Callable[[ExecCosts], PerformanceModel]) -> Creditor:
+def _creditor(memory: InstanceLoad, model: Callable[[ExecCosts], PerformanceModel]) -> Creditor:
     facts, load = memory.report.facts, memory.report.load
     assert load is not None
     inputs = throughput_inputs(memory, facts, load, memory.free_bytes)

@@ -5,8 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvell.cluster.steering.lending.model import PerformanceModel, ThroughputInputs
-from kvell.cluster.steering.placements import LoanFacts, Reading, reading_of, ways_to_share
+from kvell.cluster.steering.placements import Reading, reading_of, ways_to_share
 from kvell.engine.protocol.placements import RequestPlacementEntry
+from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.vocabulary import RequestId
 
 
@@ -14,14 +15,13 @@ from kvell.vocabulary import RequestId
 class Debtor:
     """An instance that may borrow in one plan.
 
-    :ivar load: load with planned loans.
     :ivar blocks: sections that may leave it in this plan.
     :ivar reading: how steps read the requests that have remote sections already: all sections of a
         request are read in the same way.
     """
 
     instance_id: str
-    facts: LoanFacts
+    facts: InstanceFacts
     model: PerformanceModel
     load: ThroughputInputs
     longest: Sequence[RequestPlacementEntry]
@@ -33,7 +33,6 @@ class Debtor:
 class Creditor:
     """An instance that may lend in one plan.
 
-    :ivar load: load with planned loans.
     :ivar room: sections that it has memory for.
     :ivar spared: sections after which its utilisation is above the threshold, so that it lends no
         more.
@@ -41,7 +40,7 @@ class Creditor:
     """
 
     instance_id: str
-    facts: LoanFacts
+    facts: InstanceFacts
     model: PerformanceModel
     load: ThroughputInputs
     room: int

@@ -20,13 +20,13 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
 
+from kvell.cluster.instance_load import SHORT_PART, InstanceLoad
 from kvell.cluster.steering.lending.algorithm import SectionMove, plan_moves, reactive_moves
 from kvell.cluster.steering.lending.market import Creditor, Debtor
 from kvell.cluster.steering.lending.model import PerformanceModel, ThroughputInputs
 from kvell.cluster.steering.placements import NO_LOANS, Reading, lendable_blocks, reading_of
-from kvell.cluster.steering.relief import ROOM_PART, SHORT_PART, MemoryPressure, is_short
+from kvell.cluster.steering.relief import ROOM_PART
 from kvell.engine.protocol.statistics import InstanceFacts, InstanceReport, LoadStats
 from kvell.vocabulary import RequestId
 
@@ -39,7 +39,6 @@ class PlacementMap:
 
     :ivar away: sections of each request at each creditor.
     :ivar borrowed: sections of each debtor, by how it reads them.
-    :ivar reading: how each such request's steps read them.
     :ivar asking: number of requests of each debtor that ask creditors.
     """
 
@@ -67,18 +66,18 @@ class PlacementMap:
             self.reading[name] = reading
 
 
-def kept_bytes(memory: MemoryPressure, load: LoadStats) -> int:
+def kept_bytes(memory: InstanceLoad, load: LoadStats) -> int:
     """Return the memory that a debtor needs beyond what it has: a part of its pool, or what its
     running requests will grow by."""
     return max(memory.pool_bytes // SHORT_PART, load.growth_bytes)
 
 
-def needs_memory(memory: MemoryPressure, load: LoadStats) -> bool:
+def needs_memory(memory: InstanceLoad, load: LoadStats) -> bool:
     return load.memory_waiting > 0 or memory.free_bytes < kept_bytes(memory, load)
 
 
 def throughput_inputs(
-    memory: MemoryPressure,
+    memory: InstanceLoad,
     facts: InstanceFacts,
     load: LoadStats,
     spare_bytes: int,
@@ -125,35 +124,6 @@ MOST_MODELS = 64
 """Instances of different prices whose performance models are kept from plan to plan."""
 
 
-class LoanParty(MemoryPressure, Protocol):
-    """An instance that serves, and may lend or borrow."""
-
-    @property
-    def report(self) -> InstanceReport:
-        """The latest report of the instance; its ``load`` is None before the first heartbeat."""
-        ...
-
-    @property
-    def role(self) -> str:
-        """The current role of the instance."""
-        ...
-
-    @property
-    def can_take(self) -> bool:
-        """Whether the instance may continue requests of others, or hold memory for them."""
-        ...
-
-
-def may_borrow(instance: LoanParty, load: LoadStats) -> bool:
-    """Return whether requests of an instance may have sections elsewhere, and some could move."""
-    return instance.role != "prefill" and not instance.num_leaving and bool(load.longest)
-
-
-def should_give(instance: LoanParty) -> bool:
-    """Return whether requests should leave an instance; they leave prefill ones by themselves."""
-    return instance.role != "prefill" and is_short(instance) and not instance.num_leaving
-
-
 @dataclass
 class Reservation:
     """A planned move of sections.
@@ -170,7 +140,6 @@ class Reservation:
 class LoanPlanner:
     """The planner of loans, from rounds of heartbeats; pure.
 
-    :param period_seconds: time between two plans.
     :param settling_rounds: further rounds until heartbeats show a move.
     :param is_reactive: whether sections leave only an instance that has hardly any memory left,
         without regard to throughput (:func:`.reactive_moves`).
@@ -191,23 +160,32 @@ class LoanPlanner:
     def parties(self) -> set[str]:
         return {name for loan in self._reserved for name in (loan.move.source, loan.move.target)}
 
-    def plan(self, instances: Sequence[LoanParty], busy: Collection[str] = ()) -> list[SectionMove]:
-        """Return the moves to make now; none until all have sent heartbeats since the last plan.
-
-        :param instances: all that serve.
-        :param busy: instances in moves of other kinds.
-        """
+    def plan(
+        self, instances: Sequence[InstanceLoad], busy: Collection[str] = ()
+    ) -> list[SectionMove]:
+        """Return the moves to make now; none until all have sent heartbeats since the last plan."""
         loads = {
             party.instance_id: party.report.load
             for party in instances
             if party.report.load is not None
         }
-        if len(loads) < len(instances) or not self._is_new(loads):
+        is_old = any(self._loads.get(name) is load for name, load in loads.items())
+        if len(loads) < len(instances) or is_old:
             return []
+        self._loads = loads
         placed = PlacementMap({party.instance_id: party.report for party in instances})
         self._round += 1
-        self._settle(placed.away)
-        coming, held_up = self._coming(placed.away)
+        away = placed.away
+        self._reserved = [  # neither expired, nor arrived
+            loan
+            for loan in self._reserved
+            if loan.until >= self._round and away[loan.move.req_id, loan.move.target] < loan.blocks
+        ]
+        held_up = {loan.move.source for loan in self._reserved}
+        coming: Counter[str] = Counter()
+        for loan in self._reserved:
+            there = away[loan.move.req_id, loan.move.target]
+            coming[loan.move.target] += min(loan.move.num_blocks, loan.blocks - there)
         lent: Counter[str] = Counter()
         for (_, lender), count in placed.away.items():
             lent[lender] += count
@@ -216,11 +194,12 @@ class LoanPlanner:
         creditors: list[Creditor] = []
         for party in instances:
             name = party.instance_id
-            load = loads[party.instance_id]
+            load = loads[name]
             if name in busy or not party.report.facts.section_bytes:
                 continue
             if needs_memory(party, load):
-                if may_borrow(party, load) and name not in held_up and not lent[name]:
+                may_borrow = party.role != "prefill" and not party.num_leaving and load.longest
+                if may_borrow and name not in held_up and not lent[name]:
                     debtors.append(self._debtor(party, load, placed))
             elif party.can_take and name not in placed.borrowed and not party.num_coming:
                 creditor = self._creditor(party, load, lent[name], coming[name])
@@ -233,29 +212,7 @@ class LoanPlanner:
             self._reserved.append(Reservation(move, blocks, until))
         return moves
 
-    def _is_new(self, loads: Mapping[str, LoadStats]) -> bool:
-        if any(self._loads.get(name) is load for name, load in loads.items()):
-            return False
-        self._loads = dict(loads)
-        return True
-
-    def _settle(self, away: Away) -> None:
-        """Drop reservations that have expired, or whose sections have arrived."""
-        self._reserved = [
-            loan
-            for loan in self._reserved
-            if loan.until >= self._round and away[loan.move.req_id, loan.move.target] < loan.blocks
-        ]
-
-    def _coming(self, away: Away) -> tuple[Counter[str], set[str]]:
-        """Return the sections that creditors still expect, and the instances that borrow them."""
-        coming: Counter[str] = Counter()
-        for loan in self._reserved:
-            there = away[loan.move.req_id, loan.move.target]
-            coming[loan.move.target] += min(loan.move.num_blocks, loan.blocks - there)
-        return coming, {loan.move.source for loan in self._reserved}
-
-    def _debtor(self, party: LoanParty, load: LoadStats, placed: PlacementMap) -> Debtor:
+    def _debtor(self, party: InstanceLoad, load: LoadStats, placed: PlacementMap) -> Debtor:
         facts, name = party.report.facts, party.instance_id
         kept = party.pool_bytes // SHORT_PART if self._is_reactive else kept_bytes(party, load)
         inputs = throughput_inputs(
@@ -276,7 +233,7 @@ class LoanPlanner:
             placed.reading,
         )
 
-    def _creditor(self, party: LoanParty, load: LoadStats, lent: int, coming: int) -> Creditor:
+    def _creditor(self, party: InstanceLoad, load: LoadStats, lent: int, coming: int) -> Creditor:
         """Return a creditor with the memory that is left after existing and planned loans.
 
         It keeps what its own requests will need, with the head of its line, and at least a part of

@@ -82,7 +82,6 @@ async def await_answer(reference: Any, within_seconds: float, problem: str) -> A
     """Return the answer of an actor.
 
     :param reference: the reference that the call of the actor returned.
-    :param problem: message of the error.
     :raises PlacingError: when the call fails, or is not answered in time.
     """
     deadline = time.monotonic() + within_seconds

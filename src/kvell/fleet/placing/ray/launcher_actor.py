@@ -22,7 +22,6 @@ LauncherHandle = Any
 class LauncherActor:
     """A :class:`.Launcher` as an actor of Ray; one for each instance.
 
-    :param secret: of the cluster.
     :param sharing: instances that this machine may have.
     """
 
@@ -40,19 +39,16 @@ class LauncherActor:
 
     @ray.method(concurrency_group="questions")  # type: ignore[untyped-decorator]
     def runs(self) -> tuple[int, tuple[str, int, str]] | None:
-        """Return the incarnation that listens, and where; None if none does."""
         listening = self._launcher.runs()
         return None if listening is None else (listening[0], astuple(listening[1]))
 
     @ray.method(concurrency_group="questions")  # type: ignore[untyped-decorator]
     def end_of(self, incarnation: int) -> tuple[int, str] | None:
-        """Return exit status and last words of an incarnation; None while it runs."""
         ended = self._launcher.end_of(incarnation)
         return None if ended is None else (ended.exit_code, ended.last_words)
 
     @ray.method(concurrency_group="questions")  # type: ignore[untyped-decorator]
     def stop(self, incarnation: int) -> None:
-        """Kill an incarnation, also one that is just being started."""
         self._launcher.stop(incarnation)
 
 

@@ -7,7 +7,6 @@ from kvell.fleet.placing.ray.room import PROCESSOR, SHARED, Machine
 
 
 def machines() -> list[Machine]:
-    """Return all machines of Ray, dead ones too."""
     free = available_resources_per_node()
     return [
         Machine(

@@ -6,6 +6,7 @@ import os
 import threading
 from concurrent.futures import Future
 
+import msgspec
 import ray
 
 from kvell.errors import KvellError
@@ -13,20 +14,18 @@ from kvell.fleet.manager.manager import Manager
 from kvell.fleet.manager.settings import ClusterSettings
 from kvell.fleet.placing.cluster_site import ClusterSite
 from kvell.fleet.placing.ray.placement import RayPlacement
+from kvell.wire.decoding import decode
 
 LISTEN_SECONDS = 30.0
 """A manager that Ray has just placed listens within this time."""
 
 
 class ManagerActor:
-    """The manager of a cluster as an actor of Ray; the actor ends itself when the cluster is over.
-
-    :param encoded: its :class:`.ClusterSettings`.
-    """
+    """The manager of a cluster as an actor of Ray, which ends itself when the cluster is over."""
 
     def __init__(self, encoded: bytes) -> None:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-        self._settings = ClusterSettings.decode(encoded)
+        self._settings = decode(msgspec.msgpack.Decoder(ClusterSettings), encoded)
         self._address: Future[str] = Future()
         self._itself = ray.get_runtime_context().current_actor
         host = str(ray.util.get_node_ip_address())
@@ -48,11 +47,12 @@ class ManagerActor:
         ray.kill(self._itself, no_restart=True)
 
     async def _managed(self, host: str) -> None:
-        def on_wait(what: str) -> None:
-            manager.set_waits_for(what)
-
         given = self._settings
-        placement = RayPlacement(given.secret, given.name, on_wait)
+        placement = RayPlacement(
+            given.secret,
+            given.name,
+            on_wait=lambda what: manager.set_waits_for(what),  # noqa: PLW0108 - made below
+        )
         site = ClusterSite(placement, given.secret, given.name, given.limits.startup_seconds)
         manager = Manager(
             given.command,

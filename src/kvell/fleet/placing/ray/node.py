@@ -10,7 +10,6 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 
 from kvell.errors import KvellError, TryLater
 from kvell.fleet.placing.ray.node_settings import NodeSettings
@@ -29,7 +28,6 @@ PR_SET_PDEATHSIG = 1
 class RayNode:
     """A node of Ray that runs from the start of ``with`` to its end.
 
-    :param environ: environment of the child.
     :param folder: folder for the node's files, with a short name, since Ray has sockets in it; by
         default a new one that is removed at the end.
     :param outlives: whether the node stays when the thread that started it ends.
@@ -71,12 +69,7 @@ class RayNode:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.end()
 
     def start(self) -> None:

@@ -35,7 +35,6 @@ class NodeSettings:
     is_shared: bool = False
 
     def words(self, folder: Path) -> list[str]:
-        """Return the command line."""
         words = [*RAY, f"--object-store-memory={STORE_BYTES}"]
         if self.joins:
             words += [f"--address={self.joins}"]

@@ -26,7 +26,6 @@ class RayPlacement:
     """A :class:`.Placement`, used from one loop of a process that is connected.
 
     :param secret: of the cluster; launchers get it when they are made.
-    :param name: of the cluster.
     :param on_wait: is called with what a start waits for; "" when it waits no longer.
     """
 
@@ -44,7 +43,6 @@ class RayPlacement:
         self._leaving: set[asyncio.Task[None]] = set()
 
     async def find(self) -> list[PlacedInstance]:
-        """Return the instances of an earlier manager; a silent launcher has none that runs."""
         remains, self._launchers = await call(self._take_over)
         self._bundles = dict(remains.kept)
         self._free = list(remains.free)
@@ -58,7 +56,6 @@ class RayPlacement:
         self._waiting.append(instance_id)
 
     def leave(self, instance_id: str) -> None:
-        """Give back the room of an instance."""
         if instance_id in self._waiting:
             self._waiting.remove(instance_id)
             self._pending.pop(instance_id, None)
@@ -72,7 +69,6 @@ class RayPlacement:
     async def start(
         self, instance_id: str, words: Sequence[str], incarnation: int, within_seconds: float
     ) -> InstancePlace:
-        """Start an incarnation in the instance's bundle, which is reserved first if necessary."""
         if instance_id not in self._bundles:
             async with self._reserving:
                 if instance_id not in self._bundles:
@@ -88,7 +84,6 @@ class RayPlacement:
         )
 
     async def end_of(self, instance_id: str, incarnation: int) -> IncarnationEnd | None:
-        """Return the end of an incarnation; None while it runs."""
         ended = await self._asked(instance_id, "end_of", incarnation)
         return None if ended is None else IncarnationEnd(*ended)
 
@@ -104,7 +99,7 @@ class RayPlacement:
         """Sort out what an earlier manager has left; return that and its launchers."""
         remains = self._reservations.read_remains()
         for stray in remains.stray_launchers:
-            self._reservations.kill(stray)
+            self._reservations.kill_launcher(stray)
         for group in remains.stray_groups:
             self._reservations.remove_group(group)
         if not remains.kept:

@@ -14,10 +14,7 @@ from kvell.wire.decoding import decode
 
 
 class Bundle(msgspec.Struct, frozen=True):
-    """A part of a placement group, which one instance has.
-
-    :param group: name of the group.
-    """
+    """A part of a placement group, which one instance has."""
 
     group: str
     index: int
@@ -26,10 +23,6 @@ class Bundle(msgspec.Struct, frozen=True):
 Record = dict[str, Bundle]
 """Bundles by instance."""
 _DECODER = msgspec.msgpack.Decoder(Record)
-
-
-def encode_record(record: Mapping[str, Bundle]) -> bytes:
-    return msgspec.msgpack.encode(record)
 
 
 def decode_record(body: bytes | None) -> Record:
@@ -41,7 +34,6 @@ def decode_record(body: bytes | None) -> Record:
 class Group:
     """A placement group that Ray has.
 
-    :param bundles: number of its bundles.
     :param is_placed: whether Ray has found machines for it, though some may have died since.
     """
 
@@ -54,12 +46,9 @@ class Group:
 class Remains:
     """Reservations and launchers that an earlier manager has left, sorted out.
 
-    :param kept: instances that keep their bundles.
     :param unreserved: instances that were to be placed and have no room yet, with the bundles that
         they would have had.
     :param free: bundles of kept groups that no instance has.
-    :param stray_groups: placement groups to remove.
-    :param stray_launchers: actors to kill.
     """
 
     kept: Record = field(default_factory=dict)

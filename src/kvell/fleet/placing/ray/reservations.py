@@ -11,7 +11,6 @@ import ray
 from ray._private.ray_constants import DEBUG_AUTOSCALING_STATUS
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 from ray.util.placement_group import (
-    PlacementGroup,
     get_placement_group,
     placement_group,
     placement_group_table,
@@ -29,7 +28,6 @@ from kvell.fleet.placing.ray.record import (
     Group,
     Remains,
     decode_record,
-    encode_record,
     sorted_out,
 )
 from kvell.fleet.placing.ray.room import PROCESSOR, no_room, reserved_by_instance, sharing, shortage
@@ -94,7 +92,6 @@ GONE_STATE = "REMOVED"
 class Reservations:
     """Reservations of one cluster.  Methods that are not async block, and are called in threads.
 
-    :param cluster: its name.
     :param on_wait: is called with what a reservation waits for; "" when it waits no longer.
     """
 
@@ -107,7 +104,7 @@ class Reservations:
         return sorted_out(record, self._groups(), self._launchers())
 
     def save_record(self, record: Mapping[str, Bundle]) -> None:
-        _internal_kv_put(self._key, encode_record(record), namespace=NAMESPACE)
+        _internal_kv_put(self._key, msgspec.msgpack.encode(record), namespace=NAMESPACE)
 
     def delete_record(self) -> None:
         _internal_kv_del(self._key, namespace=NAMESPACE)
@@ -125,7 +122,7 @@ class Reservations:
 
     def remove_all(self) -> None:
         for launcher in self._launchers():
-            self.kill(launcher)
+            self.kill_launcher(launcher)
         for group in self._groups():
             self.remove_group(group.name)
         self.delete_record()
@@ -142,7 +139,7 @@ class Reservations:
         deadline = time.monotonic() + within_seconds
         short_since: float | None = None
         try:
-            while not await call(functools.partial(_is_placed, group)):
+            while not await call(functools.partial(group.wait, LOOK_SECONDS)):
                 now = time.monotonic()
                 if now >= deadline:
                     raise PlacingError(f"Ray placed no instance within {within_seconds:g} s")
@@ -168,13 +165,15 @@ class Reservations:
         """
         group = get_placement_group(bundle.group)
         nodes = machines()
+        needs = reserved_by_instance(nodes)
         kind = launcher_kind().options(
             name=str(self._launcher(instance_id, bundle)),
             namespace=NAMESPACE,
             lifetime="detached",
             max_restarts=-1,
             get_if_exists=True,  # a start that was cancelled may have made it
-            **_needs(reserved_by_instance(nodes)),
+            num_cpus=needs.pop(PROCESSOR, 0.0),
+            resources=needs,
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, bundle.index),
         )
         return kind.remote(secret, sharing(nodes, instances))
@@ -186,9 +185,9 @@ class Reservations:
         return None
 
     def end_launcher(self, instance_id: str, bundle: Bundle) -> None:
-        self.kill(self._launcher(instance_id, bundle))
+        self.kill_launcher(self._launcher(instance_id, bundle))
 
-    def kill(self, launcher: LauncherName) -> None:
+    def kill_launcher(self, launcher: LauncherName) -> None:
         with contextlib.suppress(ValueError):
             ray.kill(ray.get_actor(str(launcher), NAMESPACE), no_restart=True)
 
@@ -211,12 +210,3 @@ class Reservations:
             if actor["namespace"] == NAMESPACE
         ]
         return [name for name in names if name is not None and name.cluster == self._cluster]
-
-
-def _needs(reserved: Mapping[str, float]) -> dict[str, object]:
-    others = {name: units for name, units in reserved.items() if name != PROCESSOR}
-    return {"num_cpus": reserved.get(PROCESSOR, 0.0), "resources": others}
-
-
-def _is_placed(group: PlacementGroup) -> bool:
-    return bool(group.wait(LOOK_SECONDS))

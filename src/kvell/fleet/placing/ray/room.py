@@ -84,6 +84,5 @@ def threads(offered: float, usable: int, instances: int) -> int:
 
     :param offered: CPUs that Ray has for its machine, and ``usable`` those that its process may
         run on: a user may let Ray offer fewer, or more.
-    :param instances: that the machine may get.
     """
     return max(1, min(int(offered), usable) // instances)

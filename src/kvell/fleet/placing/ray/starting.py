@@ -4,6 +4,7 @@ import asyncio
 import functools
 from typing import Any
 
+import msgspec
 import ray
 
 from kvell.errors import TryLater
@@ -18,8 +19,6 @@ from kvell.fleet.placing.ray.names import NAMESPACE, manager_name
 async def find_manager(address: str, settings: ClusterSettings) -> tuple[str, bytes]:
     """Find the manager of a cluster, and let Ray place one if there is none.
 
-    :param address: Ray's.
-    :param settings: of a cluster that is new.
     :returns: as :meth:`.ManagerActor.meet`.
     :raises ChangeSomething: when no Ray answers at the address.
     :raises TryLater: when the manager does not answer.
@@ -45,4 +44,4 @@ def _manager(settings: ClusterSettings) -> Any:
         num_cpus=0,
         get_if_exists=True,
     )
-    return kind.remote(settings.encode())
+    return kind.remote(msgspec.msgpack.encode(settings))

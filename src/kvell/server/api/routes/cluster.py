@@ -7,12 +7,12 @@ import msgspec
 from fastapi import FastAPI, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from kvell.cluster.instance_load import InstanceLoad
 from kvell.cluster.instances import checked_counts
 from kvell.cluster.steering.placements import Placement
 from kvell.engine.protocol.statistics import InstanceFacts
-from kvell.fleet.started.members import MemberStatus
+from kvell.fleet.fleet import MemberStatus
 from kvell.front.front import Front
-from kvell.front.instance_load import InstanceLoad
 from kvell.server.metrics.instance_metrics import contract_of_all
 
 

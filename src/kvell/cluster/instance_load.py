@@ -1,52 +1,68 @@
-"""The front's line to one instance: its report, its credits, and the requests that it has."""
+"""The load of one instance: its report, its credits, and the requests that it has."""
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Annotated
 
+import msgspec
+
+from kvell.cluster.routed_request import RoutedRequest
 from kvell.cluster.routing.instance_pace import Crowd, InstancePace, Ramp
 from kvell.cluster.routing.pace import Pace, PromptWork
-from kvell.cluster.steering.relief import MovableView, is_short
 from kvell.cost.prices import FIT_CONTEXT_TOKENS, pairs
 from kvell.engine.protocol.messages import NO_OTHERS, Heartbeat, NotTaken, OtherFronts
 from kvell.engine.protocol.statistics import InstanceFacts, InstanceReport, LoadStats
-from kvell.front.request_log import LogEntry
 from kvell.vocabulary import RequestId
 
 CREDITS_PER_FREE = 3
 NO_FACTS = InstanceFacts(0, 0, "", 0, 0)
+SHORT_PART = 8
+"""An instance is short of memory if requests wait there, or less than one byte in 8 is free."""
+
+
+class Movable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A request that could leave: its prompt is computed, and it does not move already.
+
+    :param size_bytes: upper bound of its pages.
+    """
+
+    request_id: str
+    size_bytes: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class InstanceLoad:
     """The line to one instance; pure bookkeeping.
 
-    Routers and steering read the instance's report here, and what the front has counted since.
+    Routers, placements and steering read the instance's report here, and what the front has counted
+    since.  A cluster's manager has one too: it counts no requests, and adds what fronts report.
     Requests of other fronts count as the instance reports them: prompt tokens as uncached ones, and
     each request as one that decodes.
 
     :ivar report: the latest report of the instance about itself, with its ``facts``.
-    :ivar role: the current role; the initial role is part of the id.
+    :ivar role: the current role; the initial role, the default, is part of the id.
     :ivar is_open: whether the instance takes requests, though perhaps not now.
     :ivar will_serve: whether requests may wait for the instance: it does not leave for good, and
         was not given up.
     :ivar in_flight: requests that the instance has and did not finish, oldest first.
-    :ivar outstanding_prompt_tokens: prompt tokens that it still has to compute.
     :ivar outstanding_output_tokens: output tokens that it is still expected to make.
     :ivar uncached_prompt_tokens: of the prompt tokens, those that were not cached when their
         requests were routed, and ``outstanding_pairs`` of query and key that they make.
-    :ivar running_requests: number of requests that decode.
     :ivar placements: placements of its requests that borrow, by its last heartbeat; none once
         it died.
     :ivar coming: tokens of the requests that are moving to the instance.
+    :ivar fronts_work: remaining work for fronts that report it, and ``fronts_leaving`` and
+        ``fronts_coming`` of their requests that are moving away and there.
     """
 
-    def __init__(self, instance_id: str) -> None:
+    def __init__(self, instance_id: str, role: str = "") -> None:
         self.instance_id = instance_id
-        self.role = instance_id.rpartition("-")[0]
+        self.role = role or instance_id.rpartition("-")[0]
         self.is_open, self.will_serve = False, True
-        self.in_flight: dict[RequestId, LogEntry] = {}
+        self.in_flight: dict[RequestId, RoutedRequest] = {}
         self.coming: dict[RequestId, int] = {}
         self.outstanding_prompt_tokens = self.outstanding_output_tokens = 0
         self.uncached_prompt_tokens = self.outstanding_pairs = self.running_requests = 0
+        self.fronts_work = self.fronts_leaving = self.fronts_coming = 0
         self._held_tokens = 0
         self._others = NO_OTHERS
         self._ramp: Ramp | None = None
@@ -151,6 +167,13 @@ class InstanceLoad:
             self.close()
         self._pauses = True
 
+    def on_report(self, report: InstanceReport) -> None:
+        """Use the report of an instance that serves, whose requests others count."""
+        if report.load is not None:
+            self.open(report.facts)
+            self._use(report.load)
+        self.report = report
+
     def on_heartbeat(self, beat: Heartbeat) -> None:
         self.report = InstanceReport(self.facts, beat.load)
         self._use(beat.load)
@@ -163,6 +186,7 @@ class InstanceLoad:
 
     @property
     def memory_waiting(self) -> int:
+        """Number of those that wait for memory, not for a seat or their turn."""
         return self._load.memory_waiting
 
     @property
@@ -171,11 +195,13 @@ class InstanceLoad:
 
     @property
     def free_bytes(self) -> int:
+        """Free KV memory: as reported, less what was submitted since."""
         return self._load.free_bytes - self._taken_bytes
 
     @property
     def is_short(self) -> bool:
-        return is_short(self)
+        """Whether the instance is short of memory; asked for every heartbeat."""
+        return self.waiting > 0 or self.free_bytes * SHORT_PART < self.pool_bytes
 
     @property
     def needs_steering(self) -> bool:
@@ -183,37 +209,37 @@ class InstanceLoad:
 
     @property
     def borrows(self) -> bool:
-        """Whether others hold sections of its requests, by its last heartbeat."""
         return any(not part.local for part in self.placements)
 
     @property
     def can_take(self) -> bool:
+        """Whether the instance may continue requests of others, or hold memory for them."""
         return self.role != "prefill" and self.has_room
 
     @property
     def num_leaving(self) -> int:
-        return sum(1 for entry in self.in_flight.values() if entry.goes_to)
+        own = sum(1 for entry in self.in_flight.values() if entry.goes_to)
+        return own + self.fronts_leaving
 
     @property
     def num_coming(self) -> int:
-        return len(self.coming)
+        return len(self.coming) + self.fronts_coming
 
     @property
     def coming_tokens(self) -> int:
         return sum(self.coming.values())
 
-    def movable(self) -> list[MovableView]:
+    def movable(self) -> list[Movable]:
         """Return the requests that decode, as far as is known, and do not move; oldest first."""
         return [
-            MovableView(entry.request_id, self.size_bytes(entry))
+            Movable(entry.request_id, self.size_bytes(entry))
             for entry in self.in_flight.values()
             if not (
                 entry.goes_to or entry.is_dropped or entry.pending_prompt_tokens or entry.placement
             )
         ]
 
-    def size_bytes(self, entry: LogEntry) -> int:
-        """Return the largest size of a request's pages."""
+    def size_bytes(self, entry: RoutedRequest) -> int:
         return (entry.prompt_tokens + len(entry.output)) * self.facts.token_bytes
 
     @property
@@ -222,16 +248,17 @@ class InstanceLoad:
 
     @property
     def work(self) -> int:
-        """Remaining work of the instance's role for this front; 0 for a mixed instance.
+        """Remaining work of the instance's role; a front counts 0 for a mixed instance.
 
         A decode instance's work is the number of its requests, since each lengthens all steps.  If
         their tokens make up more requests of the priced length, that number counts instead.
         """
+        own = 0
         if self.role == "prefill":
-            return self.own_prompt_tokens
-        if self.role == "decode":
-            return max(len(self.in_flight), self._held_tokens // FIT_CONTEXT_TOKENS)
-        return 0
+            own = self.own_prompt_tokens
+        elif self.role == "decode":
+            own = max(len(self.in_flight), self._held_tokens // FIT_CONTEXT_TOKENS)
+        return own + self.fronts_work
 
     @property
     def held_tokens(self) -> int:
@@ -239,8 +266,7 @@ class InstanceLoad:
         decode elsewhere."""
         return 0 if self.role == "prefill" else self._held_tokens
 
-    def add(self, entry: LogEntry) -> None:
-        """Count a request that is submitted now."""
+    def add(self, entry: RoutedRequest) -> None:
         self._tenants[entry.spec.tenant] += 1
         self.in_flight[entry.request_id] = entry
         self.pace.set_computing(True)
@@ -259,7 +285,7 @@ class InstanceLoad:
             else entry.pending_prompt_tokens * self.facts.token_bytes
         )
 
-    def on_tokens(self, entry: LogEntry, count: int, now: float | None = None) -> None:
+    def on_tokens(self, entry: RoutedRequest, count: int, now: float | None = None) -> None:
         """Count tokens of a request of this line; the first ones show that its prompt is done.
 
         :param now: time of the tokens; None if the instance did not compute the prompt.
@@ -282,7 +308,7 @@ class InstanceLoad:
         self.outstanding_output_tokens -= made
         entry.pending_output_tokens -= made
 
-    def _count_prompt(self, entry: LogEntry, sign: int) -> None:
+    def _count_prompt(self, entry: RoutedRequest, sign: int) -> None:
         """Add a request's prompt to the load, or remove it; a request with one does not decode."""
         tokens = entry.pending_prompt_tokens
         self.running_requests -= sign
@@ -290,7 +316,7 @@ class InstanceLoad:
         self.uncached_prompt_tokens += sign * max(1, tokens - entry.hit_tokens)
         self.outstanding_pairs += sign * pairs(tokens, entry.hit_tokens)
 
-    def remove(self, entry: LogEntry) -> None:
+    def remove(self, entry: RoutedRequest) -> None:
         """Remove a request that has ended, or moves."""
         del self.in_flight[entry.request_id]
         self.pace.set_computing(bool(self.in_flight))
@@ -304,7 +330,7 @@ class InstanceLoad:
         self.outstanding_output_tokens -= entry.pending_output_tokens
         entry.pending_prompt_tokens = entry.pending_output_tokens = 0
 
-    def lost(self) -> list[LogEntry]:
+    def lost(self) -> list[RoutedRequest]:
         """Close the line, and remove and return all its requests, oldest first.
 
         What they borrowed is no longer lent.

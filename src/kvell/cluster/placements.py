@@ -5,13 +5,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from heapq import nlargest
 from itertools import accumulate
+from typing import TypeVar
 
+from kvell.cluster.instance_load import NO_FACTS, InstanceLoad
+from kvell.cluster.routed_request import RoutedRequest
 from kvell.cluster.steering.lending.arrivals import ArrivingRequest, early_placement
 from kvell.cluster.steering.lending.model import PerformanceModel
 from kvell.cluster.steering.placements import (
     NO_SECTIONS,
     READINGS,
-    LoanFacts,
     Placement,
     local_sections,
     longest_with,
@@ -20,11 +22,10 @@ from kvell.cluster.steering.placements import (
 )
 from kvell.engine.protocol.statistics import InstanceFacts, ModelLengths
 from kvell.errors import ChangeSomething
-from kvell.front.instance_load import NO_FACTS, InstanceLoad
-from kvell.front.request_log import LogEntry
 from kvell.memory import common_prefix
 from kvell.vocabulary import RequestId
 
+R = TypeVar("R", bound=RoutedRequest)
 MIXED = "mixed"
 PREFILL = "prefill"
 """The role of instances that only compute prompts."""
@@ -42,7 +43,7 @@ class Placements:
 
     def __init__(self, lines: Mapping[str, InstanceLoad], *, lends_early: bool = True) -> None:
         self._lines, self._lends_early = lines, lends_early
-        self._placed: dict[RequestId, LogEntry] = {}
+        self._placed: dict[RequestId, RoutedRequest] = {}
         self._model = lru_cache(MOST_MODELS)(PerformanceModel)
 
     def reach_tokens(self, model: str = "") -> int:
@@ -61,14 +62,13 @@ class Placements:
         )
         return max(reach, default=max((_alone(line, model) for line in lines), default=0))
 
-    def is_long(self, entry: LogEntry) -> bool:
+    def is_long(self, entry: RoutedRequest) -> bool:
         if len(self._lines) < 2 or not self._may_leave(entry):
             return False
         lengths = self._facts().lengths(entry.spec.model)
         return _tokens(entry, lengths) > lengths.max_model_len
 
-    def _may_leave(self, entry: LogEntry) -> bool:
-        """Return whether a request may have sections at other instances, and others lend."""
+    def _may_leave(self, entry: RoutedRequest) -> bool:
         if entry.spec.tensors or sum(line.will_serve for line in self._lines.values()) < 2:
             return False  # such requests stay within one instance
         facts = self._facts()
@@ -80,7 +80,7 @@ class Placements:
         ready = (line.facts for line in self._lines.values() if line.facts.max_model_len)
         return next(ready, NO_FACTS)
 
-    def check(self, entry: LogEntry) -> None:
+    def check(self, entry: RoutedRequest) -> None:
         """Check that the instances can hold a request that is longer than one's memory.
 
         :raises ChangeSomething: if it is longer than what all instances hold together.
@@ -89,7 +89,7 @@ class Placements:
             for _, problem in self.too_long([entry]):
                 raise problem
 
-    def too_long(self, entries: Iterable[LogEntry]) -> Iterator[tuple[LogEntry, ChangeSomething]]:
+    def too_long(self, entries: Iterable[R]) -> Iterator[tuple[R, ChangeSomething]]:
         """Yield the requests that the instances can never hold, each with what must change."""
         reach_tokens = cache(self.reach_tokens)
         for entry in entries:
@@ -98,7 +98,7 @@ class Placements:
                 if problem is not None:
                     yield entry, problem
 
-    def outgrown(self, entries: Iterable[LogEntry]) -> Iterator[tuple[LogEntry, ChangeSomething]]:
+    def outgrown(self, entries: Iterable[R]) -> Iterator[tuple[R, ChangeSomething]]:
         """Yield the placed requests that have more tokens than the instances can hold by now."""
         reach_tokens = cache(self.reach_tokens)
         for entry in entries:
@@ -108,11 +108,11 @@ class Placements:
                 if problem is not None:
                     yield entry, problem
 
-    def homes(self, entry: LogEntry, lines: Sequence[InstanceLoad]) -> list[InstanceLoad]:
+    def homes(self, entry: RoutedRequest, lines: Sequence[InstanceLoad]) -> list[InstanceLoad]:
         model = entry.spec.model
-        return [line for line in self._borrowers(lines, model) if self._planned(entry, line)]
+        return [line for line in self._borrowers(lines, model) if self._placement(entry, line)]
 
-    def on_ended(self, entry: LogEntry) -> None:
+    def on_ended(self, entry: RoutedRequest) -> None:
         """Count the memory of an ended request as free before heartbeats report it."""
         home = self._lines.get(entry.line)
         if not entry.placement or home is None:
@@ -142,7 +142,7 @@ class Placements:
         ]
         return [line for line in free if line.instance_id in debtors or line.borrows] or free
 
-    def roomy(self, entry: LogEntry, lines: list[InstanceLoad]) -> list[InstanceLoad]:
+    def roomy(self, entry: RoutedRequest, lines: list[InstanceLoad]) -> list[InstanceLoad]:
         """Return the lines to instances in whose memory a short request has room.
 
         Instances that borrow or lend have little memory for other requests, which would make them
@@ -160,7 +160,7 @@ class Placements:
         return fitting or [max(lines, key=lambda line: spare[line])] if lines else lines
 
     def early(
-        self, entry: LogEntry, lines: Sequence[InstanceLoad]
+        self, entry: RoutedRequest, lines: Sequence[InstanceLoad]
     ) -> tuple[InstanceLoad, Placement] | None:
         """Return where a short request runs now over several instances, if that pays.
 
@@ -172,7 +172,8 @@ class Placements:
             return None
         facts = lines[0].facts
         tokens = entry.prompt_tokens + entry.emitted_tokens
-        if any(_has_room(line, tokens * facts.token_bytes) for line in lines):
+        size_bytes = tokens * facts.token_bytes
+        if any(not line.waiting and line.free_bytes >= size_bytes for line in lines):
             return None
         blocks = -(-(tokens + entry.expected_output_tokens) // facts.section_tokens)
         request = ArrivingRequest(entry.request_id, tokens, blocks)
@@ -186,16 +187,18 @@ class Placements:
                     return home, parts
         return None
 
-    def place(self, entry: LogEntry, home: InstanceLoad, early: Placement | None = None) -> None:
+    def place(
+        self, entry: RoutedRequest, home: InstanceLoad, early: Placement | None = None
+    ) -> None:
         """Store the placement of a request that is about to go to one of its :meth:`homes`.
 
         :param early: its placement, if it is known (:meth:`early`).
         """
-        entry.placement = self._planned(entry, home) if early is None else early
+        entry.placement = self._placement(entry, home) if early is None else early
         entry.pulls_from = ""
         self._placed[entry.request_id] = entry
 
-    def _planned(self, entry: LogEntry, home: InstanceLoad) -> Placement:
+    def _placement(self, entry: RoutedRequest, home: InstanceLoad) -> Placement:
         facts = home.facts
         lenders_by_reading = self._lenders(home)
         alone = facts.lengths(entry.spec.model)
@@ -203,7 +206,7 @@ class Placements:
         tokens = min(_tokens(entry, lengths), lengths.reach_tokens)
         (debtors, _) = self._parties()
         coming = self._coming()
-        shared = self._shared(entry, home)
+        shared = self._shared_sections(entry, home)
         blocks = -(-tokens // facts.section_tokens)
         for lenders in lenders_by_reading:
             others = (
@@ -225,7 +228,7 @@ class Placements:
                 return parts
         return ()
 
-    def _shared(self, entry: LogEntry, home: InstanceLoad) -> Counter[str]:
+    def _shared_sections(self, entry: RoutedRequest, home: InstanceLoad) -> Counter[str]:
         """Return the remote sections of a request's text that another one at its instance has.
 
         The instance shares those loans with it, if they are still valid (``Borrow.shares``).
@@ -275,9 +278,10 @@ class Placements:
 
 
 def _reach(
-    facts: LoanFacts, lengths: ModelLengths, lenders_by_reading: Sequence[Sequence[InstanceLoad]]
+    facts: InstanceFacts,
+    lengths: ModelLengths,
+    lenders_by_reading: Sequence[Sequence[InstanceLoad]],
 ) -> int:
-    """Return the most tokens of a request at an instance with such lenders."""
     return max(
         longest_with(facts, lengths, (lender.pool_bytes for lender in lenders))
         for lenders in lenders_by_reading
@@ -288,11 +292,8 @@ def _alone(line: InstanceLoad, model: str) -> int:
     return line.facts.lengths(model).max_model_len
 
 
-def _problem(entry: LogEntry, reach: int) -> ChangeSomething | None:
-    """Return what must change in a request that the instances cannot hold; None if they can.
-
-    :param reach: the most tokens that they can hold together.
-    """
+def _problem(entry: RoutedRequest, reach: int) -> ChangeSomething | None:
+    """Return what must change in a request that the instances cannot hold; None if they can."""
     prompt, answer = entry.prompt_tokens, entry.spec.sampling.max_tokens
     problem = f"exceeds the {reach} tokens that the instances can hold together"
     if prompt >= reach + bool(entry.spec.pooling):
@@ -304,13 +305,9 @@ def _problem(entry: LogEntry, reach: int) -> ChangeSomething | None:
     return None
 
 
-def _prefix_space(entry: LogEntry) -> tuple[str, str]:
+def _prefix_space(entry: RoutedRequest) -> tuple[str, str]:
     """Return what two requests with a common prefix must have in common to share its pages."""
     return entry.spec.model, entry.spec.cache_salt
-
-
-def _has_room(line: InstanceLoad, size_bytes: int) -> bool:
-    return not line.waiting and line.free_bytes >= size_bytes
 
 
 def _away(name: RequestId, parts: Placement) -> Counter[str]:
@@ -326,11 +323,8 @@ def _first(away: Counter[str], most: int) -> Counter[str]:
     return Counter({name: end - begin for name, end, begin in parts if end > begin})
 
 
-def _tokens(entry: LogEntry, lengths: ModelLengths) -> int:
-    """Return the most tokens that a request may have.
-
-    :param lengths: the longest requests to its model.
-    """
+def _tokens(entry: RoutedRequest, lengths: ModelLengths) -> int:
+    """Return the most tokens that a request may have."""
     if entry.spec.pooling:
         return entry.prompt_tokens
     answer = entry.spec.sampling.max_tokens

@@ -28,10 +28,7 @@ class _Asked:
 
 
 class Watch:
-    """Questions to one instance; callers with the same unanswered question share its answer.
-
-    :param send: sends a command to the instance.
-    """
+    """Questions to one instance; callers with the same unanswered question share its answer."""
 
     def __init__(self, send: Callable[[Command], None]) -> None:
         self._send = send
@@ -54,7 +51,6 @@ class Watch:
         return answer
 
     def on_answer(self, answer: Answer) -> None:
-        """Pass an answer to the callers that wait for it, if there are any."""
         if self._asked and self._asked[0].fits(answer):
             self._asked.popleft().answer.set_result(answer)
 
