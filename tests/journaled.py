@@ -38,7 +38,7 @@ class JournaledCore:
     def warm(self, chunks: int) -> None:
         """Report to the core that the next ``chunks`` chunks have memory; 0: no more will."""
         self._note(Warmed(chunks))
-        self.core.warm(chunks)
+        self.core.step_memory.warm(chunks)
 
     def note(self, late: Lateness) -> None:
         self._note(late)

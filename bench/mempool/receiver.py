@@ -53,7 +53,7 @@ def _take_in(sink: socket.socket, memory: Bytes) -> None:
 
 def _let_read(reads: socket.socket, server: PageServer) -> None:
     reader, _ = reads.accept()
-    server.serve("sender", BlockingSocket(reader))
+    server.answer_peer("sender", BlockingSocket(reader))
 
 
 if __name__ == "__main__":

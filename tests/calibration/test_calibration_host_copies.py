@@ -90,8 +90,8 @@ def test_sides_differ_in_when_they_copy_and_each_is_timed(rig: CopyRig) -> None:
 
 def test_both_sides_draw_the_same_tokens(rig: CopyRig) -> None:
     plan = plan_of(rig)
-    buffer = rig.mover._held
-    buffer.copy_(rig.mover._pool[: buffer.numel()])
+    buffer = rig.mover.held
+    buffer.copy_(rig.mover.pool[: buffer.numel()])
     held = buffer.clone()
     results = []
     for runner in (rig.before, rig.under):

@@ -38,7 +38,7 @@ class Kv:
         return plan
 
     def release(self, plan: Deflation, step: int = 1) -> None:
-        self.balloon.release(plan.start, plan.count, step)
+        self.balloon.slots.release(plan.start, plan.count, step)
         self.check()
 
     def check(self) -> None:
@@ -150,7 +150,7 @@ def test_large_pools_are_planned_without_looking_at_every_chunk_in_python() -> N
     plan = balloon.plan_slot(5_000, lambda: order)
     assert plan is not None
     balloon.settle(plan, 1)
-    balloon.release(0, 5_000, 1)
+    balloon.slots.release(0, 5_000, 1)
     assert len(balloon.slots.segments) == 2
     back = balloon.plan_inflation(10)
     assert 10 <= len(back.restored) <= 12

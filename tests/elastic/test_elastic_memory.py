@@ -27,7 +27,7 @@ def fake(memory: ElasticMemory) -> FakeChunks:
 
 def empty(memory: ElasticMemory) -> int:
     """Large pages that KV has, all of them empty here."""
-    return int(np.count_nonzero(memory._kv.reclaim_order() == 1))
+    return int(np.count_nonzero(memory.kv.reclaim_order() == 1))
 
 
 def test_a_slot_is_an_address_and_a_size_in_whole_chunks() -> None:

@@ -22,7 +22,7 @@ def copier_of(runner: Runner) -> Copier:
 def damage_buffer(runner: Runner) -> None:
     """From now on, whatever comes back from the buffer is wrong."""
     copier = copier_of(runner)
-    begin, buffer = copier.begin, copier._mover._held
+    begin, buffer = copier.begin, copier.mover.held
 
     def damaged(plan: StepPlan) -> StepCopies:
         buffer.fill_(1)
@@ -39,7 +39,7 @@ class HeldUp:
 
     def __init__(self, mover: PageMover) -> None:
         self.held = 0
-        self._mover = mover
+        self.mover = mover
         self._may_go = threading.Semaphore(0)
 
     def let_go(self) -> None:
@@ -47,10 +47,10 @@ class HeldUp:
         self._may_go.release()
 
     def offload(self, rows: NewPages) -> None:
-        self._mover.offload(rows)
+        self.mover.offload(rows)
 
     def fetch(self, rows: NewPages) -> None:
-        self._mover.fetch(rows)
+        self.mover.fetch(rows)
 
     def move_parts(
         self, pieces: Sequence[Piece], parts: Mapping[int, Part], *, is_out: bool
@@ -59,30 +59,30 @@ class HeldUp:
         if is_out:
             assert self._may_go.acquire(timeout=SOON_SECONDS), "nobody waits for a copy"
             self.held += 1
-        self._mover.move_parts(pieces, parts, is_out=is_out)
+        self.mover.move_parts(pieces, parts, is_out=is_out)
 
     def __getattr__(self, name: str) -> object:
-        return getattr(self._mover, name)
+        return getattr(self.mover, name)
 
 
 class LetsGo(CopyCounts):
     """Counts that let a stage go whenever a pass comes to wait for one."""
 
     def __init__(self, mover: HeldUp) -> None:
-        self._mover = mover
+        self.mover = mover
         super().__init__()
 
     def __setattr__(self, name: str, value: object) -> None:
         is_wait = name == "waits" and value
         super().__setattr__(name, value)
         if is_wait:
-            self._mover.let_go()
+            self.mover.let_go()
 
 
 def hold_up(runner: Runner) -> HeldUp:
     """From now on the copier makes each stage only when the pass waits for it."""
     copier = copier_of(runner)
-    mover = HeldUp(copier._mover)
-    copier._mover = mover  # type: ignore[assignment]
+    mover = HeldUp(copier.mover)
+    copier.mover = mover  # type: ignore[assignment]
     copier.counts = LetsGo(mover)
     return mover

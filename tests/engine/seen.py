@@ -20,7 +20,7 @@ from kvell.vocabulary import RequestId
 
 def scheduler_of(core: EngineCore) -> Scheduler:
     """Return the scheduler that plans an engine's steps."""
-    return core._scheduler
+    return core.scheduler
 
 
 def swapping_of(core: EngineCore) -> Swapping:
@@ -32,29 +32,29 @@ def swapping_of(core: EngineCore) -> Swapping:
 
 def use_memory(core: EngineCore, memory: StepMemory) -> None:
     """Let a scheduler ask other step memory."""
-    scheduler_of(core)._chunks.memory = memory
+    scheduler_of(core).chunks.memory = memory
 
 
 def use_rule(swapping: Swapping, rule: SwapRule) -> None:
     """Let a rule decide what is swapped, and which prefixes the buffer keeps."""
-    swapping._rule = rule
+    swapping.rule = rule
     if swapping.prefixes is not None:
-        swapping.prefixes._rule = rule
+        swapping.prefixes.rule = rule
 
 
 def use_objectives(engine: Engine, watch: ObjectiveWatch) -> None:
     """Let a watch report what is late."""
-    engine._objectives = watch
+    engine.objectives = watch
 
 
 def activations_of(engine: Engine) -> ActivationNeed:
     """Return what an engine's steps need for activations."""
-    return engine._activations
+    return engine.activations
 
 
 def requests_of(core: EngineCore) -> dict[RequestId, Request]:
     """Return all requests of an engine core by name."""
-    return core._requests
+    return core.requests
 
 
 def spans_of(store: ImageStore) -> dict[int, Span]:
@@ -69,12 +69,12 @@ def content_ids_of(store: ImageStore) -> ContentIds:
 
 def link_of(engine: Engine) -> EngineLink:
     """Return an engine's link to its pool."""
-    return engine._link
+    return engine.link
 
 
 def borrowers_of(borrowing: BorrowingRequests) -> dict[RequestId, DistributedRequest]:
     """Return the requests that have pages on other instances."""
-    return borrowing._borrowers
+    return borrowing.borrowers
 
 
 def saved_of(swapping: Swapping) -> dict[RequestId, SavedPages]:
@@ -84,9 +84,9 @@ def saved_of(swapping: Swapping) -> dict[RequestId, SavedPages]:
 
 def held_by(buffer: PageBuffer) -> dict[int, tuple[tuple[int, int], ...]]:
     """Return the places of a buffer by holder."""
-    return buffer._held
+    return buffer.held
 
 
 def copy_out_everything(core: EngineCore) -> None:
     """Let every plan copy out whatever is cached."""
-    scheduler_of(core)._wanted_large = lambda: 1 << 20  # type: ignore[method-assign]
+    scheduler_of(core).wanted_large = lambda: 1 << 20  # type: ignore[method-assign]

@@ -79,7 +79,7 @@ class Served:
     @property
     def pool(self) -> torch.Tensor:
         assert isinstance(self._runner, ModelRunner)
-        return self._runner._pages._pool
+        return self._runner.pages.pool
 
     @property
     def stats(self) -> Stats:

@@ -14,7 +14,7 @@ def replayed(case: str, name: str, entries: list[Plain]) -> tuple[list[Plain], l
     core, actions = CASES[case].fresh(name), list[Plain]()
 
     def each(now: EngineCore) -> None:
-        actions.extend(described(action) for action in now.take_actions())
+        actions.extend(described(action) for action in now.pool.take_actions())
 
     plans = replay((restored(entry) for entry in entries), core, each)
     return [described(plan) for plan in plans], actions

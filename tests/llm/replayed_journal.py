@@ -117,7 +117,7 @@ class _Again:
         )
 
     def _look(self) -> None:
-        waits = self.engine.num_waiting() > 0
+        waits = self.engine.counters.num_waiting > 0
         running = [self._progress(request) for request in self.engine.running]
         sample = self._meter.sample(running, self.memory.totals(), leaves_waiting=waits)
         self.means.add(sample)

@@ -34,8 +34,8 @@ def pool_at(
 
 
 def buffer_of(pool: MemPool) -> HostBuffer:
-    assert pool._buffer is not None
-    return pool._buffer
+    assert pool.buffer is not None
+    return pool.buffer
 
 
 def media(lease: Lease) -> set[str]:
@@ -146,7 +146,7 @@ def test_a_match_that_is_over_holds_nothing(tmp_path: Path) -> None:
         pool.match(TEXT, media="mixed", seconds=0.05)
         assert any(pool.core.snapshot().used)
         until(lambda: not any(pool.core.snapshot().used))
-        until(lambda: not buffer_of(pool).pages._pins)
+        until(lambda: not buffer_of(pool).pages.pins)
 
 
 def test_pages_that_others_have_stay_in_the_pool(tmp_path: Path) -> None:

@@ -141,17 +141,18 @@ class HoldsMachine(RuleBasedStateMachine):
         """An idle instance does this too: no step is needed."""
         self.now += ticks
         over = [owner for owner, deadline in self.deadlines.items() if deadline <= self.now]
-        assert sorted(self.holds.expire(self.now)) == sorted(over)
+        assert sorted(self.holds.release_where(lambda hold: hold.deadline <= self.now)) == sorted(
+            over
+        )
         self.forget(over)
 
     @rule(instance=st.sampled_from("ab"), incarnation=st.integers(1, 2))
     def crash(self, instance: str, incarnation: int) -> None:
-        gone = [
-            owner
-            for owner in self.deadlines
-            if owner.instance == instance and owner.incarnation <= incarnation
-        ]
-        assert sorted(self.holds.instance_died(instance, incarnation)) == sorted(gone)
+        def is_its(owner: Owner) -> bool:
+            return owner.instance == instance and owner.incarnation <= incarnation
+
+        gone = [owner for owner in self.deadlines if is_its(owner)]
+        assert sorted(self.holds.release_where(lambda hold: is_its(hold.owner))) == sorted(gone)
         self.forget(gone)
 
     @rule(text=texts, reuse=st.booleans())
@@ -203,7 +204,7 @@ class HoldsMachine(RuleBasedStateMachine):
             return
         for handle in self.running:
             self.core.close(handle)
-        self.holds.expire(self.now + 100)
+        self.holds.release_where(lambda hold: True)
         assert not len(self.holds)
         assert not any(self.core.snapshot().used)
 

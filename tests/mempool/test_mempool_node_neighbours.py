@@ -102,7 +102,7 @@ def test_one_that_is_met_again_before_its_loss_is_taken_in_keeps_its_new_place(h
         firsts.append(a.mapped().first_large)
         b.mapped()
         if len(firsts) == 1:
-            a.node.ask(a.node._hang_up)
+            a.node.ask(a.node.hang_up)
             assert a.next() == PeerLost("b", 1) and b.next() == PeerLost("a", 1)
     assert len({*firsts}) == 2 and NOT_IN_PLACE not in firsts
     assert a.node.creditors.stands("b", 1, RIGHT)

@@ -301,7 +301,7 @@ def test_a_peer_that_dies_or_stops_takes_nothing_with_it(
                 came += 1
             b.free_mem(lease)
         assert came >= 4
-        node_of(b).ask(node_of(b)._hang_up)
+        node_of(b).ask(node_of(b).hang_up)
         until(lambda: not node_of(b).ask(lambda: len(agent_of(b).receiving)))
         assert not used_pages(b) or b.match([3, *TEXT]).hit_tokens
         assert audit(b.layout, b.core.snapshot()) == []

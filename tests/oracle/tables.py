@@ -12,8 +12,7 @@ from kvell.engine.running.batching import (
     Ints,
     PageTables,
     WorkRows,
-    _join,
-    _starts,
+    starts_of,
     token_positions,
 )
 from kvell.memory import GroupSpec, SlotTable, policy_of
@@ -74,7 +73,7 @@ class ReferenceTables(PageTables):
         tables = [self._pages(handle, group_index) for handle in rows.handles]
         pages = [table[f:e] for table, f, e in zip(tables, firsts, ends, strict=True)]
         page_ids = self.slots.physical(_join(pages), self.groups[group_index].pages_per_large)
-        table_starts = _starts([len(p) for p in pages])
+        table_starts = starts_of([len(p) for p in pages])
         first = np.array(firsts, np.int32)
         row_of_token = np.repeat(table_starts[:-1] - first, rows.counts)
         numbers, offsets = np.divmod(rows.positions, size)
@@ -98,3 +97,7 @@ class ReferenceTables(PageTables):
             grown[: len(table)] = table
             tables[group] = table = grown
         return table
+
+
+def _join(pieces: Sequence[Ints]) -> Ints:
+    return np.concatenate(pieces) if pieces else np.empty(0, np.int32)

@@ -172,7 +172,7 @@ def test_credits_go_to_readers_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
         one = served.ask(modest, PROMPT[3:])
         events = read(modest, one)
         assert tokens_of(events, one) == expected_output(PROMPT[3:], COUNT)
-        waiting = served.shared.call(served.engine.core.num_waiting)
+        waiting = served.shared.call(lambda: served.engine.core.counters.num_waiting)
         assert waiting <= 3
         ended = read(greedy, *many)
         assert sum(isinstance(event, Finished) for event in ended) == len(many)

@@ -83,7 +83,7 @@ def check_mechanisms(engine: Engine, mechanisms: Sequence[str]) -> None:
     """Check that an engine has all that is to be tried."""
     core = engine.core
     assert (core.limits.depth == 1) == ("async" in mechanisms)
-    assert isinstance(scheduler_of(core).memory, SharedMemory) == ("memory" in mechanisms)
+    assert isinstance(scheduler_of(core).chunks.memory, SharedMemory) == ("memory" in mechanisms)
     assert (scheduler_of(core).swapping is not None) == ("buffer" in mechanisms)
     assert any(group.is_draft for group in core.memory.layout.groups) == ("draft" in mechanisms)
     kinds = {group.kind for group in core.memory.layout.groups}
@@ -116,7 +116,7 @@ def pool_of(
     for engine in engines:
         check_mechanisms(engine, mechanisms)
         assert isinstance(engine.core.pool, Handovers), "its requests cannot move"
-        engine.core.pool.borrowed.sections.section_tokens = section_tokens
+        engine.core.pool.borrowed.section_tokens = section_tokens
     try:
         yield Lending(engines)
     finally:

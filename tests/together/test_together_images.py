@@ -75,8 +75,7 @@ def lending(
     several = Lending(engines)
     for engine in engines:
         assert isinstance(engine.core.pool, Handovers)
-        sections = engine.core.pool.borrowed.sections
-        sections.section_tokens = REAL_TOKENS if by_queries else SECTION_TOKENS
+        engine.core.pool.borrowed.section_tokens = REAL_TOKENS if by_queries else SECTION_TOKENS
     try:
         several.tokens["long"] = []
         prompt = prompt_of(architecture, by_queries, before)

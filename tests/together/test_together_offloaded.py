@@ -38,7 +38,7 @@ class Offloading(Lending):
         self.in_buffer: set[str] = set()
 
     def note(self, at: int = 0) -> None:
-        seats = scheduler_of(self.engines[at].core)._seats
+        seats = scheduler_of(self.engines[at].core).seats
         self.in_buffer |= {request.request_id for request in seats.offloaded}
 
     def resumed(self) -> str:
@@ -75,7 +75,7 @@ def offloading(
     for engine in engines:
         assert isinstance(engine.core.pool, Handovers)
         tokens = REAL_TOKENS if kv_mib else SECTION_TOKENS
-        engine.core.pool.borrowed.sections.section_tokens = tokens
+        engine.core.pool.borrowed.section_tokens = tokens
     try:
         yield Offloading(engines)
     finally:

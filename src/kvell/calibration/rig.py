@@ -103,7 +103,7 @@ class Rig:
         if not self._running:
             return
         self._model.skips = True
-        while self._engine.core.num_waiting() or not self._all_decode():
+        while self._engine.core.counters.num_waiting or not self._all_decode():
             self._engine.step()
         self._model.skips = False
 

@@ -49,10 +49,7 @@ class StepBuffers:
 
 @dataclass(frozen=True)
 class LargestNeed:
-    """The need of several models that use the same memory in turn.
-
-    :param needs: one for each; at least one.
-    """
+    """The need of several models that use the same memory in turn."""
 
     needs: tuple[ActivationNeed, ...]
 
@@ -112,17 +109,3 @@ SAFETY = 100
 def threshold_chunks(decode_growth_chunks: int, total_chunks: int) -> int:
     """Return θ: next step's predicted growth of the decodes, and 1 % of all chunks."""
     return decode_growth_chunks + -(-total_chunks // SAFETY)
-
-
-@dataclass(frozen=True)
-class StepChunks:
-    """The activations that a step needs, by its tokens and rows of logits."""
-
-    model: ActivationNeed
-    chunk_bytes: int
-
-    def chunks(self, tokens: int, rows: int) -> int:
-        """Return the chunks of a step; 0 for one that computes nothing."""
-        if not tokens:
-            return 0
-        return -(-self.model.need_bytes(tokens, rows) // self.chunk_bytes)

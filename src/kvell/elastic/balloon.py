@@ -49,7 +49,6 @@ class Deflation:
 
     :param maps: (position, chunk) to be mapped before the slot is used.
     :param retired: idle positions whose chunks move into the slot.
-    :param chunks: chunks that KV gives.
     :param withheld: large pages that KV loses with them; their cached content is evicted.
     """
 
@@ -140,16 +139,12 @@ class Balloon:
         )
 
     def plan_loose(self, count: int, reclaim_order: LongInts) -> Deflation:
-        most = int(np.count_nonzero(self._candidates(reclaim_order)))
+        order = self.tiling.chunk_order(reclaim_order)
+        most = int(np.count_nonzero((order < USED) & (self.owner == Owner.KV)))
         given = self._reclaimable(min(count, most), reclaim_order) or ()
         withheld = {large for chunk in given for large in self.tiling.larges_over(chunk)}
         lost = tuple(sorted(large for large in withheld if not self.withheld[large]))
         return Deflation(0, 0, chunks=given, withheld=lost)
-
-    def _candidates(self, reclaim_order: LongInts) -> Flags:
-        order = self.tiling.chunk_order(reclaim_order)
-        possible: Flags = (order < USED) & (self.owner == Owner.KV)
-        return possible
 
     def _reclaimable(self, count: int, reclaim_order: LongInts) -> tuple[int, ...] | None:
         order = self.tiling.chunk_order(reclaim_order)
@@ -238,10 +233,7 @@ class Balloon:
     # ------------------------------------------------------------------- settling
 
     def settle(self, plan: Deflation | Inflation, step: int = 0) -> None:
-        """Record a plan as carried out: the device has mapped, KV has lost or has its large pages.
-
-        :param step: the step that will use the slot, if the plan has one.
-        """
+        """Record a plan as carried out: the device has mapped, KV lost or has its large pages."""
         if isinstance(plan, Inflation):
             self.slots.retire(plan.retired)
             self._own(plan.chunks, Owner.KV)
@@ -250,23 +242,16 @@ class Balloon:
         if plan.withheld:
             self.withheld[list(plan.withheld)] = True
         if plan.maps:
-            self._settle_maps(plan)
+            self.slots.retire(plan.retired)
+            positions, chunks = [p for p, _ in plan.maps], [c for _, c in plan.maps]
+            self._own(chunks, Owner.ACTIVATION)
+            self.position[chunks] = positions
+            self.chunk_at[positions] = chunks
+            self.slots.fill(positions)
         if plan.count:
             self.slots.take(plan.start, plan.count, step)
         else:
             self._own(plan.chunks, Owner.ACTIVATION)
-
-    def _settle_maps(self, plan: Deflation) -> None:
-        self.slots.retire(plan.retired)
-        positions, chunks = [p for p, _ in plan.maps], [c for _, c in plan.maps]
-        self._own(chunks, Owner.ACTIVATION)
-        self.position[chunks] = positions
-        self.chunk_at[positions] = chunks
-        self.slots.fill(positions)
-
-    def release(self, start: int, count: int, step: int) -> None:
-        """Make a slot idle; it stays mapped. ``step`` was the last to touch it."""
-        self.slots.release(start, count, step)
 
     def on_unmapped(self, positions: Sequence[int]) -> None:
         self.slots.clear(positions)

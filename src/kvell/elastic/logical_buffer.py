@@ -18,25 +18,10 @@ violation; after a change the window is empty again.
 """
 
 from collections import deque
-from dataclasses import dataclass, field
 
 ALPHA = 2
 WINDOW_ITERATIONS = 5
 LATE_ITERATIONS = 3
-
-
-@dataclass
-class SloWindow:
-    """The lateness of the last iterations, for one target."""
-
-    late: deque[bool] = field(default_factory=lambda: deque(maxlen=WINDOW_ITERATIONS))
-
-    def note(self, is_late: bool) -> None:
-        self.late.append(is_late)
-
-    @property
-    def is_violated(self) -> bool:
-        return sum(self.late) >= LATE_ITERATIONS
 
 
 def scale(
@@ -67,7 +52,7 @@ class CpuBuffer:
         self.held: dict[int, int] = {}
         self._is_fixed = is_fixed
         self._wanted_chunks = 0
-        self._ttft, self._tpot = SloWindow(), SloWindow()
+        self._late: deque[tuple[bool, bool]] = deque(maxlen=WINDOW_ITERATIONS)
 
     @property
     def held_chunks(self) -> int:
@@ -83,26 +68,21 @@ class CpuBuffer:
         self._wanted_chunks = self.held_chunks + chunks
 
     def note_iteration(self, *, ttft_late: bool, tpot_late: bool) -> None:
-        """Count a completed step, and adapt the size if a target is violated.
-
-        :param ttft_late: whether a first token arrived later than its target.
-        :param tpot_late: whether a further token arrived later than its target.
-        """
-        self._ttft.note(ttft_late)
-        self._tpot.note(tpot_late)
+        """Count a completed step, and adapt the size if a target is violated."""
+        self._late.append((ttft_late, tpot_late))
         if self._is_fixed or not self.physical_chunks:
             return
         size = scale(
             self.logical_chunks,
             self.physical_chunks,
-            ttft=self._ttft.is_violated,
-            tpot=self._tpot.is_violated,
+            ttft=sum(ttft for ttft, _ in self._late) >= LATE_ITERATIONS,
+            tpot=sum(tpot for _, tpot in self._late) >= LATE_ITERATIONS,
             wanted=self._wanted_chunks,
         )
         if size != self.logical_chunks:
             self.logical_chunks = size
             self._wanted_chunks = 0
-            self._ttft, self._tpot = SloWindow(), SloWindow()
+            self._late.clear()
 
     def hold(self, holder: int, chunks: int, *, whatever_size: bool = False) -> bool:
         """Take chunks for a holder, all or none; return False if they are not free.

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from kvell.device.chunks import NOT_MAPPED, ChunkDevice
-from kvell.elastic.balloon import NOWHERE, Balloon, Deflation, Inflation, Owner
+from kvell.elastic.balloon import NOWHERE, Balloon, Deflation, Owner
 from kvell.elastic.slots import SlotState
 from kvell.elastic.tiling import Tiling
 from kvell.errors import TryLater
@@ -33,7 +33,6 @@ def audit_balloon(balloon: Balloon, table: Ints, withheld: Sequence[int]) -> lis
     """Return all problems; empty if there is none.
 
     :param table: of the activation range, as the device keeps it.
-    :param withheld: large pages that the memory core does without.
     """
     return [
         *_segments(balloon),
@@ -157,7 +156,7 @@ class ElasticMemory:
     ) -> None:
         self.device = device
         self.counts = BalloonCounts()
-        self._kv = kv
+        self.kv = kv
         committed = tiling.num_chunks if committed_chunks is None else committed_chunks
         device.commit(np.arange(committed, dtype=np.int32))
         positions = POSITIONS_PER_CHUNK * tiling.num_chunks
@@ -173,7 +172,7 @@ class ElasticMemory:
         Return None if too little is free or reclaimable, or the device refused.
         """
         count = max(1, -(-need_bytes // self.device.chunk_bytes))
-        plan = self.balloon.plan_slot(count, self._kv.reclaim_order)
+        plan = self.balloon.plan_slot(count, self.kv.reclaim_order)
         if plan is None or not self._carry_out(plan, step):
             self.counts.refused += 1
             return None
@@ -190,9 +189,9 @@ class ElasticMemory:
         idle = self.balloon.idle_chunks
         if idle >= num_chunks:
             return idle
-        plan = self.balloon.plan_loose(num_chunks - idle, self._kv.reclaim_order())
+        plan = self.balloon.plan_loose(num_chunks - idle, self.kv.reclaim_order())
         if plan.withheld:
-            self._kv.withhold(_ints(plan.withheld))
+            self.kv.withhold(_ints(plan.withheld))
         self.balloon.settle(plan)
         self.counts.deflated += len(plan.chunks)
         self.counts.withheld_large += len(plan.withheld)
@@ -201,7 +200,7 @@ class ElasticMemory:
     def release(self, slot: Slot, step: int) -> None:
         """Free a slot; ``step`` was the last to touch its bytes."""
         last = slot.start + slot.num_chunks - 1
-        self.balloon.release(self._mirrored(last), slot.num_chunks, step)
+        self.balloon.slots.release(self._mirrored(last), slot.num_chunks, step)
 
     def _mirrored(self, position: int) -> int:
         return self.area.num_positions - 1 - position
@@ -217,14 +216,14 @@ class ElasticMemory:
 
     def _map(self, plan: Deflation) -> bool:
         if plan.withheld:
-            self._kv.withhold(_ints(plan.withheld))
+            self.kv.withhold(_ints(plan.withheld))
         try:
             pairs = sorted((self._mirrored(position), chunk) for position, chunk in plan.maps)
             positions, chunks = _ints(p for p, _ in pairs), _ints(c for _, c in pairs)
             self.device.map(self.area, positions, chunks)
         except TryLater:
             if plan.withheld:
-                self._kv.restore(_ints(plan.withheld))
+                self.kv.restore(_ints(plan.withheld))
             return False
         return True
 
@@ -238,15 +237,11 @@ class ElasticMemory:
         """
         keep_chunks = -(-keep_bytes // self.device.chunk_bytes)
         plan = self.balloon.plan_inflation(num_large, keep_chunks)
-        self._give(plan)
+        if plan.chunks:
+            self.balloon.settle(plan)
+            self.kv.restore(_ints(plan.restored))
+            self.counts.inflated += len(plan.chunks)
         return len(plan.restored)
-
-    def _give(self, plan: Inflation) -> None:
-        if not plan.chunks:
-            return
-        self.balloon.settle(plan)
-        self._kv.restore(_ints(plan.restored))
-        self.counts.inflated += len(plan.chunks)
 
     # ------------------------------------------------------------------ in between
 
@@ -276,7 +271,7 @@ class ElasticMemory:
             plan = self.balloon.plan_commit(done)
             self.balloon.settle(plan)
             if plan.restored:
-                self._kv.restore(_ints(plan.restored))
+                self.kv.restore(_ints(plan.restored))
         return len(done)
 
     def figures(self) -> dict[str, int]:
@@ -294,8 +289,7 @@ class ElasticMemory:
         }
 
     def audit(self) -> list[str]:
-        """Return all problems; empty if there is none."""
-        withheld = np.flatnonzero(self._kv.reclaim_order() == WITHHELD).tolist()
+        withheld = np.flatnonzero(self.kv.reclaim_order() == WITHHELD).tolist()
         return audit_balloon(self.balloon, self.area.table[::-1], withheld)
 
 

@@ -39,7 +39,6 @@ class BufferCounts:
 class PageBuffer:
     """The pages of ``num_large`` large pages; the caller names the holders.
 
-    :param groups: of the pool whose pages are copied here.
     :param is_far: whether a pass that reads pages here has them come over a link.
     :ivar counts: of moved pages; the caller updates them.
     """
@@ -52,8 +51,8 @@ class PageBuffer:
         self._group = [NO_GROUP] * num_large
         self._empty_large = list(range(num_large - 1, -1, -1))
         self._free: list[dict[int, list[int]]] = [{} for _ in groups]  # by large page, some left
-        self._held: dict[int, tuple[tuple[int, int], ...]] = {}
-        self._draining: list[tuple[int, int]] = []
+        self.held: dict[int, tuple[tuple[int, int], ...]] = {}
+        self.draining: list[tuple[int, int]] = []
         self._readers: Counter[int] = Counter()  # by holder
         self._left: dict[int, tuple[tuple[int, int], ...]] = {}  # by holder: only read now
 
@@ -62,18 +61,17 @@ class PageBuffer:
 
         :raises ValueError: if the holder has some already.
         """
-        if holder in self._held:
+        if holder in self.held:
             raise ValueError(f"holder {holder} has pages in the buffer")
         if not self.has_room(need):
             self.counts.refused += 1
             return None
         pages = [self._take(group, count) for group, count in enumerate(need)]
-        self._held[holder] = tuple((g, page) for g, some in enumerate(pages) for page in some)
+        self.held[holder] = tuple((g, page) for g, some in enumerate(pages) for page in some)
         return pages
 
     def is_held(self, holder: int) -> bool:
-        """Return whether a holder has pages."""
-        return holder in self._held
+        return holder in self.held
 
     def has_room(self, need: Sequence[int]) -> bool:
         """Return whether ``need`` pages, counted for each group, can be taken now."""
@@ -81,11 +79,11 @@ class PageBuffer:
 
     def release(self, holder: int) -> None:
         """Release the holder's pages after the step that is planned now; idempotent."""
-        pages = self._held.pop(holder, ())
+        pages = self.held.pop(holder, ())
         if self._readers[holder] and pages:
             self._left[holder] = pages
         else:
-            self._draining.extend(pages)
+            self.draining.extend(pages)
 
     def drop(self, holder: int) -> None:
         """Free the holder's pages immediately; idempotent.
@@ -95,13 +93,13 @@ class PageBuffer:
         if self._readers[holder]:
             self.release(holder)
             return
-        for group, page in self._held.pop(holder, ()):
+        for group, page in self.held.pop(holder, ()):
             self._give_back(group, page)
 
     def begin_read(self, holder: int) -> None:
         """Keep the holder's pages for another instance, which reads them outside of steps."""
         self._readers[holder] += 1
-        self.counts.sent_pages += len(self._held[holder])
+        self.counts.sent_pages += len(self.held[holder])
 
     def end_read(self, holder: int) -> None:
         """Undo :meth:`begin_read`; pages without a holder are free a step later."""
@@ -110,12 +108,12 @@ class PageBuffer:
         self._readers[holder] -= 1
         if not self._readers[holder]:
             del self._readers[holder]
-            self._draining.extend(self._left.pop(holder, ()))
+            self.draining.extend(self._left.pop(holder, ()))
 
     def clear(self) -> None:
         """Free all pages of all holders; no step and no other instance may read any of them."""
-        self._held.clear()
-        self._draining.clear()
+        self.held.clear()
+        self.draining.clear()
         self._readers.clear()
         self._left.clear()
         self._group = [NO_GROUP] * self.num_large
@@ -124,9 +122,9 @@ class PageBuffer:
 
     def settle(self) -> None:
         """Free the draining pages: the step that may have read them is complete."""
-        for group, page in self._draining:
+        for group, page in self.draining:
             self._give_back(group, page)
-        self._draining.clear()
+        self.draining.clear()
 
     def size_bytes(self, need: Sequence[int]) -> int:
         """Return the bytes of ``need`` pages, counted for each group."""
@@ -138,24 +136,22 @@ class PageBuffer:
         return self.num_large - len(self._empty_large)
 
     def figures(self) -> dict[str, int]:
-        """Return large pages and holders now, and the counts so far."""
         return {
             "large_pages": self.num_large,
             "used_large_pages": self.used_large,
-            "holders": len(self._held),
-            "held_pages": sum(map(len, self._held.values())),
+            "holders": len(self.held),
+            "held_pages": sum(map(len, self.held.values())),
             **vars(self.counts),
         }
 
     def audit(self) -> list[str]:
-        """Return all problems; empty if there is none."""
-        owned = [*self._held.values(), *self._left.values()]
-        taken = [*self._draining, *(page for some in owned for page in some)]
+        owned = [*self.held.values(), *self._left.values()]
+        taken = [*self.draining, *(page for some in owned for page in some)]
         wrong = ["a page has two holders"] * (len(set(taken)) != len(taken))
         wrong += [
             f"holder {holder}: is read by {count}, and holds nothing"
             for holder, count in self._readers.items()
-            if count < 1 or not (holder in self._held or holder in self._left)
+            if count < 1 or not (holder in self.held or holder in self._left)
         ]
         wrong += [
             f"holder {h}: pages are kept for no reader"
@@ -218,8 +214,5 @@ class PageBuffer:
 
 
 def first_pages(groups: Sequence[GroupSpec], first_large: int) -> list[int]:
-    """Return the numbers of each group's first page in a buffer that follows a pool.
-
-    :param first_large: number of the buffer's first large page, counted from the pool's first.
-    """
+    """Return the numbers of each group's first page in a buffer that follows a pool."""
     return [first_large * group.pages_per_large for group in groups]

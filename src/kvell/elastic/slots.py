@@ -136,7 +136,6 @@ class SlotSpace:
             self._change(start, count, SlotState.BARE, SlotState.IDLE)
 
     def take(self, start: int, count: int, step: int) -> None:
-        """Let ``step`` use a slot of idle positions."""
         resting = self._resting
         if resting is None or (resting.start, resting.count) != (start, count):
             self._change(start, count, SlotState.IDLE, SlotState.USED, step)

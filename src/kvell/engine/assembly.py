@@ -143,9 +143,7 @@ def build_engine(
     :param draft: the smaller draft model, whose groups share the pool.
     :param beside: further models, which share the pool and the steps.
     :param floor_bytes: size of the process before it loaded anything, for the contract.
-    :param clock: None: the machine's clock.
     :param tokenizer_json: returns the first model's tokenizer, for grammars.
-    :param prices: prices of the first model here.
     :param graphs: record decode steps, and plan steps ahead unless ``options`` say otherwise; None:
         every step runs its Python.
     :raises ChangeSomething: if the KV memory cannot hold one request of max_model_len, the
@@ -187,12 +185,7 @@ def build_engine(
 
 @dataclass(frozen=True)
 class _Parts:
-    """Sizes, memory and limits of an engine, before anything runs.
-
-    :param name: the first model's name, for messages.
-    :param served: all models, the first one first.
-    :param steps: description of how steps are planned, for the startup message.
-    """
+    """Sizes, memory and limits of an engine, before anything runs."""
 
     name: str
     served: tuple[ServedModel, ...]
@@ -351,7 +344,7 @@ def _let_ask(parts: _Parts, runner: ModelRunner, link: PoolLink | None) -> None:
     if not link.asks:
         return
     every = parts.every
-    runner.queries = Queries(link.partials, len(every))
+    runner.queries = Queries(link.node.creditors.partials, len(every))
     for model, remote in zip(every, runner.queries.remote, strict=True):
         model.elsewhere = remote
     answered = {

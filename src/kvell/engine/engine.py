@@ -46,8 +46,7 @@ from kvell.elastic.arena import ActivationArena, ActivationNeed, RememberedNeed
 from kvell.elastic.logical_buffer import WINDOW_ITERATIONS
 from kvell.engine.core.core import EngineCore
 from kvell.engine.core.index_watch import indexed_groups
-from kvell.engine.core.journal import CoreCommand, Journal, PlanAsked
-from kvell.engine.core.lateness import Lateness
+from kvell.engine.core.journal import Abandoned, CoreCommand, Journal, PlanAsked, Warmed
 from kvell.engine.core.loop import EngineLoop
 from kvell.engine.core.page_map import PageMap
 from kvell.engine.failed_steps import FailedSteps
@@ -76,7 +75,8 @@ from kvell.engine.protocol.statistics import InstanceFacts, LoadStats, ModelWeig
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.running.engine_link import EngineLink
 from kvell.engine.running.moved_images import MovedImages
-from kvell.engine.running.runner import PreparingRunner, Runner, StartingRunner
+from kvell.engine.running.recorded.starting import StartingModelRunner
+from kvell.engine.running.runner import PreparingRunner, Runner
 from kvell.engine.running.sent_images import SentImages
 from kvell.engine.sampling.grammars import AwaitedGrammars, Grammars
 from kvell.engine.setup.contract import MemoryContract
@@ -97,7 +97,7 @@ class StepsAhead:
     """A thread that runs steps in order; :meth:`ask` is called from one other thread."""
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvell-steps")
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="kvell-steps")
         self._asked = self._started = 0
         self._kept: tuple[Future[StepResult], StepResult] | None = None
 
@@ -105,14 +105,11 @@ class StepsAhead:
         """Run a step after all earlier ones; the future has its result or its exception."""
         answer: Future[StepResult] = Future()
         self._asked += 1
-        self._thread.submit(self._answer, run, answer)
+        self.thread.submit(self._answer, run, answer)
         return answer
 
     def start(self, runner: Runner, plan: StepPlan, run: Run) -> Callable[[], StepResult]:
-        """Prepare a step, and let it run after all earlier ones; return what waits for its result.
-
-        :param run: runs the function that computes the step.
-        """
+        """Prepare a step, and let it run after all earlier ones; return what awaits its result."""
         if isinstance(runner, PreparingRunner):
             return self.ask(partial(run, runner.prepare(plan, self.begun))).result
         return self.ask(partial(run, partial(runner.run, plan))).result
@@ -124,15 +121,11 @@ class StepsAhead:
             answer.set_result(result)
 
     def settle(self) -> None:
-        self._thread.submit(self._forget).result()
+        def forget() -> None:
+            self._asked = self._started
+            self._kept = None
 
-    def close(self) -> None:
-        """Wait until all steps have run, and end the thread."""
-        self._thread.shutdown()
-
-    def _forget(self) -> None:
-        self._asked = self._started
-        self._kept = None
+        self.thread.submit(forget).result()
 
     def _answer(self, run: Callable[[], StepResult], answer: Future[StepResult]) -> None:
         self._started += 1
@@ -247,10 +240,6 @@ WARMING_SECONDS = 0.5
 """Longest wait of a step without work while the pool is still being committed."""
 
 
-def _ends(command: Submit, events: Iterable[Event]) -> bool:
-    return any(type(e) is Finished and e.request_id == command.request_id for e in events)
-
-
 class Engine:
     """The core, the runner and the arena of one instance; contains no policy."""
 
@@ -285,31 +274,30 @@ class Engine:
         :param page_map: None: the engine shows no pages.
         :param link: the link to other instances, if the core has an agent; None: there is none.
         :param staying: the setting that keeps requests from moving; "" if they can move.
-        :param prices: the prices that it reports.
         :param weights: by model; "" is the first."""
         self.core = core
         self.images = images
         self.contract = contract
         self.arena = ActivationArena(contract.activation_reserve_bytes)
         self.runner = runner
-        self._activations = RememberedNeed(activations)
+        self.activations = RememberedNeed(activations)
         self._incarnation = incarnation
         self._clock = clock or MonotonicClock()
         self._times = StageTimes(self._clock)
-        self._warmer, self._objectives = warmer, objectives
+        self._warmer, self.objectives = warmer, objectives
         self._page_map, self._staying, self._prices = page_map, staying, prices
         self._weights = dict(weights)
-        self._link = link or EngineLink()
-        self.loop = EngineLoop(core, self._link, journal)
-        self.grammars = AwaitedGrammars(grammars, self._link.bell.ring, self._clock)
-        self._sent_images = sent = SentImages(images, keeps_tensors=self._link.is_linked)
+        self.link = link or EngineLink()
+        self.loop = EngineLoop(core, self.link, journal)
+        self.grammars = AwaitedGrammars(grammars, self.link.bell.ring, self._clock)
+        self._sent_images = sent = SentImages(images, keeps_tensors=self.link.is_linked)
         if images is not None:
-            self._link.move_images(lambda agent: MovedImages(images, sent, agent, core.has_request))
+            self.link.move_images(lambda agent: MovedImages(images, sent, agent, core.has_request))
         self._notes_due = 0
         self._pace = StepPace()
         self._cold = cold
         self._behind: Warmer | None = None
-        starts = isinstance(runner, StartingRunner)
+        starts = isinstance(runner, StartingModelRunner)
         self._ahead = StepsAhead() if core.limits.depth and not starts else None
         self._running: deque[tuple[StepPlan, Callable[[], StepResult]]] = deque()
         self.failed_steps = FailedSteps(self._clock)
@@ -327,8 +315,7 @@ class Engine:
         return self._behind
 
     def ready(self) -> Ready:
-        """Return the first event of an instance."""
-        first, beside = self.core.lengths(borrows=self._link.section_bytes > 0)
+        first, beside = self.core.entrance.lengths(borrows=self.link.section_bytes > 0)
         facts = InstanceFacts(
             self._incarnation,
             CREDITS,
@@ -340,17 +327,17 @@ class Engine:
             sum(group.token_bytes for group in self.contract.groups),
             indexed_groups(
                 self.core.memory.layout.groups,
-                self.core.rules,
+                self.core.entrance.rules,
                 is_cached=self.core.limits.enable_prefix_caching,
             ),
-            self._link.listens,
+            self.link.listens,
             self._staying,
-            self._link.section_bytes,
+            self.link.section_bytes,
             first.reach_tokens,
             self.contract.dtype,
             tuple(self.contract.lines()),
-            host=self._link.host,
-            is_asked=self._link.asks,
+            host=self.link.host,
+            is_asked=self.link.asks,
             prices=self._prices.costs,
             prices_origin=self._prices.origin,
             weights=self._weights,
@@ -365,7 +352,7 @@ class Engine:
         if isinstance(command, AskStats):
             stats = self.core.stats()
             stats = replace(stats, waiting=stats.waiting + self.grammars.count)
-            if isinstance(self.runner, StartingRunner):
+            if isinstance(self.runner, StartingModelRunner):
                 stats = replace(stats, device_steps=self.runner.device_steps())
             return [replace(stats, problems=self.core.audit()) if command.with_audit else stats]
         if isinstance(command, AskPages | AskLargePage):
@@ -376,7 +363,7 @@ class Engine:
             make = partial(self._page_map.index_watch, with_tokens=command.with_tokens)
             return self.core.watch_index(make)
         if isinstance(command, Introduce):
-            self._link.meet(command.addresses)
+            self.link.meet(command.addresses)
             return []
         if isinstance(command, KeepAlive | Lead):
             return []
@@ -411,14 +398,15 @@ class Engine:
     def _entered(self, command: CoreCommand) -> list[Event]:
         events = self.loop.tell(command)
         self.grammars.follow(self.core.constrained.values())
-        if self._objectives is not None and isinstance(command, Submit | Cancel):
-            self._objectives.on_command(command, events)
-        if isinstance(command, Submit) and not _ends(command, events):
-            events = [Acknowledgement(command.request_id, command.attempt), *events]
+        if self.objectives is not None and isinstance(command, Submit | Cancel):
+            self.objectives.on_command(command, events)
+        if isinstance(command, Submit):
+            name = command.request_id
+            if not any(type(event) is Finished and event.request_id == name for event in events):
+                events = [Acknowledgement(name, command.attempt), *events]
         return self._times.add_times(events)
 
     def _shown(self, command: AskPages | AskLargePage) -> Event:
-        """Return the pages that a viewer of the pool asked for."""
         if isinstance(command, AskLargePage):
             if self._page_map is None:
                 return LargePage(command.large_page, self.core.step)
@@ -434,12 +422,11 @@ class Engine:
         return not contents or (self.images is not None and self.images.knows(contents))
 
     def wakes(self) -> int | None:
-        return self._link.bell.descriptor
+        return self.link.bell.descriptor
 
     def woken(self) -> list[Event]:
-        """Process entries of other instances, copies and time, and compiled grammars."""
         events: list[Event] = []
-        self._link.bell.clear()
+        self.link.bell.clear()
         if self.grammars.take_masked():
             self.core.resume_held()
         for command, problem in self.grammars.take_compiled():
@@ -452,14 +439,14 @@ class Engine:
         """Process entries of other instances and time, unless a step runs that may read pages."""
         if self._running:
             return []
-        return [event for entry in self._link.entries() for event in self.loop.take(entry)]
+        return [event for entry in self.link.entries() for event in self.loop.take(entry)]
 
     def close(self) -> None:
         """End running steps, the link to others and the grammars' processes; no step may follow."""
         if self._ahead is not None:
-            self._ahead.close()
+            self._ahead.thread.shutdown()
         self.grammars.close()
-        self._link.close()
+        self.link.close()
 
     def has_work(self) -> bool:
         return self.core.has_work
@@ -490,7 +477,7 @@ class Engine:
         return events
 
     def _step_ahead(self) -> list[Event]:
-        while self.core.may_plan and not (self._running and self._link.has_entries):
+        while self.core.may_plan and not (self._running and self.link.has_entries):
             plan = self._plan()
             self._running.append((plan, self._started(plan)))
         events = self._settled(*self._running.popleft())
@@ -527,7 +514,7 @@ class Engine:
     def _started(self, plan: StepPlan) -> Callable[[], StepResult]:
         """Let a step run on a device or on a thread; return the function that waits for it."""
         if self._ahead is None:
-            assert isinstance(self.runner, StartingRunner)
+            assert isinstance(self.runner, StartingModelRunner)
             return self._run(plan, partial(self.runner.start, plan))
         return self._ahead.start(self.runner, plan, partial(self._run, plan))
 
@@ -536,7 +523,7 @@ class Engine:
             return compute()
         need_bytes = 0
         if plan.work:
-            need_bytes = self._activations.need_bytes(plan.num_tokens, plan.num_logits)
+            need_bytes = self.activations.need_bytes(plan.num_tokens, plan.num_logits)
         if not self.arena.grant(need_bytes):
             raise RuntimeError(f"step {plan.step} needs {need_bytes} bytes of activations")
         try:
@@ -547,18 +534,16 @@ class Engine:
     def _committed(self, result: StepResult | StepFailure) -> list[Event]:
         events = self.loop.commit(result)
         self.grammars.follow(self.core.constrained.values())
-        if self._objectives is not None:
-            self._note(self._objectives.after_step(events))
+        if self.objectives is not None:
+            late = self.objectives.after_step(events)
+            if late.ttft_late or late.tpot_late:
+                self._notes_due = WINDOW_ITERATIONS + 1
+            if self._notes_due:
+                self._notes_due -= 1
+                self.loop.note(late)
         if self.images is not None:
             self._sent_images.release_ended(events)
         return self._times.add_times(events)
-
-    def _note(self, late: Lateness) -> None:
-        if late.ttft_late or late.tpot_late:
-            self._notes_due = WINDOW_ITERATIONS + 1
-        if self._notes_due:
-            self._notes_due -= 1
-            self.loop.note(late)
 
     def abandon(self) -> None:
         """Drop all requests and the cache, after an exception at an unknown place in a step.
@@ -567,22 +552,22 @@ class Engine:
 
         :raises RuntimeError: if this engine cannot serve any further request.
         """
-        if self._link.is_linked:
+        if self.link.is_linked:
             raise RuntimeError("cannot abandon: other instances read this engine's pool")
         if self._ahead is not None:
             self._ahead.settle()
-        if isinstance(self.runner, StartingRunner):
+        if isinstance(self.runner, StartingModelRunner):
             self.runner.settle()
         self._running.clear()
         self.arena.release(self.arena.granted_bytes)
         self.grammars.forget()
         self._times = StageTimes(self._clock)
-        self.loop.abandon()
+        self.loop.note(Abandoned())
 
     def _take_warm(self, warmer: Warmer) -> None:
         is_done = warmer.is_done
         chunks = warmer.take()
         if chunks or is_done:
-            self.loop.warm(chunks)
+            self.loop.note(Warmed(chunks))
         if not chunks and is_done:
             self._warmer = None

@@ -70,5 +70,4 @@ class FailedSteps:
 
 
 def _is_broken(cause: Exception) -> bool:
-    """Return whether later steps of this process would fail too."""
     return isinstance(cause, _BROKEN) or "CUDA error" in str(cause)

@@ -28,10 +28,7 @@ attached elsewhere meanwhile."""
 
 @dataclass(frozen=True)
 class OpenedModels:
-    """Models with loaded weights, in order; the first may have a draft model.
-
-    :ivar floor_bytes: size of the process before it loaded anything.
-    """
+    """Models with loaded weights, in order; the first may have a draft model."""
 
     named: Sequence[NamedModel]
     loaded: Sequence[PagedModel]

@@ -22,12 +22,7 @@ from kvell.models.loading.weight_files import weight_files_bytes
 
 @dataclass(frozen=True)
 class UnloadedModel:
-    """A model whose config is read, and nothing else.
-
-    :param name: its name in requests.
-    :param path: its directory.
-    :param step_bytes: activations of its largest step.
-    """
+    """A model whose config is read, and nothing else."""
 
     name: str
     path: Path
@@ -68,7 +63,6 @@ def check_named(
 ) -> None:
     """Read the configs of models, and check the settings of their engine.
 
-    :param named: names and directories of the models.
     :param draft_path: directory of the draft model, if there is one.
     :param free_bytes: free host memory for this engine.
     :raises ChangeSomething: naming the setting that cannot work, and a value that can.
@@ -95,7 +89,6 @@ def check_unloaded(
 
     The same checks are made again, more exactly, once weights are loaded.
 
-    :param free_bytes: free host memory for this engine.
     :raises ChangeSomething: naming the setting that cannot work, and a value that can.
     """
     require_quantization(settings.quantization)

@@ -87,7 +87,7 @@ class LocalEngine:
         :param model: name of one of several models; "" is the first.
         :raises ChangeSomething: with the field.
         """
-        rules = self.engine.core.rules(model)
+        rules = self.engine.core.entrance.rules(model)
         max_tokens = sampling.max_tokens or 1
         ids, images = prompt.token_ids, prompt.images
         if sampling.stop and not tokenizer.knows_text:

@@ -106,7 +106,7 @@ class LocalRequests:
             model = self.known(given.model)
             ids = self._token_ids(given)
             self.model(model).embeddings.require_served(model or self.local.name)
-            limits = self.local.engine.core.rules(model).limits
+            limits = self.local.engine.core.entrance.rules(model).limits
             if problem := pooling_problem(ids, limits, has_images=bool(given.images)):
                 raise problem
             plain = ImagePrompt(ids, ())
@@ -124,7 +124,7 @@ class LocalRequests:
         plain = SamplingParams(max_tokens=params.max_tokens)
         tokenizer = self.tokenizer(model)
         self.local.check(ImagePrompt(ids, ()), plain, model, tokenizer)
-        search = BeamSearch.of(params, self.local.engine.core.rules(model).eos_token_ids)
+        search = BeamSearch.of(params, self.local.engine.core.entrance.rules(model).eos_token_ids)
         return BeamJob(ids, search, tokenizer, model, self.runner.spec)
 
     def known(self, model: str) -> str:
@@ -138,7 +138,8 @@ class LocalRequests:
 
         :raises ChangeSomething: if no model has the name.
         """
-        return self._opened[self.local.engine.core.rules(model).name] if model else self._first
+        rules = self.local.engine.core.entrance.rules
+        return self._opened[rules(model).name] if model else self._first
 
     def sampling_defaults(self, model: str) -> SamplingParams:
         """Return a model's default sampling, with vLLM's limit of tokens if it has none."""

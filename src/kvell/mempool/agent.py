@@ -19,7 +19,7 @@ from kvell.mempool.entries import (
     PeerMapped,
     PullEnded,
 )
-from kvell.mempool.holds import Holds
+from kvell.mempool.holds import Hold, Holds
 from kvell.mempool.loans.ledger import Ledger, most_lendable
 from kvell.mempool.loans.messages import LoanMessage
 from kvell.mempool.owners import Tick
@@ -124,7 +124,6 @@ class Agent:
         """Send pages of the CPU buffer, which follows the pool in the same memory, and receive
         texts there that have no room in the pool.
 
-        :param first_large: number of its first large page, counted from the pool's first.
         :param cached: the texts in it, if it has any.
         """
         self.sending.most_pages = tuple(self._most_pages(buffer.num_large))
@@ -167,7 +166,8 @@ class Agent:
         if isinstance(entry, Heard):
             return self._heard(entry.peer, entry.message)
         if isinstance(entry, PullEnded):
-            part = self.loans.lending if entry.transfer in self.loans.lending else self.receiving
+            lending = self.loans.lending
+            part = lending if entry.transfer in lending.pulls else self.receiving
             return part.on_pulled(entry.transfer, entry.problem)
         if isinstance(entry, PeerLost):
             return self._instance_died(entry.peer, entry.incarnation)
@@ -182,13 +182,17 @@ class Agent:
             else:
                 self.neighbours[entry.peer, entry.incarnation] = entry.first_large
             return []
-        return self._tick(entry.now)
+        now = self.now = entry.now
+        actions = self.sending.tick(now) + self.receiving.tick(now) + self.asking.tick(now)
+        actions += self.loans.tick(now)
+        self.holds.release_where(lambda hold: hold.deadline <= now)
+        return actions
 
     def _heard(self, peer: str, message: PeerMessage) -> list[Action]:
         if isinstance(message, LoanMessage):
             return self.loans.on_message(peer, message, self.now)
         if isinstance(message, Prepare):
-            if message.transfer in self.loans.lending:
+            if message.transfer in self.loans.lending.pulls:
                 return [Send(peer, Abandon(message.transfer, "it fills a loan"))]
             return self.receiving.prepare(peer, message, self.now)
         if isinstance(message, Prepared):
@@ -207,13 +211,6 @@ class Agent:
         mine = self.sending.on_abandoned(peer, message)
         return mine + self.receiving.on_abandoned(peer, message)
 
-    def _tick(self, now: Tick) -> list[Action]:
-        self.now = now
-        actions = self.sending.tick(now) + self.receiving.tick(now) + self.asking.tick(now)
-        actions += self.loans.tick(now)
-        self.holds.expire(now)
-        return actions
-
     def _instance_died(self, instance: str, incarnation: int) -> list[Action]:
         """End the transfers and loans of a dead instance, and release its holds here.
 
@@ -225,9 +222,12 @@ class Agent:
         actions = self.sending.instance_died(instance) + self.receiving.instance_died(instance)
         actions += self.asking.instance_died(instance)
         actions += self.loans.instance_died(instance, incarnation)
-        coming = self.receiving.owners()
-        for owner in [hold.owner for hold in self.holds]:
+        coming = {transfer.owner for transfer in self.receiving.open.values()}
+
+        def is_over(hold: Hold) -> bool:
+            owner = hold.owner
             is_its = owner.instance == instance and owner.incarnation <= incarnation
-            if is_its and owner not in coming and owner.kind != "loan":
-                self.holds.release(owner)
+            return is_its and owner not in coming and owner.kind != "loan"
+
+        self.holds.release_where(is_over)
         return actions

@@ -119,7 +119,7 @@ class HostBuffer:
         for key, (group, _, place) in zip(keys, places, strict=True):
             if key in self.pages:
                 continue
-            page = tiers.pool_page(group, place)
+            page = tiers.pool[group].get(place)
             held = self.pages.put(group, place, digests)
             if held is None:
                 self.pages.forget(taken)
@@ -218,7 +218,6 @@ class HostBuffer:
         return hold, pages
 
     def sweep(self) -> None:
-        """Release the pages of both tiers whose holds have ended."""
         for owner in [owner for owner in self._tiered if owner not in self._holds]:
             over = self._tiered.pop(owner)
             self.pages.unpin(over.keys)
@@ -226,7 +225,6 @@ class HostBuffer:
                 self._core.close(over.handle, renew=False)
 
     def view(self, group: int, page: int) -> npt.NDArray[np.uint8]:
-        """Return the bytes of a page of the buffer."""
         size_bytes = self.pages.groups[group].page_stride_bytes
         return self.memory[page * size_bytes : (page + 1) * size_bytes]
 

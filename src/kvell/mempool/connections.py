@@ -16,6 +16,7 @@ from kvell.mempool.transports.page_copies import Bytes
 from kvell.mempool.transports.peer import Peer
 from kvell.mempool.transports.rights import Rights
 from kvell.mempool.transports.tcp.partials import Answers, PartialsLine, PartialsServer
+from kvell.mempool.transports.tcp.served_peers import ServedPeers
 from kvell.mempool.transports.tcp.tcp_pages import PageServer, TcpPages
 from kvell.wire.blocking import BlockingSocket
 from kvell.wire.descriptors import exchange_descriptors
@@ -46,9 +47,7 @@ def listening(address: Endpoint | None, secret: bytes) -> socket.socket | None:
 class PeerConnections:
     """The connections to other instances of the cluster, the same for both transports.
 
-    :param greeting: the identity of this instance.
     :param memory: the pool, uint8 [pool_bytes]; ``descriptor`` is its memfd.
-    :param listener: from :func:`listening`.
     :param enters: receives each peer that has connected here, on a separate thread.
     :param answers: computes attention over lent pages for queries over TCP; None: no queries.
     """
@@ -73,15 +72,15 @@ class PeerConnections:
             host, port = listener.getsockname()[:2]
             self._source = "" if ipaddress.ip_address(host).is_unspecified else host
         self._told = msgspec.structs.replace(greeting, port=port)
-        self._pages = PageServer(memory, rights)
+        self.page_server = PageServer(memory, rights)
         self._partials = None if answers is None else PartialsServer(answers)
         self._taken: set[socket.socket] = set()
         self._takers = ThreadPoolExecutor(TAKERS, thread_name_prefix="kvell-taker")
         purposes: dict[Purpose, Enters] = {"messages": self._came}
         if is_tcp:
-            purposes["pages"] = self._reads
+            purposes["pages"] = _answers(self.page_server)
         if is_tcp and self._partials is not None:
-            purposes["partials"] = self._asks
+            purposes["partials"] = _answers(self._partials)
         self.doorway = None if listener is None else Doorway(listener, self._told, secret, purposes)
 
     @property
@@ -125,7 +124,7 @@ class PeerConnections:
             with contextlib.suppress(OSError):  # it is closed already
                 sock.shutdown(socket.SHUT_RDWR)
         self._takers.shutdown()
-        self._pages.close()
+        self.page_server.close()
         if self._partials is not None:
             self._partials.close()
 
@@ -141,15 +140,6 @@ class PeerConnections:
     def _came(self, greeting: Greeting, sock: socket.socket) -> None:
         self._taken.add(sock)
         self._takers.submit(self._take, greeting, sock)
-
-    def _reads(self, greeting: Greeting, sock: socket.socket) -> None:
-        """Serve an instance that has connected to read pages."""
-        self._pages.serve(greeting.instance, BlockingSocket(sock))
-
-    def _asks(self, greeting: Greeting, sock: socket.socket) -> None:
-        """Serve an instance that has connected for attention over its borrowed pages."""
-        if self._partials is not None:
-            self._partials.answer_peer(greeting.instance, BlockingSocket(sock))
 
     def _take(self, greeting: Greeting, sock: socket.socket) -> None:
         try:
@@ -199,3 +189,7 @@ class PeerConnections:
             channel.close()
             raise
         return channel
+
+
+def _answers(server: ServedPeers) -> Enters:
+    return lambda greeting, sock: server.answer_peer(greeting.instance, BlockingSocket(sock))

@@ -8,7 +8,7 @@ would hold unused pages until its deadline.
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from msgspec import structs
 
@@ -25,10 +25,7 @@ LONGEST_TICKS: Tick = 16_000
 
 @dataclass
 class ResentMessage:
-    """A message without an answer so far.
-
-    :ivar at: the time to resend it.
-    """
+    """A message without an answer so far."""
 
     message: PeerMessage
     at: Tick
@@ -105,6 +102,27 @@ class Exchanges(dict[Key, Entry]):
             for key, entry in self.items()
             if entry.peer == instance and not 0 < incarnation < entry.incarnation
         ]
+
+
+class ExchangeSide(Generic[Key, Entry]):
+    """One side of a protocol.
+
+    :ivar open: the exchanges that have not ended; always the same container.
+    """
+
+    def __init__(self) -> None:
+        self.open: Exchanges[Key, Entry] = Exchanges()
+
+    def __len__(self) -> int:
+        return len(self.open)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self.open
+
+    @property
+    def next_deadline(self) -> Tick | None:
+        """The next time at which a tick has an effect; None if there is none."""
+        return self.open.next_deadline
 
 
 def send(entry: Exchange, message: PeerMessage, now: Tick) -> Send:

@@ -12,7 +12,7 @@ A hold is a lease of the memory core, which never evicts, moves or withholds its
 module does no I/O; callers pass the time in ticks.
 """
 
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,10 +29,7 @@ FOR_GOOD = (1 << 31) - 1
 class Hold:
     """One hold.
 
-    :ivar handle: the handle in the memory core.
     :ivar tokens: the tokens of its text, int32; empty for pages without a text.
-    :ivar hit_tokens: the number of matched tokens.
-    :ivar root: the root of its prefix.
     """
 
     owner: Owner
@@ -48,35 +45,31 @@ class Holds:
     """All holds over one memory core.
 
     :param core: shared with the scheduler, which closes none of these handles.
+    :ivar open: the holds that have not ended; always the same container.
     :ivar watch: called with each received text just before it is cached.
     """
 
     def __init__(self, core: HoldingCore) -> None:
         self._core = core
-        self._holds: dict[Owner, Hold] = {}
+        self.open: dict[Owner, Hold] = {}
         self.watch: Callable[[Hold], None] | None = None
 
     def __len__(self) -> int:
-        return len(self._holds)
-
-    @property
-    def open(self) -> Sized:
-        """The holds that have not ended; always the same container."""
-        return self._holds
+        return len(self.open)
 
     def __iter__(self) -> Iterator[Hold]:
-        return iter(self._holds.values())
+        return iter(self.open.values())
 
     def __contains__(self, owner: Owner) -> bool:
-        return owner in self._holds
+        return owner in self.open
 
     def __getitem__(self, owner: Owner) -> Hold:
-        return self._holds[owner]
+        return self.open[owner]
 
     @property
     def next_deadline(self) -> Tick | None:
         """The time at which the next hold expires, or None."""
-        return min((hold.deadline for hold in self._holds.values()), default=None)
+        return min((hold.deadline for hold in self.open.values()), default=None)
 
     def hold_text(
         self,
@@ -124,7 +117,7 @@ class Holds:
         :raises ValueError: if the text cannot be received in pages (a part of an image, dropped
             tokens).
         """
-        hold = self._holds[owner]
+        hold = self.open[owner]
         if computed <= hold.hit_tokens:
             # Nothing arrives. ``receive`` would allocate a new last page and make this evictable.
             return np.empty((0, 3), np.int32)
@@ -139,25 +132,25 @@ class Holds:
 
     def pages(self, owner: Owner) -> Ints:
         """Return all held pages and states, full or not [m, 3]: group, position, page."""
-        return _pages_held(self._core, self._holds[owner].handle)
+        return _pages_held(self._core, self.open[owner].handle)
 
     def places(self, owner: Owner) -> dict[tuple[int, int], int]:
         """Return the result of :meth:`pages` as (group, position) → page."""
-        return places_held(self._core, self._holds[owner].handle)
+        return places_held(self._core, self.open[owner].handle)
 
     def adopt(self, owner: Owner, tokens: Tokens, root: str = "") -> None:
         """Assign held pages, which contain the computed tokens of a text, to that text.
 
         :raises ValueError: if a group has another number of pages than the text needs.
         """
-        hold = self._holds[owner]
+        hold = self.open[owner]
         self._core.adopt(hold.handle, tokens, root)
         hold.tokens = np.array(tokens, np.int32)
         hold.root = root
 
     def insert(self, owner: Owner, computed: int) -> None:
         """Cache the first ``computed`` tokens, whose contents have arrived, and end the hold."""
-        hold = self._holds.pop(owner)
+        hold = self.open.pop(owner)
         if self.watch is not None:
             self.watch(hold)
         handles, until = np.asarray([hold.handle], np.int32), np.asarray([computed], np.int32)
@@ -166,45 +159,36 @@ class Holds:
 
     def claim(self, owner: Owner) -> int:
         """End the hold, keep its pages and return its handle, which the caller then owns."""
-        return self._holds.pop(owner).handle
+        return self.open.pop(owner).handle
 
     def release(self, owner: Owner) -> bool:
         """Release the pages and return whether the hold still existed. Idempotent."""
-        hold = self._holds.pop(owner, None)
+        hold = self.open.pop(owner, None)
         if hold is not None:
             self._core.close(hold.handle, renew=False)
         return hold is not None
 
-    def expire(self, now: Tick) -> list[Owner]:
-        return self._release_where(lambda hold: hold.deadline <= now)
-
-    def instance_died(self, instance: str, incarnation: int) -> list[Owner]:
-        return self._release_where(
-            lambda hold: hold.owner.instance == instance and hold.owner.incarnation <= incarnation
-        )
+    def release_where(self, is_over: Callable[[Hold], bool]) -> list[Owner]:
+        over = [owner for owner, hold in self.open.items() if is_over(hold)]
+        for owner in over:
+            self.release(owner)
+        return over
 
     def audit(self) -> list[str]:
-        """Return all contradictions with the memory core, a sentence for each."""
         leases = {h.handle for h in self._core.snapshot().holders if h.is_lease}
         return [
             f"{hold.owner}: handle {hold.handle} is not a lease of the core"
-            for hold in self._holds.values()
+            for hold in self.open.values()
             if hold.handle not in leases
         ]
 
     def _require_new(self, owner: Owner) -> None:
-        if owner in self._holds:
+        if owner in self.open:
             raise ValueError(f"{owner} holds something already")
 
     def _add(self, hold: Hold) -> Hold:
-        self._holds[hold.owner] = hold
+        self.open[hold.owner] = hold
         return hold
-
-    def _release_where(self, is_over: Callable[[Hold], bool]) -> list[Owner]:
-        over = [owner for owner, hold in self._holds.items() if is_over(hold)]
-        for owner in over:
-            self.release(owner)
-        return over
 
 
 def places_held(core: HoldingCore, handle: int) -> dict[tuple[int, int], int]:

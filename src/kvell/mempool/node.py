@@ -45,7 +45,7 @@ from kvell.mempool.transfers.actions import (
     Send,
     StopPull,
 )
-from kvell.mempool.transfers.messages import PeerMessage, Transfer, Written
+from kvell.mempool.transfers.messages import Transfer, Written
 from kvell.mempool.transports.lent_attention import LentAttention, RightsWords
 from kvell.mempool.transports.mapped import MappedPages
 from kvell.mempool.transports.mover import PullExecutor
@@ -78,21 +78,17 @@ class PeerFinder:
     ) -> None:
         self._find, self._connect, self._fail = find, connect, fail
         self._waiting: dict[str, list[Send]] = {}
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kvell-reacher")
+        self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kvell-reacher")
 
     def reach(self, action: Send) -> None:
         name = action.instance
         is_new = name not in self._waiting
         self._waiting.setdefault(name, []).append(action)
         if is_new:
-            self._threads.submit(self._reach, name)
+            self.threads.submit(self._reach, name)
 
     def take(self, name: str) -> Sequence[Send]:
         return self._waiting.pop(name, ())
-
-    def close(self) -> None:
-        """Wait until no thread connects any more."""
-        self._threads.shutdown()
 
     def _reach(self, name: str) -> None:
         try:
@@ -136,7 +132,7 @@ class Creditors:
     def stands(self, instance: str, incarnation: int, number: int) -> bool:
         """Return whether a right to read in place is still valid. Any thread may call this."""
         met = self._in_place.get((instance, incarnation))
-        return met[0].stands(number) if met else False
+        return met[0].rights.stands(number) if met else False
 
     def partials(self, instance: str, incarnation: int) -> PartialsLine | None:
         """Return the line for queries to an instance, if any. Any thread may call this."""
@@ -170,7 +166,6 @@ class PageTransferThread:
     :param address: the address to listen at; None: peers cannot connect.
     :param finds: returns the address of an instance that is not connected yet, by its name; None:
         only connected instances can be reached.
-    :param secret: the secret of the cluster.
     :param neighbours: the mappings of peers' pools on this host after this pool; None: pages of
         peers are not read in place.
     :param lends: makes the kernel for attention over lent pages for peers over TCP, given the table
@@ -203,7 +198,7 @@ class PageTransferThread:
         self.rights = Rights()
         self._lent = None if lends is None else lends(self.rights.words)
         greeting = Greeting(instance, incarnation, fingerprint, len(memory))
-        self._connections = PeerConnections(
+        self.connections = PeerConnections(
             greeting,
             secret,
             memory,
@@ -215,7 +210,7 @@ class PageTransferThread:
         )
         self.mover = PullExecutor(groups, memory, self._pull_ended)
         self.creditors = Creditors(neighbours, fingerprint)
-        self._peers: dict[str, Peer] = {}
+        self.connected: dict[str, Peer] = {}
         self._beside: dict[str, list[Peer]] = {}
         self._asked: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self._selector = selectors.DefaultSelector()
@@ -228,27 +223,27 @@ class PageTransferThread:
 
     @property
     def address(self) -> Endpoint | None:
-        return self._connections.address
+        return self.connections.address
 
     def start(self) -> None:
         """Start the thread and accept connections."""
         self._thread.start()
-        self._connections.open()
+        self.connections.open()
 
     def close(self) -> None:
         """Close all connections, end all copies and release all rights. Idempotent."""
         if self._is_closing:
             return
         with contextlib.suppress(TryLater):
-            self.ask(self._hang_up)
+            self.ask(self.hang_up)
         self._is_closing = True
         self._bell.ring()
         self._thread.join()
-        for peer in [*self._peers.values(), *chain(*self._beside.values())]:
+        for peer in [*self.connected.values(), *chain(*self._beside.values())]:
             peer.close()  # it connected meanwhile
         if self._finder is not None:
-            self._finder.close()
-        self._connections.close()
+            self._finder.threads.shutdown()
+        self.connections.close()
         if self._lent is not None:
             self._lent.close()
         self.mover.close()
@@ -257,7 +252,6 @@ class PageTransferThread:
         self._bell.close()
 
     def now(self) -> Tick:
-        """Return the milliseconds of the node's clock."""
         return int(self._clock.now_seconds() * 1000)
 
     def ask(self, call: Callable[[], Answer]) -> Answer:
@@ -282,7 +276,7 @@ class PageTransferThread:
             if isinstance(action, Send):
                 self._send(action)
             elif isinstance(action, Pull):
-                peer = self._peers.get(action.transfer.sender)
+                peer = self.connected.get(action.transfer.sender)
                 is_its = peer and peer.greeting.incarnation == action.transfer.incarnation
                 self.mover.pull(action, peer.source if peer and is_its else None)
             elif isinstance(action, PullRest):
@@ -290,13 +284,13 @@ class PageTransferThread:
             elif isinstance(action, StopPull):
                 self.mover.stop(action.transfer)
             elif isinstance(action, Grant):
-                self.grant(action)
+                self.grant_right(action)
             elif isinstance(action, Revoke):
                 self.revoke(action)
             elif isinstance(action, News):
                 self._tells(action)
 
-    def grant(self, action: Grant) -> None:
+    def grant_right(self, action: Grant) -> None:
         """Let a receiver read the pages offered or lent to it. Any thread may call this."""
         pages = np.frombuffer(action.pages, "<i4").reshape(-1, 2)
         rows = pages[:, [0, 1, 1]].astype(np.int32)
@@ -314,7 +308,7 @@ class PageTransferThread:
             self._lent.end(action.transfer.number)
 
     def peers(self) -> list[str]:
-        return self.ask(lambda: sorted(self._peers))
+        return self.ask(lambda: sorted(self.connected))
 
     def connect(self, address: Endpoint, name: str = "") -> str:
         """Connect to an instance and return its name.
@@ -323,7 +317,7 @@ class PageTransferThread:
         :raises TryLater: when no instance answers there.
         :raises ChangeSomething: when the peer is of another cluster, or has another name.
         """
-        peer = self._connections.connect(address, name)
+        peer = self.connections.connect(address, name)
         try:
             self.ask(lambda: self._enter(peer))
         except TryLater:
@@ -340,15 +334,15 @@ class PageTransferThread:
         :raises TryLater: when a later incarnation of the instance is connected.
         """
         name = peer.greeting.instance
-        old = self._peers.get(name)
+        old = self.connected.get(name)
         if old is not None and old.greeting.incarnation > peer.greeting.incarnation:
             raise TryLater(f"{name} has restarted since")
         if old is not None and old.greeting.incarnation < peer.greeting.incarnation:
             self._lose(old)
-        if name in self._peers:
+        if name in self.connected:
             self._beside.setdefault(name, []).append(peer)
         else:
-            self._peers[name] = peer
+            self.connected[name] = peer
             first = self.creditors.meet(peer)
             if first is not None:
                 met = PeerMapped(name, peer.greeting.incarnation, first)
@@ -359,9 +353,9 @@ class PageTransferThread:
 
     def _lose(self, peer: Peer) -> None:
         name = peer.greeting.instance
-        if peer is not self._peers.get(name) and peer not in self._beside.get(name, ()):
+        if peer is not self.connected.get(name) and peer not in self._beside.get(name, ()):
             return
-        for connection in (self._peers.pop(name), *self._beside.pop(name, ())):
+        for connection in (self.connected.pop(name), *self._beside.pop(name, ())):
             self._selector.unregister(connection.socket)
             connection.close()
         self.act(self._handle(PeerLost(name, peer.greeting.incarnation)))
@@ -401,7 +395,7 @@ class PageTransferThread:
             self.ask(lose)
 
     def _send(self, action: Send) -> None:
-        peer = self._peers.get(action.instance)
+        peer = self.connected.get(action.instance)
         if peer is not None:
             try:
                 peer.send(action.message)
@@ -416,8 +410,8 @@ class PageTransferThread:
         self._asked.put((Future(), lambda: self.act(self._handle(PullEnded(transfer, problem)))))
         self._bell.ring()
 
-    def _hang_up(self) -> None:
-        for peer in list(self._peers.values()):
+    def hang_up(self) -> None:
+        for peer in list(self.connected.values()):
             self._lose(peer)
 
     def _run(self) -> None:
@@ -446,7 +440,7 @@ class PageTransferThread:
                 while True:
                     _answer(*self._asked.get_nowait())
             self._tick()
-            for peer in list(self._peers.values()):
+            for peer in list(self.connected.values()):
                 writing = selectors.EVENT_WRITE if peer.pending else 0
                 self._selector.modify(peer.socket, selectors.EVENT_READ | writing, peer)
 
@@ -458,22 +452,19 @@ class PageTransferThread:
     def _hear(self, peer: Peer, mask: int) -> None:
         try:
             if mask & selectors.EVENT_WRITE:
-                peer.flush()
+                peer.line.flush()
             if mask & selectors.EVENT_READ:
+                name = peer.greeting.instance
                 for message in peer.receive():
-                    self._heard(peer.greeting.instance, message)
+                    if not isinstance(message, Written):
+                        self.act(self._handle(Heard(name, message)))
+                    elif message.transfer.sender == name:
+                        self.mover.written(message.transfer, message.stage)
         except PeerClosedError:
             self._lose(peer)
         except Exception:  # an error here, triggered by one peer, must not affect the others
             logger.exception("internal error on the connection with %s", peer.greeting.instance)
             self._lose(peer)
-
-    def _heard(self, peer: str, message: PeerMessage) -> None:
-        """Hand a message to the agent; ``Written`` goes straight to the mover."""
-        if not isinstance(message, Written):
-            self.act(self._handle(Heard(peer, message)))
-        elif message.transfer.sender == peer:
-            self.mover.written(message.transfer, message.stage)
 
 
 def _answer(answer: "Future[Answer]", call: Callable[[], Answer]) -> None:

@@ -13,7 +13,7 @@
 import queue
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from types import TracebackType
+from functools import partial
 from typing import Self
 
 import numpy as np
@@ -29,19 +29,25 @@ from kvell.memory import (
     pages_of_text,
 )
 from kvell.mempool.agent import Agent
-from kvell.mempool.buffer import Address, HostBuffer, Lease, Media
+from kvell.mempool.buffer import MEDIA, Address, HostBuffer, Lease, Media, Medium
 from kvell.mempool.entries import PeerEntry
-from kvell.mempool.moving_calls import LEASE_SECONDS, MovingCalls
-from kvell.mempool.node import PageTransferThread
-from kvell.mempool.transfers.actions import Action, Arrived, Fetched
+from kvell.mempool.holds import Hold
+from kvell.mempool.node import News, PageTransferThread
+from kvell.mempool.owners import HoldKind, Owner
+from kvell.mempool.transfers.actions import Action, Arrived, Ended, Fetched
+from kvell.mempool.transfers.asking import NOTHING_MORE
 from kvell.mempool.transfers.copies import whole
 from kvell.mempool.transfers.messages import Transfer
+from kvell.mempool.transfers.receiving import owner_of
 from kvell.mempool.transports.page_copies import Bytes
 from kvell.wire.endpoints import Endpoint
 from kvell.wire.greeting import new_incarnation
 
+LEASE_SECONDS = 30.0
+TRANSFER_SECONDS = 30.0
 
-class MemPool(MovingCalls):
+
+class MemPool:
     """The KV memory of one instance, with connections to others.
 
     :param layout: from :func:`kvell.memory.plan_layout`; instances with equal groups may exchange
@@ -70,21 +76,19 @@ class MemPool(MovingCalls):
         self._host = HostPool(layout.pool_bytes)
         self.memory: Bytes = np.frombuffer(self._host.buffer(), np.uint8)[: layout.pool_bytes]
         self.core: HoldingCore = create_core(layout)
-        self._agent = Agent(self.core, instance, self.incarnation, content)
+        self.agent = Agent(self.core, instance, self.incarnation, content)
         self._arrivals: queue.SimpleQueue[Arrived] = queue.SimpleQueue()
         self._operation = 0
         self._sent: dict[Transfer, Future[None]] = {}
         self._fetching: dict[int, Future[Fetched]] = {}
-        self._buffer: HostBuffer | None = None
+        self.buffer: HostBuffer | None = None
         try:
             if cpu_buffer_bytes:
-                self._buffer = HostBuffer(
-                    self.core, self._agent.holds, self.memory, cpu_buffer_bytes
-                )
-            self._node = PageTransferThread(
+                self.buffer = HostBuffer(self.core, self.agent.holds, self.memory, cpu_buffer_bytes)
+            self.node = PageTransferThread(
                 instance,
                 self.incarnation,
-                self._agent.fingerprint,
+                self.agent.fingerprint,
                 self._handled,
                 layout.groups,
                 self.memory,
@@ -97,24 +101,19 @@ class MemPool(MovingCalls):
             del self.memory
             self._host.close()
             raise
-        self._node.start()
+        self.node.start()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Close all connections and free the memory; its views become invalid."""
-        self._node.close()
-        for hold in list(self._agent.holds):
-            self._agent.holds.release(hold.owner)
+        self.node.close()
+        for hold in list(self.agent.holds):
+            self.agent.holds.release(hold.owner)
         self.__dict__.pop("memory", None)
         self._host.close()
 
@@ -142,22 +141,22 @@ class MemPool(MovingCalls):
         def held() -> Lease:
             owner = self._owner("alloc")
             deadline = self._deadline(seconds)
-            hold = self._agent.holds.hold_pages(owner, deadline, counts, model=model)
+            hold = self.agent.holds.hold_pages(owner, deadline, counts, model=model)
             if hold is None:
                 raise TryLater(f"too few pages are empty or only cached for {counts.tolist()}")
             return self._lease(hold, firsts)
 
-        return self._node.ask(held)
+        return self.node.ask(held)
 
     def free_mem(self, lease: Lease) -> bool:
         """Free a lease's pages and return whether they were still held. Idempotent."""
 
         def freed() -> bool:
-            was_held = self._agent.holds.release(lease.owner)
+            was_held = self.agent.holds.release(lease.owner)
             self._sweep()
             return was_held
 
-        return self._node.ask(freed)
+        return self.node.ask(freed)
 
     def view(self, address: Address) -> npt.NDArray[np.uint8]:
         """Return the bytes of a local page, to read and write while its lease is valid.
@@ -168,7 +167,7 @@ class MemPool(MovingCalls):
             problem, remedy = "is not of this instance", "transfer it here first"
             raise ChangeSomething("address", address, problem, remedy)
         if address.medium == "host":
-            return self._host_view(address)
+            return self._host_buffer().view(address.group, address.page)
         size_bytes = self.layout.groups[address.group].page_stride_bytes
         return self.memory[address.offset : address.offset + size_bytes]
 
@@ -184,15 +183,16 @@ class MemPool(MovingCalls):
         text = np.asarray(tokens, np.int32)
 
         def inserted() -> None:
-            self._require(lease)
+            if lease.owner not in self.agent.holds:
+                raise TryLater("the lease has expired; its pages may have been reused")
             try:
-                self._agent.holds.adopt(lease.owner, text, root)
+                self.agent.holds.adopt(lease.owner, text, root)
             except ValueError as error:
                 remedy = f"get them with alloc_mem(tokens={len(text)})"
                 raise ChangeSomething("lease", lease.owner.operation, str(error), remedy) from error
-            self._agent.holds.insert(lease.owner, len(text))
+            self.agent.holds.insert(lease.owner, len(text))
 
-        self._node.ask(inserted)
+        self.node.ask(inserted)
 
     def match(
         self,
@@ -217,10 +217,10 @@ class MemPool(MovingCalls):
             owner = self._owner("match")
             deadline = self._deadline(seconds)
             return self._lease(
-                self._agent.holds.hold_text(owner, deadline, whole(tokens), root, model=model)
+                self.agent.holds.hold_text(owner, deadline, whole(tokens), root, model=model)
             )
 
-        return self._node.ask(matched)
+        return self.node.ask(matched)
 
     def delete(self, tokens: Sequence[int], *, root: str = "", model: str = "") -> int:
         """Evict the cached pages of a text alone and return their number.
@@ -230,17 +230,194 @@ class MemPool(MovingCalls):
         text = np.asarray(tokens, np.int32)
 
         def deleted() -> int:
-            swapped = self._buffer.delete(text, root, model) if self._buffer is not None else 0
+            swapped = self.buffer.delete(text, root, model) if self.buffer is not None else 0
             return swapped + self.core.delete(text, root, model=model)
 
-        return self._node.ask(deleted)
+        return self.node.ask(deleted)
+
+    # --------------------------------------------------------------- host memory
+
+    def swap_out(self, tokens: Sequence[int], *, root: str = "", model: str = "") -> int:
+        """Copy a text's cached pages to host memory, and free the pool's pages without other users.
+
+        :returns: the number of tokens that can be swapped in again.
+        :raises ChangeSomething: without ``cpu_buffer_bytes``, or for layers with images or drafts.
+        :raises TryLater: if host memory has too little room; then the text stays in the pool.
+        """
+        text = np.asarray(tokens, np.int32)
+        buffer = self._host_buffer()
+        return self.node.ask(lambda: buffer.swap_out(text, root, model))
+
+    def swap_in(self, tokens: Sequence[int], *, root: str = "", model: str = "") -> int:
+        """Copy the missing pages of a text to the pool and cache it there.
+
+        The pages also stay in host memory until other texts need the room.
+
+        :returns: the number of tokens that the pool has now.
+        :raises ChangeSomething: as :meth:`swap_out`.
+        :raises TryLater: if the pool has too little room, even after evictions.
+        """
+        text = np.asarray(tokens, np.int32)
+        buffer = self._host_buffer()
+        return self.node.ask(lambda: buffer.swap_in(text, root, model))
+
+    # ------------------------------------------------------------ other instances
+
+    @property
+    def address(self) -> Endpoint | None:
+        return self.node.address
+
+    def connect(self, address: Endpoint) -> str:
+        """Connect to another instance and return its name.
+
+        :param address: the ``address`` of that instance.
+        :raises TryLater: when no instance answers there.
+        :raises ChangeSomething: when the peer is not an instance of this cluster.
+        """
+        return self.node.connect(address)
+
+    def peers(self) -> list[str]:
+        return self.node.peers()
+
+    def transfer(
+        self,
+        instance: str,
+        tokens: Sequence[int],
+        *,
+        root: str = "",
+        model: str = "",
+        private: bytes = b"",
+        seconds: float = TRANSFER_SECONDS,
+        inserts: bool = False,
+    ) -> int:
+        """Send the cached part of a text; the receiver's user gets it from :meth:`next_arrival`.
+
+        The receiver uses its own cached pages and allocates the rest; only the rest is sent.
+
+        :param inserts: whether the receiver caches the text, as :meth:`transfer_with_insert` asks.
+        :returns: the number of tokens that the receiver has now.
+        :raises ChangeSomething: if no part of the text is cached here.
+        :raises TryLater: if the receiver is not connected, has no room, or gave up.
+        """
+
+        def begun() -> tuple[Future[None], int]:
+            self._bring_in(tokens, root, model)
+            transfer, actions = self.agent.copies.begin(
+                instance,
+                np.asarray(tokens, np.int32),
+                self.node.now(),
+                self._deadline(seconds),
+                root=root,
+                model=model,
+                inserts=inserts,
+                private=private,
+            )
+            if transfer is None:
+                remedy = "insert it first"
+                raise ChangeSomething("tokens", f"{len(tokens)} tokens", "are not cached", remedy)
+            done = self._sent[transfer] = Future()
+            length = self.agent.copies.length(transfer)
+            self.node.act(actions)
+            self.node.wake_at(self.agent.next_deadline)
+            return done, length
+
+        done, computed = self.node.ask(begun)
+        done.result()
+        return computed
+
+    def transfer_with_insert(
+        self,
+        instance: str,
+        tokens: Sequence[int],
+        *,
+        root: str = "",
+        model: str = "",
+        private: bytes = b"",
+        seconds: float = TRANSFER_SECONDS,
+    ) -> int:
+        return self.transfer(
+            instance,
+            tokens,
+            root=root,
+            model=model,
+            private=private,
+            seconds=seconds,
+            inserts=True,
+        )
+
+    def fetch(
+        self,
+        instance: str,
+        tokens: Sequence[int],
+        *,
+        root: str = "",
+        model: str = "",
+        seconds: float = TRANSFER_SECONDS,
+    ) -> int:
+        """Fetch the part of a text that an instance has beyond the part cached here, and cache it.
+
+        :returns: the number of tokens then cached here; unchanged if the instance has no more.
+        :raises TryLater: if the instance is not connected, or does not send the text in time.
+        """
+        text = np.asarray(tokens, np.int32)
+
+        def asked() -> tuple[Future[Fetched], int]:
+            self._bring_in(tokens, root, model)
+            cached_tokens = self.core.peek(whole(tokens), root, model=model)
+            number, actions = self.agent.asking.ask(
+                instance,
+                text,
+                self.node.now(),
+                self._deadline(seconds),
+                root=root,
+                model=model,
+                beyond=cached_tokens,
+            )
+            done = self._fetching[number] = Future()
+            self.node.act(actions)
+            self.node.wake_at(self.agent.next_deadline)
+            return done, cached_tokens
+
+        done, cached_tokens = self.node.ask(asked)
+        fetched = done.result()
+        if fetched.problem and fetched.problem != NOTHING_MORE:
+            raise TryLater(f"{instance} does not send it: {fetched.problem}")
+        return max(cached_tokens, fetched.computed)
+
+    def next_arrival(
+        self, seconds: float, lease_seconds: float = LEASE_SECONDS
+    ) -> tuple[Lease, bytes]:
+        """Wait for a text sent by :meth:`transfer`, and return its pages and its private bytes.
+
+        :raises TryLater: if no text arrives in time.
+        """
+        ends = self._deadline(seconds)
+
+        def leased(arrived: Arrived) -> Lease | None:
+            owner = owner_of(arrived.transfer)
+            if owner not in self.agent.holds:
+                return None  # the caller did not ask for it in time
+            hold = self.agent.holds[owner]
+            hold.deadline = self._deadline(lease_seconds)
+            hold.hit_tokens = arrived.computed
+            return self._lease(hold)
+
+        while True:
+            left_seconds = max(0.0, (ends - self.node.now()) / 1000)
+            try:
+                arrived = self._arrivals.get(timeout=left_seconds)
+            except queue.Empty:
+                raise TryLater(f"no text arrived within {seconds:g} s") from None
+            lease = self.node.ask(partial(leased, arrived))
+            if lease is not None:
+                return lease, arrived.announced
 
     # ------------------------------------------------------------------- private
 
     def _handled(self, entry: PeerEntry) -> list[Action]:
-        actions = self._agent.handle(entry)
+        actions = self.agent.handle(entry)
         self._sweep()
-        self._node.wake_at(self._agent.next_deadline)
+        self.node.wake_at(self.agent.next_deadline)
         return actions
 
     def _counts(self, tokens: int | None, pages: Mapping[str, int] | None, model: str) -> Ints:
@@ -257,6 +434,77 @@ class MemPool(MovingCalls):
                 raise ChangeSomething("pages", name, "is not a layer group", remedy)
         return np.asarray([(0, pages.get(name, 0)) for name in names], np.int32)
 
-    def _require(self, lease: Lease) -> None:
-        if lease.owner not in self._agent.holds:
-            raise TryLater("the lease has expired; its pages may have been reused")
+    def _host_buffer(self) -> HostBuffer:
+        """Return the pool's host memory.
+
+        :raises ChangeSomething: if it has none.
+        """
+        if self.buffer is None:
+            problem, remedy = "gives no host memory to swap to", "give the MemPool some bytes of it"
+            raise ChangeSomething("cpu_buffer_bytes", 0, problem, remedy)
+        return self.buffer
+
+    def _match_tiers(
+        self, tokens: Sequence[int], root: str, model: str, seconds: float, media: Media
+    ) -> Lease:
+        if media not in MEDIA:
+            raise ChangeSomething(
+                "media", media, "is not a place to look", f"use {', '.join(MEDIA)}"
+            )
+        text = np.asarray(tokens, np.int32)
+        buffer = self._host_buffer()
+
+        def matched() -> Lease:
+            owner = self._owner("match")
+            deadline = self._deadline(seconds)
+            hold, pages = buffer.hold(owner, deadline, text, root, model, media)
+            addresses = tuple(self._address(*page) for page in pages)
+            self.node.wake_at(self.agent.next_deadline)
+            return Lease(owner, deadline, addresses, hold.hit_tokens)
+
+        return self.node.ask(matched)
+
+    def _address(self, medium: Medium, group: int, position: int, page: int) -> Address:
+        offset = page * self.layout.groups[group].page_stride_bytes
+        place = group, position, page, offset
+        return Address(self.instance, self.incarnation, *place, medium)
+
+    def _bring_in(self, tokens: Sequence[int], root: str, model: str) -> None:
+        """Swap a text in before it is sent. Runs on the node's thread."""
+        if self.buffer is not None:
+            self.buffer.swap_in(np.asarray(tokens, np.int32), root, model)
+
+    def _told(self, news: News) -> None:
+        if isinstance(news, Fetched):
+            self._fetching.pop(news.number).set_result(news)
+        elif isinstance(news, Arrived):
+            if owner_of(news.transfer) in self.agent.holds:
+                self._arrivals.put(news)
+        elif isinstance(news, Ended):
+            if news.transfer not in self._sent:
+                return  # the answer to a fetch of another instance
+            done = self._sent.pop(news.transfer)
+            if news.problem:
+                done.set_exception(TryLater(f"the transfer ended: {news.problem}"))
+            else:
+                done.set_result(None)
+
+    def _sweep(self) -> None:
+        if self.buffer is not None:
+            self.buffer.sweep()
+
+    def _owner(self, kind: HoldKind) -> Owner:
+        self._operation += 1
+        return Owner(kind, self.instance, self.incarnation, self._operation)
+
+    def _deadline(self, seconds: float) -> int:
+        return self.node.now() + int(seconds * 1000)
+
+    def _lease(self, hold: Hold, firsts: Ints | None = None) -> Lease:
+        self.node.wake_at(self.agent.next_deadline)
+        before = [0] * len(self.layout.groups) if firsts is None else firsts.tolist()
+        addresses = tuple(
+            self._address("device", group, before[group] + position, page)
+            for group, position, page in self.agent.holds.pages(hold.owner).tolist()
+        )
+        return Lease(hold.owner, hold.deadline, addresses, hold.hit_tokens)

@@ -36,7 +36,6 @@ def _references(state: PoolSnapshot) -> Iterator[str]:
 
 
 def _large_pages(layout: Layout, state: PoolSnapshot) -> Iterator[str]:
-    """Check that each small page is empty, used or cached, in one group."""
     live = {h.handle for h in state.holders}
     for large in state.withheld:
         if state.group[large] != NO_GROUP:

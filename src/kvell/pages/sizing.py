@@ -129,7 +129,8 @@ def _one_size(layers: Sequence[LayerSpec], page_tokens: int) -> list[Draft]:
     if not tokens:
         return [draft(_named(group_of(alike, page_tokens))) for alike in (*states, *embeddings)]
     largest_state = max((alike[0].state_bytes for alike in states), default=0)
-    attention = _token_group(tokens, _grown(page_tokens, max(map(_size, tokens)), largest_state))
+    steps = -(-largest_state // (UNIT_TOKENS * max(map(_size, tokens))))
+    attention = _token_group(tokens, max(page_tokens, UNIT_TOKENS * steps))
     part_bytes = align(attention.layer_page_bytes)
     page_bytes = align(attention.page_bytes)
     return [
@@ -137,11 +138,6 @@ def _one_size(layers: Sequence[LayerSpec], page_tokens: int) -> list[Draft]:
         *(_state_draft(alike, len(tokens), part_bytes, len(states) > 1) for alike in states),
         *(_embedding_draft(alike, page_bytes) for alike in embeddings),
     ]
-
-
-def _grown(page_tokens: int, token_bytes: int, state_bytes: int) -> int:
-    steps = -(-state_bytes // (UNIT_TOKENS * token_bytes))
-    return max(page_tokens, UNIT_TOKENS * steps)
 
 
 def _token_group(layers: Sequence[LayerSpec], page_tokens: int) -> GroupSpec:
@@ -260,15 +256,11 @@ def by_kind(layers: Sequence[LayerSpec], page_tokens: int) -> list[Draft]:
     return [draft(group) for group in group_by_kind(layers, page_tokens)]
 
 
-def _by_largest(layers: Sequence[LayerSpec], page_tokens: int) -> list[Draft]:
-    return padded_to_largest(by_kind(layers, page_tokens))
-
-
 _DRAFTS: dict[Manager, Callable[[Sequence[LayerSpec], int], list[Draft]]] = {
     "kvell": by_kind,
     "jenga": by_kind,
     "paged": paged_drafts,
-    "max-page": _by_largest,
+    "max-page": lambda layers, page_tokens: padded_to_largest(by_kind(layers, page_tokens)),
     "static": by_kind,
     "manual": split_drafts,
 }
@@ -377,9 +369,6 @@ def _largest_page(page_bytes: Sequence[int]) -> int:
         for unit in units
         if unit * ALIGNMENT_BYTES <= largest or unit == 1
     }
-    return min(sizes, key=lambda size: (max(size / _fills(size, p) for p in page_bytes), size))
-
-
-def _fills(size: int, page_bytes: int) -> int:
-    """Return the bytes of a large page that whole pages of one group fill."""
-    return whole_pages(size, page_bytes) * page_bytes
+    return min(
+        sizes, key=lambda size: (max(size / (whole_pages(size, p) * p) for p in page_bytes), size)
+    )

@@ -38,10 +38,7 @@ class Stage:
 def stages_of(
     groups: Sequence[GroupSpec], model: str = "", most: int = MOST_STAGES
 ) -> tuple[Stage, ...]:
-    """Cut a model's layers into stages, in the order in which it computes them.
-
-    :param groups: of the pool.
-    """
+    """Cut a model's layers into stages, in the order in which it computes them."""
     own = [i for i, g in enumerate(groups) if g.model == model and g.kind in BY_LAYER]
     layers = sorted({layer for index in own for layer in groups[index].layers})
     count = min(most, len(layers))

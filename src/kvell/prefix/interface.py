@@ -256,10 +256,7 @@ class MemoryCore(Protocol):
         ...
 
     def append(self, handles: Ints, tokens: Ints) -> None:
-        """Append one generated token per handle; a handle may occur several times.
-
-        :param tokens: int32 [n].
-        """
+        """Append one generated token per handle; a handle may occur several times."""
         ...
 
     def advance(self, handles: Ints, computed: Ints) -> None:

@@ -106,7 +106,7 @@ def test_a_waiting_request_is_cancelled_at_once(traffic: Traffic) -> None:
     traffic.submit("a", PROMPT)
     (event,) = traffic.cancel("a")
     assert event == Finished(RequestId("a"), 0, "cancelled", prompt_tokens=10)
-    assert (traffic.core.num_waiting(), traffic.core.has_work) == (0, False)
+    assert (traffic.core.counters.num_waiting, traffic.core.has_work) == (0, False)
 
 
 def test_a_request_cancelled_between_steps_is_released_by_the_next_plan(traffic: Traffic) -> None:

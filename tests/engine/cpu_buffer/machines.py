@@ -140,6 +140,6 @@ class ParkingMachine(SwappingMachine):
     def check_plan(self, plan: StepPlan) -> None:
         super().check_plan(plan)
         parking = parking_of(self.engine.core)
-        num_offloaded = scheduler_of(self.engine.core).num_offloaded
+        num_offloaded = len(scheduler_of(self.engine.core).seats.offloaded)
         assert len(parking.sizes.held) == len(parking.parked) + num_offloaded
         assert not {work.request_id for work in plan.work}.intersection(plan.parked)

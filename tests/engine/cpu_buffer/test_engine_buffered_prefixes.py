@@ -139,7 +139,7 @@ def test_what_made_way_before_a_second_try_is_not_fetched() -> None:
     for number in range(1, 12):
         ask(run, f"other {number}", text(number))
     run.submit("again", text(0, 60), 4)
-    [request] = scheduler_of(run.core).waiting
+    [request] = scheduler_of(run.core).seats.waiting
     run.swapping.begin()
 
     def opened() -> int:
@@ -168,7 +168,7 @@ def test_what_is_remembered_is_bounded() -> None:
     run = run_of(layout=make_layout((0,), 400))
     for number in range(MOST_REMEMBERED + 5):
         ask(run, str(number), [number % 50, number // 50, 1], 1)
-    assert len(prefixes_of(run)._ended) == MOST_REMEMBERED
+    assert len(prefixes_of(run).ended) == MOST_REMEMBERED
 
 
 def test_letting_go_empties_the_buffer() -> None:
@@ -176,7 +176,7 @@ def test_letting_go_empties_the_buffer() -> None:
     for number in range(12):
         ask(run, str(number), text(number))
     assert run.swapping.buffer.used_large > 0
-    run.core.let_go()
+    scheduler_of(run.core).drop_reserves()
     assert run.swapping.buffer.used_large == 0
     assert run.swapping.buffer.audit() == []
 
@@ -215,7 +215,7 @@ class CachingMachine(ParkingMachine):
         assert len(set(taken)) == len(taken), "two pages go to one place"
         read = {(group, held) for group, held, _ in plan.fetches.tolist()}
         held = {held for some in held_by(swapping.buffer).values() for held in some}
-        draining = set(swapping.buffer._draining)
+        draining = set(swapping.buffer.draining)
         assert read <= held | draining, "what is read was given away"
         super().check_plan(plan)
 

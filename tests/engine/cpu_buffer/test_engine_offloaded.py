@@ -88,7 +88,7 @@ def test_a_prompt_that_is_cancelled_leaves_the_buffer(steps: int) -> None:
         run.step()
     run.core.cancel(Cancel(RequestId("long")))
     run.to_the_end()
-    assert not offloaded_of(run.core)._parking.sizes.held
+    assert not offloaded_of(run.core).parking.sizes.held
 
 
 def test_the_logical_size_decides_whether_it_may() -> None:
@@ -107,7 +107,7 @@ def test_what_moves_fewer_bytes_is_done() -> None:
     offloaded = offloaded_of(run.core)
     swapping = run.swapping
     run.submit("long", LONG, 9)
-    long = scheduler_of(run.core).waiting.first()
+    long = scheduler_of(run.core).seats.waiting.first()
     assert long is not None
     prompt_bytes = offloaded.size_bytes(long)
     small = [request for request in run.core.running if request.request_id == "short"]
@@ -123,7 +123,7 @@ def test_a_prompt_of_many_chunks_does_not_go_to_a_far_buffer() -> None:
     run = started()
     offloaded, swapping = offloaded_of(run.core), run.swapping
     run.submit("long", LONG, 9)
-    long = scheduler_of(run.core).waiting.first()
+    long = scheduler_of(run.core).seats.waiting.first()
     assert long is not None
     small = [request for request in run.core.running if request.request_id == "short"]
     just_enough = small * -(-offloaded.size_bytes(long) // (2 * swapping.size_bytes(small[0])))
@@ -175,7 +175,7 @@ class OffloadingMachine(ParkingMachine):
         super().teardown()
         if hasattr(self, "engine"):
             OffloadingMachine.prompts_there += offloaded_of(self.engine.core).count
-            assert not scheduler_of(self.engine.core).num_offloaded
+            assert not len(scheduler_of(self.engine.core).seats.offloaded)
 
 
 @pytest.mark.hypothesis

@@ -118,7 +118,7 @@ def again(num_large: int, seed: int | None) -> EngineCore:
 def test_a_request_that_has_computed_nothing_of_its_own_is_not_swapped() -> None:
     run = busy()
     run.step()
-    request = scheduler_of(run.core).running[0]
+    request = scheduler_of(run.core).seats.running[0]
     request.computed = run.core.memory.hit_tokens(request.handle)
     assert len(run.swapping.save(request)) == 0
     assert run.swapping.rungs["recompute"] == 1

@@ -60,7 +60,7 @@ def test_a_draft_model_whose_pages_came_back_damaged_is_wrong() -> None:
     module = words_module("LlamaForCausalLM")
     run = served(module, 3, module, cpu_buffer_bytes=16 * MIB)
     force(run.engine, 1)
-    pages = run._runner._pages  # type: ignore[attr-defined]
+    pages = run._runner.pages  # type: ignore[attr-defined]
     fetch, groups = pages.fetch, run.layout.groups
 
     def damaged(rows: object) -> None:
@@ -68,7 +68,7 @@ def test_a_draft_model_whose_pages_came_back_damaged_is_wrong() -> None:
         for group, _, page in rows.tolist():  # type: ignore[attr-defined]
             stride = groups[group].page_stride_bytes
             if groups[group].is_draft:
-                pages._pool[page * stride : (page + 1) * stride] = 0
+                pages.pool[page * stride : (page + 1) * stride] = 0
 
     pages.fetch = damaged
     assert answers(run) == plain("LlamaForCausalLM").outputs

@@ -98,7 +98,7 @@ def test_a_recall_brings_sections_home() -> None:
     end(cluster)
     assert len(own.emitted) == own.max_tokens
     assert preemptions(cluster) == 0, "it came home, and nothing was lost"
-    assert creditor.core.num_running() == 0
+    assert len(creditor.core.running) == 0
 
 
 def test_a_recall_that_finds_a_section_on_its_way_makes_nothing_be_computed_anew() -> None:
@@ -187,7 +187,7 @@ def test_a_grant_that_finds_its_request_without_pages_is_given_back() -> None:
     cluster = start()
     debtor = cluster.instances["p"]
     cluster.lend(NAME, 2, "d")
-    scheduler_of(debtor.core).start_again(debtor.core.running[0])
+    scheduler_of(debtor.core).seats.start_again(debtor.core.running[0])
     while cluster.messages:
         cluster.deliver(0)
     assert len(debtor.handovers.borrowed) == 0

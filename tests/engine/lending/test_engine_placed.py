@@ -139,8 +139,7 @@ def test_where_nobody_lends_it_is_refused_and_may_come_later() -> None:
     ended = cluster.entries[NAME].end
     assert ended is not None and ended.reason == "refused" and ended.try_later
     assert "no other instance can lend any" in ended.message
-    sections = debtor.handovers.borrowed.sections
-    assert sections.step_ticks < PATIENCE_TICKS // 10, "a wait is no step"
+    assert debtor.handovers.borrowed.step_ticks < PATIENCE_TICKS // 10, "a wait is no step"
     end(cluster)
 
 
@@ -236,7 +235,7 @@ def test_a_recalled_section_goes_to_another_creditor() -> None:
     spare = lent(cluster, "e")
     cluster.submit("own", Entry(prompt_of(2, 12), 2, ""), "d", "")
     run(cluster, lambda: debtor.handovers.borrowed.tally()["replaced"] > 0)
-    assert lent(cluster, "e") > spare and recalls.core.num_running() <= 1
+    assert lent(cluster, "e") > spare and len(recalls.core.running) <= 1
     end(cluster)
     assert preemptions(cluster) == 0
     assert debtor.handovers.borrowed.tally()["lost"] == 0
@@ -264,7 +263,7 @@ def give_way(cluster: Cluster, at: str = "p") -> Request:
     """Let the only running request of an instance give its pages back, as others need them."""
     debtor = cluster.instances[at]
     (request,) = debtor.core.running
-    scheduler_of(debtor.core).start_again(request)
+    scheduler_of(debtor.core).seats.start_again(request)
     cluster.hear(debtor, debtor.engine.on_entry(Ticked(cluster.now)))
     return request
 

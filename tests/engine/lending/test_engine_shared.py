@@ -158,7 +158,7 @@ def test_who_is_not_answered_in_time_begins_without() -> None:
     same = again(cluster)
     cluster.messages.clear()
     debtor = cluster.instances["p"]
-    assert debtor.core.num_running() == 1 and len(requests_of(debtor.core)) == 2
+    assert len(debtor.core.running) == 1 and len(requests_of(debtor.core)) == 2
     deadline = debtor.handovers.next_deadline
     assert deadline is not None and deadline <= cluster.now + JOIN_TICKS
     cluster.pass_time(JOIN_TICKS + 1)

@@ -186,8 +186,8 @@ class Instance:
     def audit(self) -> None:
         assert self.core.audit() == ()
         scheduler = scheduler_of(self.core)
-        if isinstance(scheduler.memory, SharedMemory):
-            assert scheduler.memory.memory.audit() == []
+        if isinstance(scheduler.chunks.memory, SharedMemory):
+            assert scheduler.chunks.memory.memory.audit() == []
         if scheduler.swapping is not None:
             assert scheduler.swapping.buffer.audit() == []
         assert self.handovers.audit() == []
@@ -351,7 +351,7 @@ class Cluster:
 
     def hear(self, instance: Instance, events: Sequence[Event]) -> None:
         """What an instance says, to the front; and what its agent wants done."""
-        self.act(instance, instance.core.take_actions())
+        self.act(instance, instance.core.pool.take_actions())
         for event in events:
             if isinstance(event, Tokens):
                 entry = self.entries[event.request_id]
@@ -389,7 +389,7 @@ class Cluster:
             instance.planned_ahead += len(instance.running)
             plan = instance.engine.plan()
             instance.plans.append(plan)
-            self.act(instance, instance.core.take_actions())  # offers of what is computed now
+            self.act(instance, instance.core.pool.take_actions())  # offers of what is computed now
             instance.running.append(instance.model.run(plan))
         self.now += ticks
         if ticks:

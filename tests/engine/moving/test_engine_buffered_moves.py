@@ -79,7 +79,7 @@ def test_pages_that_are_read_outlast_what_they_were_cached_for(mix: str, ends: s
         cluster.deliver(0)
     sent = owner.handovers.agent.copies.sent
     assert sent is not None and len(sent) == 1
-    owner.core.let_go()  # no command of a journal does
+    scheduler_of(owner.core).drop_reserves()  # no command of a journal does
     owner.check_journal = lambda: None  # type: ignore[method-assign]
     fill(cluster, 6)
     assert buffer.audit() == [] and buffer.used_large > 0
@@ -185,7 +185,7 @@ def with_full_pool(mix: str, buffer: int = 60) -> tuple[Cluster, list[int]]:
     for number in range(4):
         cluster.submit(f"r{number}", Entry(prompt_of(3 + number, 45), 14, ""), "p", "")
     core = cluster.instances["p"].core
-    while core.memory.empty_large_pages() > 1 or len(scheduler_of(core).running) < 2:
+    while core.memory.empty_large_pages() > 1 or len(scheduler_of(core).seats.running) < 2:
         cluster.step("p")
     return cluster, [*known.prompt, *known.emitted]
 

@@ -92,7 +92,7 @@ def test_who_waits_for_pages_of_a_text_that_was_to_come_goes_on_when_it_is_cance
     cluster.submit("waiting", Entry(prompt_of(2, 50), 4, ""), "d", "")
     for _ in range(3):
         cluster.step("d")
-    assert not cluster.works("d") and instance.core.num_waiting() == 1
+    assert not cluster.works("d") and instance.core.counters.num_waiting == 1
     cluster.entries["coming"].is_dropped = True
     cluster.hear(instance, instance.engine.tell(Cancel(RequestId("coming"))))
     assert cluster.works("d")
@@ -528,7 +528,7 @@ def test_a_cancelled_request_does_not_begin_where_it_goes(moment: int, attempt: 
     comes = len(receiver.core.pool.agent.receiving) > 0  # type: ignore[attr-defined]
     cluster.hear(receiver, receiver.engine.tell(Cancel(RequestId(NAME), attempt)))
     cluster.copy("d", 0, 99)
-    assert receiver.core.num_running() == 0 and not receiver.core.has_work
+    assert len(receiver.core.running) == 0 and not receiver.core.has_work
     if comes:
         cluster.settle()
         assert cluster.moved == 0, "it stays where its sender is"

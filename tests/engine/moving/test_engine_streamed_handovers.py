@@ -54,7 +54,7 @@ def test_pages_are_offered_before_the_step_runs_and_again_behind_it() -> None:
     roomed(cluster, 12)
     instance = cluster.instances["p"]
     plan = instance.engine.plan()
-    before = instance.core.take_actions()
+    before = instance.core.pool.take_actions()
     grant, send = before
     assert isinstance(grant, Grant) and isinstance(send, Send)
     early = send.message
@@ -118,7 +118,7 @@ def test_an_answer_that_ends_takes_its_pages_back_first(is_cancelled: bool) -> N
     roomed(cluster, 12, max_tokens=9 if is_cancelled else 1)
     instance = cluster.instances["p"]
     plan = instance.engine.plan()
-    cluster.act(instance, instance.core.take_actions())
+    cluster.act(instance, instance.core.pool.take_actions())
     (transfer,) = instance.granted
     instance.plans.append(plan)
     if is_cancelled:
@@ -145,7 +145,7 @@ def test_an_instance_that_dies_while_it_is_pulled_from_loses_no_token() -> None:
     entry = roomed(cluster, 12)
     instance = cluster.instances["p"]
     instance.plans.append(instance.engine.plan())
-    cluster.act(instance, instance.core.take_actions())
+    cluster.act(instance, instance.core.pool.take_actions())
     while cluster.messages:
         cluster.deliver(0)
     assert cluster.instances["d"].copying

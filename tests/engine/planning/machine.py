@@ -20,6 +20,7 @@ from kvell.pages.audit import audit
 from kvell.pages.layout import GroupSpec, Layout
 from kvell.vocabulary import RequestId
 from tests.engine.conftest import EOS, make_engine_core, make_submit
+from tests.engine.seen import scheduler_of
 from tests.engine.virtual_model import VOCAB, VirtualModel, expected_output, expected_vector
 from tests.engine.works import with_spec
 from tests.journaled import JournaledCore
@@ -327,7 +328,7 @@ class EngineMachine(RuleBasedStateMachine):
                 break
             self.step()
         assert set(self.ended) == set(self.prompts), "a request was lost"
-        self.engine.core.let_go()
+        scheduler_of(self.engine.core).drop_reserves()
         state = self.engine.core.memory.snapshot()
         assert not any(state.used)
         assert replay(self.journal.entries, self.fresh()) == self.plans

@@ -47,7 +47,7 @@ class Shared(Traffic):
         assert self.elastic.audit() == []
         slots = [s for s in self.elastic.balloon.slots.segments if s.state == 2]
         if plan.work:
-            need = self.shared._need.model.need_bytes(plan.num_tokens, plan.num_logits)
+            need = self.shared.need.need_bytes(plan.num_tokens, plan.num_logits)
             assert sum(s.count for s in slots) * self.device.chunk_bytes >= need
         return plan
 

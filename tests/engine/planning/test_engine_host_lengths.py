@@ -9,7 +9,7 @@ from kvell.attention.host_batch import HostGroupBatch
 from kvell.attention.interface import GroupBatch, HostLengths, part_sizes
 from kvell.attention.native import batch_args
 from kvell.engine.running.batching import FIELDS, GroupArrays
-from kvell.engine.running.forward_batches import _to_device
+from kvell.engine.running.forward_batches import to_device
 
 LENGTHS = [field.name for field in dataclasses.fields(HostLengths)]
 
@@ -22,14 +22,14 @@ def arrays() -> GroupArrays:
 
 
 def test_on_a_cpu_nothing_is_kept_twice() -> None:
-    batch = _to_device(arrays(), torch.device("cpu"))
+    batch = to_device(arrays(), torch.device("cpu"))
     assert batch.host is None
     assert batch.page_ids.tolist() == arrays().page_ids.tolist()
 
 
 def test_lengths_stay_on_the_host_beside_a_device() -> None:
     """``meta`` stands for a GPU: a device whose memory the host cannot read."""
-    batch = _to_device(arrays(), torch.device("meta"))
+    batch = to_device(arrays(), torch.device("meta"))
     tensors = {name: getattr(batch, name) for name in FIELDS}
     assert {tensor.device.type for tensor in tensors.values()} == {"meta"}
     assert {tensor.dtype for tensor in tensors.values()} == {torch.int32}
@@ -40,7 +40,7 @@ def test_lengths_stay_on_the_host_beside_a_device() -> None:
 
 def test_parts_of_one_tensor_are_where_compiled_kernels_look() -> None:
     """They lie as in a batch that was not split."""
-    batch = _to_device(arrays(), torch.device("cpu"))
+    batch = to_device(arrays(), torch.device("cpu"))
     parts = [getattr(batch, name) for name in FIELDS]
     assert batch_args(batch, 5) == batch_args(GroupBatch(*parts), 5)
     assert isinstance(batch, HostGroupBatch)

@@ -24,7 +24,7 @@ PROMPT = list(range(1, 31))
 
 def outputs_of(scheduler: Scheduler) -> tuple[int, int]:
     """Return the number and the sum of answer lengths."""
-    return scheduler._admission._outputs[""]
+    return scheduler.admission.outputs[""]
 
 
 def pool(traffic: Traffic, name: str, prompt: list[int], salt: str = "") -> None:

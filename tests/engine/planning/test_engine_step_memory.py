@@ -119,13 +119,13 @@ def test_memory_that_comes_later_is_used_when_it_has_come() -> None:
         traffic.submit(str(index), [index] * 14, max_tokens=10)
     for _ in range(3):
         traffic.step()
-    running = traffic.core.num_running()
+    running = len(traffic.core.running)
     assert traffic.shared.figures()["cold_chunks"] == 14
-    traffic.core.warm(9)
-    traffic.core.warm(9)
+    traffic.core.step_memory.warm(9)
+    traffic.core.step_memory.warm(9)
     assert traffic.shared.figures()["cold_chunks"] == 0
     traffic.step()
-    assert traffic.core.num_running() > running
+    assert len(traffic.core.running) > running
     traffic.run()
 
 
@@ -134,10 +134,10 @@ def test_who_waits_for_memory_that_still_comes_does_not_run_alone_for_it() -> No
     for index in range(3):
         traffic.submit(str(index), [index] * 30, max_tokens=10)
     assert traffic.step() == []
-    traffic.core.warm(18)
+    traffic.core.step_memory.warm(18)
     traffic.step()
     traffic.step()
-    assert traffic.core.num_running() > 1
+    assert len(traffic.core.running) > 1
     traffic.run()
 
 
@@ -148,7 +148,7 @@ def test_where_no_more_memory_comes_a_request_has_what_there_is_to_itself() -> N
         traffic.submit(str(index), [index] * 30, max_tokens=10)
         traffic.step()
     said = [traffic.shared.is_complete]
-    traffic.core.warm(0)
+    traffic.core.step_memory.warm(0)
     assert [*said, traffic.shared.is_complete] == [False, True]
     assert traffic.shared.figures()["cold_chunks"] == 11
     traffic.run()

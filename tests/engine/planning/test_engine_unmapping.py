@@ -140,14 +140,14 @@ class Unmapping(RuleBasedStateMachine):
     def warm(self, count: int) -> None:
         """More chunks get memory while requests run; what is refused is tried again later."""
         with contextlib.suppress(TryLater):
-            self.traffic.core.warm(count)
+            self.traffic.core.step_memory.warm(count)
         assert self.traffic.elastic.audit() == []
 
     def teardown(self) -> None:
         if hasattr(self, "traffic"):
             self.driver.refuse = {}
             if not self.traffic.shared.is_complete:
-                self.traffic.core.warm(LARGE * 2)
+                self.traffic.core.step_memory.warm(LARGE * 2)
             self.traffic.close()
 
 
@@ -164,14 +164,14 @@ def gives_back(depth: int, behind: int | None = None) -> TouchingDriver:
     driver = TouchingDriver(2 * MIB)
     traffic = Touching(driver, depth)
     if behind is not None:
-        grant, elastic = traffic.shared.grant, traffic.elastic
+        grant, elastic = traffic.shared.grant_activations, traffic.elastic
 
         def granted(step: StepNumber, tokens: int, rows: int) -> bool:
             is_granted = grant(step, tokens, rows)
             elastic.tend(step - behind)
             return is_granted
 
-        traffic.shared.grant = granted  # type: ignore[method-assign]
+        traffic.shared.grant_activations = granted  # type: ignore[method-assign]
     traffic.submit("a", range(32), max_tokens=12)
     traffic.step()
     for index in range(7):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.engine.planning.scheduler import Scheduler
-from kvell.engine.planning.step_memory import RigidMemory
+from kvell.engine.planning.step_memory import StepMemory
 from kvell.engine.planning.whole_prompts import (
     check_whole_prompts,
     has_budget,
@@ -151,7 +151,7 @@ def test_a_whole_prompt_takes_pages_of_a_window_for_all_its_tokens() -> None:
     traffic.run()
 
 
-class Short(RigidMemory):
+class Short(StepMemory):
     """Memory for three more tokens of a request, while there is a shortage."""
 
     is_short = True

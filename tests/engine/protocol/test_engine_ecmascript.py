@@ -111,9 +111,9 @@ def test_a_pattern_that_no_grammar_follows_is_left_out(pattern: str) -> None:
 
 
 def test_every_property_is_one_of_the_engine() -> None:
-    named = [f"\\p{{{name}}}" for name in ecmascript._PROPERTIES]
-    named += [f"\\p{{{key}={name}}}" for name in ecmascript._SCRIPTS for key in ("sc", "Script")]
-    named += [f"\\p{{Script_Extensions={name}}}" for name in ecmascript._SCRIPTS]
+    named = [f"\\p{{{name}}}" for name in ecmascript.PROPERTIES]
+    named += [f"\\p{{{key}={name}}}" for name in ecmascript.SCRIPTS for key in ("sc", "Script")]
+    named += [f"\\p{{Script_Extensions={name}}}" for name in ecmascript.SCRIPTS]
     named += [r"\P{L}", r"\p{gc=Lu}", r"\p{General_Category=Letter}"]
     for pattern in named:
         written = rust_pattern(pattern)

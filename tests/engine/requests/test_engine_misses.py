@@ -257,7 +257,7 @@ def test_every_miss_is_of_something_and_the_record_stays_bounded(
         hit = int(part * (len(tokens) - 1))
         reaches = reaching(full=hit, window=len(tokens) if reach else hit)
         miss = story.admit(tokens, hit, root=root, computing=partial(eq, reach, 2), reaches=reaches)
-        assert len(story.log._seen) <= most_seen
+        assert len(story.log.seen) <= most_seen
         assert len(story.log.latest) <= 7
         last = marks_within(len(tokens) - 1)[-1:] or [0]
         assert (miss is not None) == (last[0] > hit)

@@ -14,7 +14,7 @@ from tests.depth import some
 
 def levels_of(queue: TurnQueue[Any]) -> dict[int, Any]:
     """Return the rounds of a queue by priority."""
-    return queue._levels
+    return queue.levels
 
 
 @dataclass(eq=False)
@@ -190,7 +190,7 @@ def test_many_that_leave_the_line_leave_nothing_behind() -> None:
         queue.add(each := one(f"r{n}", f"t{n}", f"g{n}"))
         assert queue.discard(each)
     [level] = levels_of(queue).values()
-    assert len(level._places) + len(level.parties) <= 4 * FEWEST_KEPT
+    assert len(level.places) + len(level.parties) <= 4 * FEWEST_KEPT
     assert not queue.discard(each)
     stays = queue.first()
     assert stays is not None and queue.discard(stays) and not levels_of(queue)

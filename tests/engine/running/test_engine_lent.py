@@ -128,7 +128,7 @@ def test_steps_in_turn_have_the_bits_of_local_ones() -> None:
         for works in turns:
             plan = plan_of(found, works)
             assert torch.equal(asked(prefix, works, queries, plan), local_logits(prefix, works))
-            assert queries.lacking() == set()
+            assert queries.lacking == set()
 
 
 @few()
@@ -171,7 +171,7 @@ def test_rows_that_lack_records_are_named_and_no_others_change(what: str) -> Non
             plan = StepPlan(plan.step, work=plan.work, borrowed=tuple(changed))
         queries = Queries(lambda name, _: lines.get(name))
         logits, local = asked(prefix, works, queries, plan), local_logits(prefix, works)
-        assert queries.lacking() == {HANDLES[0]}
+        assert queries.lacking == {HANDLES[0]}
         for index in (1, 2):
             assert torch.equal(logits[rows_of(works, index)], local[rows_of(works, index)])
         later = plan_of(found, works)
@@ -189,10 +189,10 @@ def test_a_creditor_that_does_not_answer_in_time_is_asked_in_the_next_step(
         queries = Queries(lambda name, _: found[name].line)
         monkeypatch.setattr(queries_file, "PATIENCE_SECONDS", 0.0)
         asked(prefix, works, queries, plan)
-        assert queries.lacking() == {HANDLES[0]}
+        assert queries.lacking == {HANDLES[0]}
         monkeypatch.undo()
         assert torch.equal(asked(prefix, works, queries, plan), local_logits(prefix, works))
-        assert queries.lacking() == set()
+        assert queries.lacking == set()
 
 
 def test_what_is_lent_again_after_its_end_is_answered_again() -> None:

@@ -14,7 +14,12 @@ from kvell.engine.protocol.messages import Cancel, Drain, Drained, Event, Finish
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
-from kvell.engine.sampling.grammar_process.checking import GOOD, TOO_COMPLEX, Verdict
+from kvell.engine.sampling.grammar_process.checking import (
+    GOOD,
+    TOO_COMPLEX,
+    GrammarChecks,
+    Verdict,
+)
 from kvell.engine.sampling.grammar_process.masking import Found, MaskJob, MaskWorker, Trouble
 from kvell.engine.sampling.grammars import AwaitedGrammars, Grammars
 from kvell.errors import TryLater
@@ -31,26 +36,31 @@ FORMED = SamplingParams(
 )
 
 
+class SlowChecks(GrammarChecks):
+    def __init__(self, asked: list[Future[Verdict]]) -> None:
+        self.asked = asked
+
+    def check(self, constraint: StructuredOutputs, tenant: str = "") -> Future[Verdict]:
+        self.asked.append(Future())
+        return self.asked[-1]
+
+
 class SlowGrammars(Grammars):
     """Real ones, but that the test says when they are compiled."""
 
     def __init__(self, real: Grammars) -> None:
-        self._real = real
         self.asked: list[Future[Verdict]] = []
+        self.checks = SlowChecks(self.asked)
         self.masks, self.close, self.answers = real.masks, real.close, real.answers  # type: ignore[method-assign]
 
     def known(self, asked: StructuredOutputs) -> bool:
         return False
 
-    def begin_check(self, asked: StructuredOutputs, tenant: str = "") -> Future[Verdict]:
-        self.asked.append(Future())
-        return self.asked[-1]
-
 
 class Setting:
     def __init__(self, llm: LLM, journal: Journal) -> None:
         self.engine, self.journal = llm.engine, journal
-        [(name, real)] = llm.engine.grammars._grammars.items()
+        [(name, real)] = llm.engine.grammars.grammars.items()
         assert real is not None
         self.grammars = real if isinstance(real, SlowGrammars) else SlowGrammars(real)
         self.grammars.asked.clear()

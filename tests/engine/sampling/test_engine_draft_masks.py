@@ -216,10 +216,10 @@ class Stubborn:
     """A matcher that cannot go back."""
 
     def __init__(self, matcher: Any) -> None:
-        self._matcher = matcher
+        self.matcher = matcher
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._matcher, name)
+        return getattr(self.matcher, name)
 
     def rollback(self, _: int) -> bool:
         return False
@@ -229,11 +229,11 @@ def test_a_position_that_is_lost_is_forgotten(tokenizer: Tokenizer) -> None:
     matchers = Matchers(LLTokenizer(tokenizer.as_json(), eos_token=[END]))
     letters = np.array(LETTER * 2, "<i4").tobytes()
     matchers.mask(Need(1, 1.0, b"", FORMS["regex"]))
-    place = matchers._places[1]
-    place._matcher = Stubborn(place._matcher)
+    place = matchers.places[1]
+    place.matcher = Stubborn(place.matcher)
     masks = matchers.draft_masks(Need(1, 1.0, b"", drafts=letters))
     assert masks.is_lost and len(masks.masks) == 2
-    assert 1 not in matchers._places
+    assert 1 not in matchers.places
     assert matchers.mask(Need(1, 1.0, letters, FORMS["regex"])).kind == "bits"
 
 
@@ -253,7 +253,7 @@ class LosingLine:
 def test_an_answer_whose_position_is_lost_is_read_again(own: Grammars) -> None:
     line = LosingLine()
     worker = MaskWorker(processes_of(own), QUICK)
-    worker._worker = Worker(line, 0, template_of(own))  # type: ignore[arg-type]
+    worker.worker = Worker(line, 0, template_of(own))  # type: ignore[arg-type]
     job = MaskJob(1, FORMS["regex"], LETTER * 2, 2, 0.0)
     for each in (job, replace(job, drafts=(1, 2)), job):
         assert len(list(worker.masks([each], ()))) == 1

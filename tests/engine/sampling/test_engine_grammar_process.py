@@ -107,10 +107,10 @@ def test_a_check_waits_for_nobody_and_masks_wait_for_no_check(
     monkeypatch.setattr(checking, "ANSWER_SECONDS", PATIENCE_SECONDS)
     output = walk(own, SCHEMAS[0], 1)
     own.check(SCHEMAS[1])
-    checker = checks_of(own)._worker
+    checker = checks_of(own).worker
     assert checker is not None
     os.kill(checker.pid, signal.SIGSTOP)
-    bomb = own.begin_check(StructuredOutputs(grammar=ISSUE))
+    bomb = own.checks.check(StructuredOutputs(grammar=ISSUE))
     wanted = masked(9, SCHEMAS[0], output)
     assert masks_of(own, [wanted])[9] is not None
     assert not bomb.done(), "the mask came first"
@@ -199,7 +199,7 @@ def test_a_mask_that_takes_too_long_ends_its_request_only(
 
 def of_tenant(own: Grammars, name: str) -> Future[Verdict]:
     """Try a grammar of the tenant that its name begins with."""
-    return own.begin_check(StructuredOutputs(choice=(name, "other")), name[0])
+    return own.checks.check(StructuredOutputs(choice=(name, "other")), name[0])
 
 
 def _note(order: list[str], name: str, _done: Future[Verdict]) -> None:
@@ -228,26 +228,26 @@ def test_tenants_take_turns_and_have_equal_parts(own: Grammars) -> None:
 def test_a_worker_that_others_end_says_nothing_of_the_grammar(
     own: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = GrammarChecks._asked
+    asked = GrammarChecks.ask_worker
 
     def killed(checks: GrammarChecks, worker: Worker, grammar: StructuredOutputs) -> Verdict:
         os.kill(worker.pid, signal.SIGKILL)
         return asked(checks, worker, grammar)
 
-    monkeypatch.setattr(GrammarChecks, "_asked", killed)
+    monkeypatch.setattr(GrammarChecks, "ask_worker", killed)
     with pytest.raises(TryLater, match="something else ended"):
         own.check(SCHEMAS[1])
-    monkeypatch.setattr(GrammarChecks, "_asked", asked)
+    monkeypatch.setattr(GrammarChecks, "ask_worker", asked)
     own.check(SCHEMAS[1])
 
 
 def test_no_more_than_so_many_grammars_wait(own: Grammars) -> None:
     use_parts(own, 2)
-    first = own.begin_check(StructuredOutputs(grammar=ISSUE))
-    second = own.begin_check(SCHEMAS[0])
-    assert own.begin_check(SCHEMAS[0]) is second, "the same grammar waits once"
+    first = own.checks.check(StructuredOutputs(grammar=ISSUE))
+    second = own.checks.check(SCHEMAS[0])
+    assert own.checks.check(SCHEMAS[0]) is second, "the same grammar waits once"
     with pytest.raises(TryLater, match="2 grammars are waiting to be compiled") as told:
-        own.begin_check(SCHEMAS[1])
+        own.checks.check(SCHEMAS[1])
     assert told.value.bound == "grammar"
     assert first.result(PATIENCE_SECONDS).is_too_complex
     assert not second.result(PATIENCE_SECONDS).problem

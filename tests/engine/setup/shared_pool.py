@@ -1,7 +1,6 @@
 """Engines whose activations share the pool with the KV cache."""
 
 import numpy as np
-import pytest
 import torch
 
 from kvell.elastic.memory import ElasticMemory
@@ -84,7 +83,7 @@ def _ended(engine: Engine) -> int:
 
 
 def elastic_of(engine: Engine) -> ElasticMemory:
-    steps = scheduler_of(engine.core).memory
+    steps = scheduler_of(engine.core).chunks.memory
     assert isinstance(steps, SharedMemory)
     return steps.memory
 
@@ -104,8 +103,3 @@ class Watched:
     def run(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)
         return self.runner.run(plan)
-
-
-@pytest.fixture(scope="module")
-def asked() -> list[list[int]]:
-    return prompts(20)

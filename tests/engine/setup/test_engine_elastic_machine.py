@@ -74,7 +74,7 @@ class ElasticMachine(ParkingMachine):
 
     @property
     def shared(self) -> SharedMemory:
-        memory = scheduler_of(self.engine.core).memory
+        memory = scheduler_of(self.engine.core).chunks.memory
         assert isinstance(memory, SharedMemory)
         return memory
 

@@ -21,6 +21,7 @@ from tests.engine.setup.shared_pool import (
     answers,
     elastic_of,
     engine_over,
+    prompts,
     roomy,
     weights_of,
     wide_module,
@@ -60,6 +61,11 @@ def test_large_pages_of_a_shared_pool_hold_whole_chunks(module: torch.nn.Module)
 
 
 @pytest.fixture(scope="module")
+def asked() -> list[list[int]]:
+    return prompts(20)
+
+
+@pytest.fixture(scope="module")
 def expected(module: torch.nn.Module, asked: list[list[int]]) -> dict[str, list[int]]:
     """Answers of an engine with a pool for KV alone."""
     options = EngineOptions(
@@ -84,7 +90,7 @@ def test_activations_lie_in_the_pool_and_nowhere_else(module: torch.nn.Module) -
     engine = engine_over(module, roomy(module))
     answers(engine, [list(range(3, 400))])
     elastic = elastic_of(engine)
-    fused = engine.runner._models[""][0].fused  # type: ignore[attr-defined]
+    fused = engine.runner.models[""][0].fused  # type: ignore[attr-defined]
     start = fused._given.data_ptr() - elastic.area.address
     assert 0 <= start < elastic.area.size_bytes and start % CHUNK_BYTES == 0
     assert fused._own.numel() == 0

@@ -105,7 +105,7 @@ def assert_nothing_left(engine: Engine) -> None:
     """No page in use, no slot granted, and the books agree."""
     elastic = elastic_of(engine)
     assert not any(engine.core.memory.snapshot().used)
-    steps = scheduler_of(engine.core).memory
+    steps = scheduler_of(engine.core).chunks.memory
     assert isinstance(steps, SharedMemory)
     SharedMemory.begin(steps, StepNumber(engine.core.step + 1), engine.core.step)
     assert elastic.figures()["activation_used_chunks"] == 0
@@ -197,7 +197,7 @@ def assert_used(engine: Engine) -> None:
 def assert_buffer_empty(engine: Engine) -> None:
     swapping, parking = swapping_of(engine.core), scheduler_of(engine.core).parking
     assert parking is not None
-    engine.core.let_go()
+    scheduler_of(engine.core).drop_reserves()
     swapping.begin()
     assert swapping.buffer.audit() == []
     assert swapping.buffer.used_large == 0

@@ -81,9 +81,9 @@ def test_running_waiting_and_decoding_are_told_apart() -> None:
     traffic = Traffic(make_layout((0, 9), 40), limits(batched=24, seats=2))
     for name in ("a", "b", "c"):
         traffic.submit(name, [*SHARED[::-1], ord(name) - 90])
-    assert (traffic.core.num_running(), traffic.core.num_waiting()) == (0, 3)
+    assert (len(traffic.core.running), traffic.core.counters.num_waiting) == (0, 3)
     traffic.step()
-    assert traffic.core.num_decoding() == 1
+    assert traffic.core.counters.num_decoding == 1
     stats = traffic.core.stats()
     assert stats.running + stats.waiting == 3
     traffic.run()

@@ -18,7 +18,7 @@ PATIENCE_SECONDS = 20.0
 
 def thread_of(warmer: Warmer) -> threading.Thread:
     """Return the thread that warms chunks."""
-    return warmer._thread
+    return warmer.thread
 
 
 class Gated(FakeChunks):

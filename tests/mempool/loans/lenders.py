@@ -15,10 +15,9 @@ from kvell.mempool.loans.actions import (
     LoanNews,
     LoanRecalled,
     LoanRefused,
-    ReadableLoan,
 )
 from kvell.mempool.loans.creditor_ledger import CreditorLedger
-from kvell.mempool.loans.debtor_ledger import DebtorLedger
+from kvell.mempool.loans.debtor_ledger import Debt, DebtorLedger
 from kvell.mempool.loans.messages import Loan
 from kvell.mempool.owners import Owner
 from kvell.mempool.transfers.actions import Action, Grant
@@ -50,7 +49,7 @@ class Reading:
     """
 
     loan: Loan
-    standing: ReadableLoan
+    standing: Debt
     left: list[tuple[int, int, int]]
     is_right: bool = True
 
@@ -106,7 +105,7 @@ class LoanNetwork(Network):
         lending = self.lending(name)
         lent = {loan: entry for loan, entry in lent_of(lending).items() if entry.has_pages}
         return {
-            debtor: lending._sum(entry for loan, entry in lent.items() if loan.debtor == debtor)
+            debtor: lending.sum_of(entry for loan, entry in lent.items() if loan.debtor == debtor)
             for debtor in sorted({loan.debtor for loan in lent})
         }
 
@@ -304,7 +303,7 @@ class LoanNetwork(Network):
             return
         reading = readings[0]
         standing = reading.standing
-        creditor = self.instances[standing.creditor]
+        creditor = self.instances[standing.peer]
         is_there = creditor.incarnation == standing.incarnation
         for group_index, index, page in reading.left[:count]:
             found = creditor.content.get((group_index, page)) if is_there else None
@@ -314,7 +313,7 @@ class LoanNetwork(Network):
         if reading.left:
             return
         readings.pop(0)
-        right = Transfer(standing.creditor, standing.incarnation, standing.right)
+        right = Transfer(standing.peer, standing.incarnation, standing.right)
         if is_there and right in creditor.granted:
             assert reading.is_right, f"{reading.loan} was read, and others had written there"
             self.num_right_reads += 1
@@ -327,7 +326,7 @@ class LoanNetwork(Network):
         assert loans.audit() == []
         lent = loans.lending.pages()
         for transfer, copying in instance.copying.items():
-            if transfer in loans.lending:
+            if transfer in loans.lending.pulls:
                 rows = copying.pull.rows.tolist()
                 assert {(g, own) for g, _, own in rows} <= lent, "others have what is written"
         user = self.users[instance.name, instance.incarnation]
@@ -347,8 +346,8 @@ class LoanNetwork(Network):
         total = 0
         for name in self.instances:
             for loan, standing in self.borrowing(name).readable.items():
-                right = Transfer(standing.creditor, standing.incarnation, standing.right)
-                assert right in self.instances[standing.creditor].granted, loan
+                right = Transfer(standing.peer, standing.incarnation, standing.right)
+                assert right in self.instances[standing.peer].granted, loan
                 self.user(name).readings.clear()
                 self.begin_reading(name, loan)
                 self.read(name, 1 << 30)

@@ -8,7 +8,6 @@ import pytest
 
 from kvell.mempool.entries import Draining, Heard, PeerLost, PullEnded
 from kvell.mempool.exchanges import FIRST_TICKS
-from kvell.mempool.loans.actions import ReadableLoan
 from kvell.mempool.loans.creditor_ledger import MOST_STEP_TICKS
 from kvell.mempool.loans.ledger import DRAIN_TICKS, MOST_LOANS_OF_DEBTOR, most_lendable
 from kvell.mempool.loans.messages import (
@@ -33,7 +32,7 @@ from tests.mempool.transfers.network import ints
 
 def allow(network: LoanNetwork, most: int) -> None:
     """Let a debtor have at most ``most`` loans of b."""
-    network.lending("b")._most_loans = most
+    network.lending("b").most_loans = most
 
 
 def hear(network: LoanNetwork, name: str, peer: str, message: PeerMessage) -> list[Action]:
@@ -88,8 +87,8 @@ def test_what_stands_names_the_pages_by_group_in_the_order_in_which_they_were_fi
     loan = network.lend("a", "b", 3)
     (standing,) = network.borrowing("a").readable.values()
     creditor = network.instances["b"]
-    assert isinstance(standing, ReadableLoan) and [len(pages) for pages in standing.pages] == [3, 4]
-    assert (standing.creditor, standing.incarnation) == ("b", creditor.incarnation)
+    assert [len(pages) for pages in standing.pages] == [3, 4]
+    assert (standing.peer, standing.incarnation) == ("b", creditor.incarnation)
     assert standing.deadline is None
     for group, pages in enumerate(standing.pages):
         for index, page in enumerate(pages):
@@ -922,13 +921,11 @@ def test_the_audit_says_what_does_not_fit_together() -> None:
     one.rows = rows[:1]
     assert "and holds" in creditor.loans.audit()[0]
     one.rows = rows
-    creditor.loans.lending._most_lent = (1,)
+    creditor.loans.lending.most_lent = (1,)
     assert "more than" in creditor.loans.audit()[0]
     lent_of(creditor.loans.lending).clear()
     assert "holds pages for no loan" in creditor.loans.audit()[0]
-    (mine,) = debtor.loans.borrowing._borrowed.values()
-    mine.deadline = 7
-    assert "is recalled at 7" in debtor.loans.audit()[0]
+    (mine,) = debtor.loans.borrowing.open.values()
     mine.deadline, mine.state = None, "granted"
     assert "waits for nothing" in debtor.loans.audit()[-1]
     assert "readable or lent, not both" in debtor.loans.audit()[0]

@@ -194,7 +194,7 @@ class LoansMachine(RuleBasedStateMachine):
         return [(name, one) for name in "abc" for one in self.network.borrowing(name).readable]
 
     def creditor(self, debtor: str, loan: Loan) -> str:
-        return self.network.borrowing(debtor).readable[loan].creditor
+        return self.network.borrowing(debtor).readable[loan].peer
 
 
 TestLoans = LoansMachine.TestCase

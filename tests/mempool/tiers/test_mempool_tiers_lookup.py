@@ -176,9 +176,7 @@ class TestBothTiers:
         both.buffered([*whole(1, (2,)), (2, 16, 0)]).pooled([*whole(1, (3,)), (2, 16, 1)])
         tiers = both.tiers()
         assert tiers.longest == 16
-        in_pool = [
-            tiers.pool_page(index, place) is not None for index, _, place in tiers.places(16)
-        ]
+        in_pool = [place in tiers.pool[index] for index, _, place in tiers.places(16)]
         assert in_pool == [True] * 4 + [False, True, False, True]
 
     def test_a_half_full_page_of_either_tier(self) -> None:

@@ -50,7 +50,7 @@ class Owner:
             except OSError:
                 return
             name = self.names.pop(0) if self.names else "puller"
-            self.server.serve(name, BlockingSocket(sock))
+            self.server.answer_peer(name, BlockingSocket(sock))
 
 
 def channel_to(port: int) -> BlockingSocket:

@@ -18,7 +18,7 @@ from kvell.mempool.transports.tcp.partials import (
 from kvell.wire.blocking import BlockingSocket
 from kvell.wire.frames import frame
 from tests.depth import few
-from tests.mempool.seen import channels_of, served_by
+from tests.mempool.seen import channels_of
 from tests.mempool.transports.creditors import until
 from tests.mempool.transports.partials import PATIENCE_SECONDS, Creditor
 
@@ -133,7 +133,7 @@ def test_a_connection_that_ended_is_opened_anew() -> None:
         assert line.take(PATIENCE_SECONDS) == doubled("p", b"a")
         for channel in channels_of(creditor.server):
             channel.hang_up()
-        until(lambda: not len(served_by(creditor.server)))
+        until(lambda: not len(creditor.server))
         assert line.take(PATIENCE_SECONDS) is None  # what was under way is lost with it
         assert line.post(b"b")
         assert line.take(PATIENCE_SECONDS) == doubled("p", b"b")
@@ -172,7 +172,7 @@ def test_who_stops_in_the_middle_of_a_query_is_given_up() -> None:
         channel.socket.sendall(frame(b"abc")[:-1])
         channel.socket.settimeout(PATIENCE_SECONDS)
         assert channel.socket.recv(1) == b""
-        until(lambda: not len(served_by(creditor.server)))
+        until(lambda: not len(creditor.server))
         channel.close()
 
 
@@ -181,7 +181,7 @@ def test_answers_end_when_a_server_closes() -> None:
         assert line.post(b"a")
         assert line.take(PATIENCE_SECONDS) == doubled("p", b"a")
         creditor.server.close()
-        assert not len(served_by(creditor.server))
+        assert not len(creditor.server)
         assert line.take(PATIENCE_SECONDS) is None
         late = creditor.opens()
         until(lambda: creditor.met == 2)

@@ -22,7 +22,7 @@ class LazyMover(PageMover):
     """
 
     def __init__(self, graphs: FakeGraphs, mover: PageMover) -> None:
-        super().__init__(mover._layout, mover._slots, mover._pool, mover._buffer)
+        super().__init__(mover.layout, mover.slots, mover.pool, mover.buffer)
         self.behind_a_step = Counter[str]()
         self._ordered = 0
         self.graphs = graphs
@@ -43,10 +43,10 @@ class LazyMover(PageMover):
         super().copy(copies)
 
     @override
-    def _move(self, piece: Piece, source: torch.Tensor, target: torch.Tensor) -> None:
+    def move(self, piece: Piece, source: torch.Tensor, target: torch.Tensor) -> None:
         self.move_later(piece, source, target)
 
-    move_now = PageMover._move
+    move_now = PageMover.move
 
     def move_later(self, piece: Piece, source: torch.Tensor, target: torch.Tensor) -> None:
         """Let the device copy after the steps before it."""
@@ -65,7 +65,7 @@ class ReadWhenOrdered(LazyMover):
     """A fault: the host reads a page that the step before has yet to write."""
 
     @override
-    def _move(self, piece: Piece, source: torch.Tensor, target: torch.Tensor) -> None:
+    def move(self, piece: Piece, source: torch.Tensor, target: torch.Tensor) -> None:
         self.move_later(piece, source.clone(), target)
 
 
@@ -73,7 +73,7 @@ class MadeWhenOrdered(LazyMover):
     """A fault: the host copies pages that the device still reads, or has yet to write."""
 
     @override
-    def _move(self, piece: Piece, source: torch.Tensor, target: torch.Tensor) -> None:
+    def move(self, piece: Piece, source: torch.Tensor, target: torch.Tensor) -> None:
         self.move_now(piece, source, target)
 
 
@@ -81,8 +81,8 @@ class BufferWrittenWhenOrdered(LazyMover):
     """A fault: pinned memory is overwritten before the device has copied it in."""
 
     @override
-    def _move(self, piece: Piece, source: torch.Tensor, target: torch.Tensor) -> None:
-        if target is self._buffer:
+    def move(self, piece: Piece, source: torch.Tensor, target: torch.Tensor) -> None:
+        if target is self.buffer:
             self.move_now(piece, source, target)
         else:
             self.move_later(piece, source, target)
@@ -92,7 +92,7 @@ class MadeLate(LazyMover):
     """A fault: the device copies in another order of work, for which its step does not wait."""
 
     @override
-    def _move(self, piece: Piece, source: torch.Tensor, target: torch.Tensor) -> None:
+    def move(self, piece: Piece, source: torch.Tensor, target: torch.Tensor) -> None:
         self.graphs.run(partial(self.move_later, piece, source, target))
 
 
@@ -101,6 +101,6 @@ def let_copy(served: Served, mover: type[LazyMover] = LazyMover) -> LazyMover:
     runner = served.engine.runner
     copier = copier_of(runner)
     assert isinstance(runner, StartingModelRunner) and served.graphs is not None
-    copier._mover = lazy = mover(served.graphs, copier._mover)
+    copier.mover = lazy = mover(served.graphs, copier.mover)
     runner._follow = lambda: None  # type: ignore[method-assign] # no copy is the host's any more
     return lazy

@@ -77,7 +77,7 @@ class Dropping(Served):
     def dropping_tokens(self, name: str) -> set[int]:
         """Tokens that a running request's pages of dropping groups have room for."""
         core = self.engine.core
-        (request,) = [r for r in scheduler_of(core).running if r.request_id == name]
+        (request,) = [r for r in scheduler_of(core).seats.running if r.request_id == name]
         rows = core.memory.held_pages(request.handle)
         groups = [i for i, g in enumerate(self.layout.groups) if g.kind is GroupKind.DROPPING]
         return {int((rows[:, 1] == i).sum()) * self.layout.groups[i].page_tokens for i in groups}
@@ -135,7 +135,7 @@ def test_no_chunk_changes_what_is_kept(batched: int) -> None:
     served = Dropping(LLAMA, "24", batched=batched)
     served.submit("one", prompt_of(61), outputs=4)
     while served.engine.has_work():
-        ends = [r.computed for r in scheduler_of(served.engine.core).running]
+        ends = [r.computed for r in scheduler_of(served.engine.core).seats.running]
         assert all(end <= 61 - 8 or end >= 61 for end in ends)
         served.step()
     assert_kept(served)
@@ -233,7 +233,7 @@ def test_an_early_token_that_is_kept_matters_and_one_that_is_dropped_does_not() 
 
 def damage(served: Dropping, row: int) -> None:
     """Another key at a row of the first head of the first layer."""
-    (request,) = scheduler_of(served.engine.core).running
+    (request,) = scheduler_of(served.engine.core).seats.running
     rows = served.engine.core.memory.held_pages(request.handle)
     page = int(rows[rows[:, 2] == row // 16][0, 3])
     first = row % 16 * SMALL["head_dim"] * 4

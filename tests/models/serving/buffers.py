@@ -7,7 +7,7 @@ import numpy as np
 
 from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.engine.engine import Engine
-from kvell.engine.planning.step_memory import RigidMemory
+from kvell.engine.planning.step_memory import StepMemory
 from kvell.engine.protocol.messages import Tokens
 from kvell.memory import MemoryCore, audit
 from kvell.vocabulary import MIB
@@ -18,7 +18,7 @@ from tests.models.served import Served
 PROMPTS = [[(7 * n + i * i) % 199 + 3 for i in range(20 + 31 * n)] for n in range(4)]
 
 
-class Forcing(RigidMemory):
+class Forcing(StepMemory):
     """Refuses decodes their memory when a seed says so: the youngest is preempted."""
 
     def __init__(self, core: MemoryCore, seed: int) -> None:

@@ -95,7 +95,7 @@ def small_sections(engines: Sequence[Engine]) -> Iterator[None]:
     """Let engines lend few tokens at once, and close them in the end."""
     for engine in engines:
         assert isinstance(engine.core.pool, Handovers)
-        engine.core.pool.borrowed.sections.section_tokens = SECTION_TOKENS
+        engine.core.pool.borrowed.section_tokens = SECTION_TOKENS
     try:
         yield
     finally:

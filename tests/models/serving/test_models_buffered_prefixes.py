@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from kvell.engine.core.core import _evict_unused
+from kvell.engine.core.core import evict_unused
 from kvell.mempool.tiers.buffered import needed_pages
 from kvell.vocabulary import MIB
 from tests.engine.copying import damage_buffer
@@ -122,7 +122,7 @@ def test_a_draft_models_pages_are_kept_beside_its_models() -> None:
     run.ask(prompts(2, 1), GREEDY)
     assert run.stats.rungs["cache_out"] > 0
     before = run.stats
-    _evict_unused(run.engine.core.memory, run.engine.core.step)
+    evict_unused(run.engine.core.memory, run.engine.core.step)
     again = {f"{name}/again": prompt for name, prompt in asked.items()}
     run.ask(again, GREEDY)
     assert run.stats.rungs["cache_in"] > 0

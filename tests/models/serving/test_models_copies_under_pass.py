@@ -12,7 +12,7 @@ from kvell.engine.engine import Engine
 from kvell.engine.protocol.messages import Submit, Tokens
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.engine.running.copies.copies_under_pass import _Under, copies_beside_passes
+from kvell.engine.running.copies.copies_under_pass import PassCopies, copies_beside_passes
 from kvell.engine.setup.options import EngineOptions
 from kvell.memory import audit
 from kvell.models.captured.passes import SlotStep
@@ -57,15 +57,15 @@ def test_a_pass_that_did_not_wait_would_answer_otherwise(
     expected = outputs(Served(architecture, batched=64))
     run = Served(architecture, batched=64, cpu_buffer_bytes=8 * MIB)
     force(run.engine, 1)
-    mover, end = hold_up(run.engine.runner), _Under.__exit__
+    mover, end = hold_up(run.engine.runner), PassCopies.__exit__
 
-    def let_all_go(copies: _Under, *raised: object) -> None:
-        for _ in range(sum(map(len, copies._stages.values()))):
+    def let_all_go(copies: PassCopies, *raised: object) -> None:
+        for _ in range(sum(map(len, copies.stages.values()))):
             mover.let_go()
         end(copies, *raised)
 
-    monkeypatch.setattr(_Under, "wait_for", lambda *_: None)
-    monkeypatch.setattr(_Under, "__exit__", let_all_go)
+    monkeypatch.setattr(PassCopies, "wait_for", lambda *_: None)
+    monkeypatch.setattr(PassCopies, "__exit__", let_all_go)
     assert outputs(run) != expected
     assert mover.held
 
@@ -95,18 +95,18 @@ def test_a_pass_that_fails_leaves_memory_lying_still(monkeypatch: pytest.MonkeyP
     run = Served("LlamaForCausalLM", batched=64, cpu_buffer_bytes=8 * MIB)
     force(run.engine, 1)
     ended: list[bool] = []
-    seams, end = _Under.seams, _Under.__exit__
+    seams, end = PassCopies.seams, PassCopies.__exit__
 
-    def broken(copies: _Under, model: str) -> object:
+    def broken(copies: PassCopies, model: str) -> object:
         seams(copies, model)
         raise ValueError("broken pass")
 
-    def noting(copies: _Under, *raised: object) -> None:
+    def noting(copies: PassCopies, *raised: object) -> None:
         end(copies, *raised)
-        ended.append(copies._made.done())
+        ended.append(copies.made.done())
 
-    monkeypatch.setattr(_Under, "seams", broken)
-    monkeypatch.setattr(_Under, "__exit__", noting)
+    monkeypatch.setattr(PassCopies, "seams", broken)
+    monkeypatch.setattr(PassCopies, "__exit__", noting)
     tokens = outputs(run)
     assert any(len(tokens.get(str(number), [])) < 14 for number in range(len(PROMPTS)))
     assert str(run.engine.failed_steps.last) == "broken pass"
@@ -117,7 +117,7 @@ def test_a_copy_that_fails_ends_the_step(monkeypatch: pytest.MonkeyPatch) -> Non
     """The pass neither waits for ever nor answers from pages that never came."""
     run = Served("LlamaForCausalLM", batched=64, cpu_buffer_bytes=8 * MIB)
     force(run.engine, 1)
-    mover = copier_of(run.engine.runner)._mover
+    mover = copier_of(run.engine.runner).mover
 
     def broken(*_: object, **__: object) -> None:
         raise OSError("broken memory")
@@ -245,13 +245,13 @@ def test_a_compiled_pass_that_did_not_wait_would_answer_otherwise(
     expected = answers(engine_of(model))
     engine = engine_of(model, cpu_buffer_bytes=8 * MIB)
     force(engine, 3)
-    mover, end = hold_up(engine.runner), _Under.__exit__
+    mover, end = hold_up(engine.runner), PassCopies.__exit__
 
-    def let_all_go(copies: _Under, *raised: object) -> None:
-        for _ in range(sum(map(len, copies._stages.values()))):
+    def let_all_go(copies: PassCopies, *raised: object) -> None:
+        for _ in range(sum(map(len, copies.stages.values()))):
             mover.let_go()
         end(copies, *raised)
 
-    monkeypatch.setattr(_Under, "wait_for", lambda *_: None)
-    monkeypatch.setattr(_Under, "__exit__", let_all_go)
+    monkeypatch.setattr(PassCopies, "wait_for", lambda *_: None)
+    monkeypatch.setattr(PassCopies, "__exit__", let_all_go)
     assert answers(engine) != expected

@@ -180,5 +180,5 @@ def wave(together: Together, turn: int, model: str) -> tuple[float, int]:
     while together.engine.has_work():
         together.step()
         share = max(share, together.used_bytes()[model] / together.layout.pool_bytes)
-        batch = max(batch, together.engine.core.num_running())
+        batch = max(batch, len(together.engine.core.running))
     return share, batch

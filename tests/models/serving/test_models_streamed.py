@@ -27,7 +27,7 @@ from tests.models.serving.pairs import (
 def mover_of(engine: Engine) -> PullExecutor:
     link = link_of(engine)
     assert isinstance(link, PoolLink)
-    return link._node.mover
+    return link.node.mover
 
 
 def runner_of(engine: Engine) -> ModelRunner:

@@ -137,7 +137,7 @@ class LendingRun(Run):
             assert isinstance(instance.core.pool, Handovers)
             assert instance.core.pool.borrowed.audit() == []
             for rights in instance.agent.loans.borrowing.readable.values():
-                self._check_right(rights.creditor, rights.incarnation, rights.right)
+                self._check_right(rights.peer, rights.incarnation, rights.right)
 
         instance.watch = audited
 

@@ -297,7 +297,7 @@ class Run:
         for instance in self.cluster.instances.values():
             assert not any(instance.core.memory.snapshot().used), instance.name
             assert not len(instance.agent.holds) and not instance.rights
-            assert not instance.core.has_work and not instance.core.take_actions()
+            assert not instance.core.has_work and not instance.core.pool.take_actions()
         for instance in [*self.cluster.past, *self.cluster.instances.values()]:
             self.check_journal(instance)
 
@@ -323,7 +323,7 @@ class Run:
         actions: list[Action] = []
 
         def each(now: EngineCore) -> None:
-            actions.extend(now.take_actions())
+            actions.extend(now.pool.take_actions())
 
         assert replay(record.journal.entries, core, each) == record.plans
         if instance.is_dead:  # what its last plan wanted done, it may not have come to

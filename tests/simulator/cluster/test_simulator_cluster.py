@@ -349,13 +349,13 @@ def test_pages_that_a_stopped_copy_still_writes_are_nobody_elses(
     cases = [(large, 0.07 + 0.02 * i) for large in sizes for i in range(12)]
     stopped = [ends_of_pulls(cancelled_in_the_middle(*case).go()) for case in cases]
     assert sum(ends.count(STOPPED) for ends in stopped) > 3 * len(sizes)
-    ended = Receiving._ended
+    ended = Receiving.end
 
     def released(self: Receiving, transfer: Transfer) -> list[Action]:
-        self._holds.release(self._coming[transfer].owner)
+        self._holds.release(self.open[transfer].owner)
         return ended(self, transfer)
 
-    monkeypatch.setattr(Receiving, "_ended", released)
+    monkeypatch.setattr(Receiving, "end", released)
 
     def is_seen(case: tuple[int, float]) -> bool:
         try:

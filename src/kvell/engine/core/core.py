@@ -22,10 +22,11 @@ from kvell.engine.core.yields import StepCommitter, StepInFlight, StepsInFlight,
 from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.engine.failing.failures import StepFailure, end_failed, forget_text
+from kvell.engine.lending.borrowing_requests import NO_ROWS
 from kvell.engine.lending.placement import GIVES_WAY, NOBODY_LENDS
 from kvell.engine.moving.encoding import ArrivedRequest
 from kvell.engine.moving.handovers import Handovers
-from kvell.engine.moving.pool_part import NO_ROWS, PoolNews, PoolPart
+from kvell.engine.moving.pool_part import PoolNews, PoolPart
 from kvell.engine.planning.scheduler import Scheduler, require_depth
 from kvell.engine.planning.step_memory import StepMemory
 from kvell.engine.protocol.messages import (
@@ -37,7 +38,7 @@ from kvell.engine.protocol.messages import (
     Submit,
 )
 from kvell.engine.protocol.pages import Miss
-from kvell.engine.protocol.statistics import ModelLengths, Stats
+from kvell.engine.protocol.statistics import Stats
 from kvell.engine.requests.limits import Limits, ModelRules
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.requests.request import Request
@@ -45,7 +46,6 @@ from kvell.memory import MemoryCore, audit
 from kvell.mempool.agent import Agent
 from kvell.mempool.entries import PeerEntry
 from kvell.mempool.rendezvous import DEFAULT_PD_CACHING, PdCaching
-from kvell.mempool.transfers.actions import Action
 from kvell.mempool.transfers.methods import StreamCosts
 from kvell.vocabulary import RequestId, StepNumber
 
@@ -54,12 +54,9 @@ NO_TEXT_ROOT = "\0nothing"
 
 
 def reset_prefix_cache(memory: MemoryCore, scheduler: Scheduler, step: StepNumber) -> None:
-    """Evict all cached pages, also in the CPU buffer; pages that requests use stay.
-
-    :param step: the step that was planned last.
-    """
+    """Evict all cached pages, also in the CPU buffer; pages that requests use stay."""
     scheduler.drop_reserves()
-    _evict_unused(memory, step)
+    evict_unused(memory, step)
 
 
 def abandon(
@@ -75,24 +72,20 @@ def abandon(
     """
     released = [handle for plan in plans for handle in plan.released]
     scheduler.drop_reserves()
-    scheduler.clear((*released, *_close_all(memory)))
-    _evict_unused(memory, step)
+    held = [holder.handle for holder in memory.snapshot().holders]
+    for handle in held:
+        memory.close(handle, renew=False)
+    scheduler.clear((*released, *held))
+    evict_unused(memory, step)
     if problems := audit(memory.layout, memory.snapshot()):
         raise RuntimeError(problems[0])
 
 
-def _evict_unused(memory: MemoryCore, step: StepNumber) -> None:
+def evict_unused(memory: MemoryCore, step: StepNumber) -> None:
     model = memory.layout.groups[0].model
     no_text = np.zeros(1, np.int32)
     handle = memory.open(no_text, NO_TEXT_ROOT, step, reuse=False, model=model)
     memory.close(handle, renew=False)
-
-
-def _close_all(memory: MemoryCore) -> tuple[int, ...]:
-    handles = tuple(holder.handle for holder in memory.snapshot().holders)
-    for handle in handles:
-        memory.close(handle, renew=False)
-    return handles
 
 
 MOST_STEPS_PUT_OFF = 64
@@ -119,8 +112,6 @@ class EngineCore:
         buffer_large: int | None = None,
     ) -> None:
         """:param models: rules of each of several models; the first has ``limits``.
-        :param swapping: over the same core; None without a CPU buffer.
-        :param parking: over ``swapping``; None if prompts never displace decodes.
         :param misses: over the same core; None: reasons of prefix misses are not recorded.
         :param agent: over the same core; None if requests do not move between instances.
         :param streams: cost of pulls during a step, for which the runner must report the progress
@@ -135,8 +126,8 @@ class EngineCore:
         self.step = StepNumber(0)
         single = ModelRules("", limits, eos_token_ids, core.layout)
         rules = {model.name: model for model in models or (single,)}
-        self._scheduler = Scheduler(core, limits, memory, swapping, parking, buffer_large)
-        self._requests: dict[RequestId, Request] = {}
+        self.scheduler = Scheduler(core, limits, memory, swapping, parking, buffer_large)
+        self.requests: dict[RequestId, Request] = {}
         self.constrained: dict[RequestId, Request] = {}
         self._in_flight = StepsInFlight()
         self._misses = misses
@@ -144,12 +135,12 @@ class EngineCore:
         self.pool = PoolPart()
         if agent is not None:
             lengths = {name: model.limits.max_model_len for name, model in rules.items()}
-            self.pool = Handovers(self._scheduler, agent, lengths, pd_caching, streams)
-        self._entrance = RequestFactory(rules, is_cached=agent is None or pd_caching > 0)
-        self.counters = EngineStats(incarnation, core, self._scheduler, misses, self.pool)
+            self.pool = Handovers(self.scheduler, agent, lengths, pd_caching, streams)
+        self.entrance = RequestFactory(rules, is_cached=agent is None or pd_caching > 0)
+        self.counters = EngineStats(incarnation, core, self.scheduler, misses, self.pool)
         self._yields = StepCommitter(core, rules, self.counters)
         self._is_idle = self._holds = self.has_tenants = False
-        self.max_running = self.last_decoding = 0
+        self.max_running = 0
 
     # ------------------------------------------------------------------- inputs
 
@@ -159,7 +150,7 @@ class EngineCore:
         A request with output continues like a preempted one, or ends if that output is complete.
         """
         events = self._superseded(command)
-        request = self._entrance.make(command, self._requests)
+        request = self.entrance.make(command, self.requests)
         if isinstance(request, Finished):
             self.counters.count_end("refused")
             return [*events, request]
@@ -170,14 +161,13 @@ class EngineCore:
         if request.finish_reason is not None:
             return [*events, self._told(request)]
         if not self.pool.enter(request, command):
-            self._scheduler.enqueue(request)
+            self.scheduler.seats.waiting.add(request)
         return events
 
     def migrate(self, command: Migrate) -> list[Event]:
-        """Migrate a request if it can move: it runs here while its pages are copied."""
         if not self.has_request(command.request_id, command.attempt):
             return []
-        request = self._requests[command.request_id]
+        request = self.requests[command.request_id]
         self.pool.begin_migration(request, command.goes_to, rests=not self._in_flight)
         self._is_idle = False
         return self.pool.take_staying()
@@ -186,18 +176,15 @@ class EngineCore:
         """Move sections of a request's pages to a creditor (Infinite-LLM §6.2)."""
         if self.has_request(command.request_id, command.attempt):
             self._is_idle = False
-            request = self._requests[command.request_id]
+            request = self.requests[command.request_id]
             self.pool.move_kvcache(request, command.num_blocks, command.dst)
         return []
 
     def on_entry(self, entry: PeerEntry) -> list[Event]:
-        """Process an entry of other instances, copies or time; then call :meth:`take_actions`."""
+        """Process an entry of other instances, copies or time; then take the pool's actions."""
         news = self.pool.on_entry(entry, is_owed_a_result=bool(self._in_flight))
         self._is_idle = False
         return self._handed_over(news) + self._noticed()
-
-    def take_actions(self) -> list[Action]:
-        return self.pool.take_actions()
 
     def _handed_over(self, news: PoolNews) -> list[Event]:
         events: list[Event] = []
@@ -206,7 +193,8 @@ class EngineCore:
             events += self._end(request)
         for arrived in news.arrived:
             events += self._arrived(arrived)
-        for request, why in self.pool.take_given_up():
+        borrowed = self.pool.borrowed
+        for request, why in () if borrowed is None else borrowed.placed.take_given_up():
             said = GIVES_WAY if why else NOBODY_LENDS
             events += [replace(self._refuse(request, said), not_taken=why)]
         return events + self.pool.take_staying()
@@ -214,13 +202,13 @@ class EngineCore:
     def _arrived(self, arrived: ArrivedRequest) -> list[Event]:
         """Enter a request that arrived from another instance; it replaces an earlier attempt."""
         events = self._superseded(arrived.command)
-        request = self._entrance.make_arrived(arrived, self._requests)
+        request = self.entrance.make_arrived(arrived, self.requests)
         if isinstance(request, Finished):
             self.memory.close(arrived.handle, renew=False)
             return [*events, request]
         self._add(request)
         self.pool.enter(request, arrived.command)
-        self._scheduler.enqueue_arrived(request)
+        self.scheduler.enqueue_arrived(request)
         return events
 
     def _superseded(self, command: Submit) -> list[Event]:
@@ -228,7 +216,7 @@ class EngineCore:
 
         The front's cancel may have arrived while the request was still moving to this instance.
         """
-        old = self._requests.get(command.request_id)
+        old = self.requests.get(command.request_id)
         if old is None or old.attempt >= command.attempt:
             return []
         ended = self.cancel(Cancel(command.request_id, old.attempt))
@@ -238,7 +226,7 @@ class EngineCore:
         """End a request; release its pages now, or with the result of the step in flight."""
         self._is_idle = False  # pages may become free that were held for the request's arrival
         self.pool.on_cancelled(command)
-        request = self._requests.get(command.request_id)
+        request = self.requests.get(command.request_id)
         if request is None or request.finish_reason or command.spares(request.attempt):
             return []
         request.finish_reason = "cancelled"
@@ -246,10 +234,10 @@ class EngineCore:
 
     @property
     def has_requests(self) -> bool:
-        return bool(self._requests or self._in_flight)
+        return bool(self.requests or self._in_flight)
 
     def has_request(self, request_id: RequestId, attempt: int) -> bool:
-        request = self._requests.get(request_id)
+        request = self.requests.get(request_id)
         return request is not None and request.attempt == attempt
 
     def watch_index(self, make: Callable[[], IndexWatch]) -> list[Event]:
@@ -267,7 +255,7 @@ class EngineCore:
     def has_work(self) -> bool:
         if self._in_flight:
             return True
-        return not self._is_idle and len(self._requests) > self.pool.num_idle
+        return not self._is_idle and len(self.requests) > self.pool.num_idle
 
     # -------------------------------------------------------------- plan, commit
 
@@ -275,11 +263,11 @@ class EngineCore:
     def may_plan(self) -> bool:
         if not self._in_flight:
             return self.has_work
-        is_ahead = len(self._in_flight) <= self.limits.depth and self._scheduler.may_plan_ahead
+        is_ahead = len(self._in_flight) <= self.limits.depth and self.scheduler.may_plan_ahead
         return is_ahead and not self.pool.wants_fence
 
     def _add(self, request: Request) -> None:
-        self._requests[request.request_id] = request
+        self.requests[request.request_id] = request
         self.has_tenants = self.has_tenants or bool(request.turn.tenant)
         if request.sampling.structured_outputs is not None:
             self.constrained[request.request_id] = request
@@ -293,13 +281,12 @@ class EngineCore:
         shared_prompt_tokens: int | None = None,
         undrafted: frozenset[RequestId] = frozenset(),
     ) -> StepPlan:
-        """Plan the next step; call :meth:`take_actions` before it runs.
+        """Plan the next step; take the pool's actions before it runs.
 
         :param held: requests that have no part in it, until :meth:`resume_held`; they keep their
             pages.
         :param shared_prompt_tokens: its most prompt tokens if several tenants have requests
             (:mod:`.pace`); None: no bound.
-        :param undrafted: requests that get no draft tokens in it.
         :raises RuntimeError: if more than ``limits.depth`` results are pending.
         """
         if len(self._in_flight) > self.limits.depth:
@@ -308,21 +295,23 @@ class EngineCore:
         is_quiet = self.pool.is_quiet
         # A request that begins to borrow while the step runs needs the time of the step's begin.
         is_timed = self.limits.depth > 0 or not is_quiet
-        away = self.pool.before_plan(self.step) if is_timed else NO_ROWS
-        plan = self._scheduler.plan(
+        borrowed = self.pool.borrowed if is_timed else None
+        away = NO_ROWS if borrowed is None else borrowed.before_plan(self.step)
+        plan = self.scheduler.plan(
             self.step, len(self._in_flight), held, shared_prompt_tokens, undrafted
         )
         self._holds = bool(held)
         if not is_quiet:
             plan = self.pool.plan_borrows(plan, away)
-        self.counters.count_plan(plan, self._requests)
-        self.max_running = max(self.max_running, self._scheduler.num_wanting)
-        self.last_decoding = self.counters.num_decoding
-        requests = [self._requests[work.spec.request_id] for work in plan.work]
+        self.counters.count_plan(plan, self.requests)
+        self.max_running = max(self.max_running, self.scheduler.seats.num_wanting)
+        requests = [self.requests[work.spec.request_id] for work in plan.work]
         for work, request in zip(plan.work, requests, strict=True):
             request.begin(work.start + work.count - work.proposed, work.samples)
             if self._index_watch is not None:
-                self._index_watch.computes(work.handle, request)
+                self._index_watch.computes(
+                    work.handle, request.model, request.cache_root, request.tokens
+                )
         if not is_quiet and not self._in_flight:
             streams = self.pool.on_planned(plan, requests)
             plan = replace(plan, streams=streams) if streams else plan
@@ -337,7 +326,7 @@ class EngineCore:
         step = self._in_flight.require(result.step)
         tokens = yields_of(step.plan, result)
         self._in_flight.popleft()
-        self._scheduler.charge_for(events := self._yields.take(step, result, tokens))
+        self.scheduler.charge_for(events := self._yields.take(step, result, tokens))
         if result.missed:
             self.pool.on_missed(result.missed)
         for request in step.requests:
@@ -350,10 +339,10 @@ class EngineCore:
             events += self._handed_over(news)
         may_rest = self._holds or (not is_quiet and self.pool.holds_pages)
         self._is_idle = may_rest and step.plan.is_idle
-        if self._scheduler.steps_put_off >= MOST_STEPS_PUT_OFF and self._scheduler.running:
-            self._scheduler.steps_put_off = 0
+        if self.scheduler.steps_put_off >= MOST_STEPS_PUT_OFF and self.scheduler.seats.running:
+            self.scheduler.steps_put_off = 0
             why = f"the device refused memory for {MOST_STEPS_PUT_OFF} steps in a row"
-            events.append(self._refuse(self._scheduler.running[-1], why))
+            events.append(self._refuse(self.scheduler.seats.running[-1], why))
         return events + self._noticed() if self._index_watch is not None else events
 
     def fail(self, failure: StepFailure) -> list[Event]:
@@ -372,98 +361,64 @@ class EngineCore:
     def _noticed(self) -> list[Event]:
         if self._index_watch is None:
             return []
-        running = (request.handle for request in self._scheduler.running)
+        running = (request.handle for request in self.scheduler.seats.running)
         notice = self._index_watch.notice(self._in_flight.handles.union(running))
         return [] if notice is None else [notice]
 
     def _refuse(self, request: Request, why: str) -> Finished:
-        """End a request for lack of memory; the client may try it again later."""
         request.finish_reason = "refused"
         (finished,) = self._end(request)
         assert isinstance(finished, Finished)
         return replace(finished, message=why, try_later=True)
 
     def note(self, late: Lateness) -> None:
-        """Record whether requests were late in the last step, by the caller's clock."""
-        self._scheduler.note_lateness(ttft_late=late.ttft_late, tpot_late=late.tpot_late)
-
-    def warm(self, chunks: int) -> None:
-        """Record that the next ``chunks`` chunks of the pool have memory; 0: no more will."""
-        self.step_memory.warm(chunks)
+        if self.scheduler.parking is not None:
+            sizes = self.scheduler.parking.sizes
+            sizes.note_iteration(ttft_late=late.ttft_late, tpot_late=late.tpot_late)
 
     def _end(self, request: Request) -> list[Event]:
         """Report the end once; release pages unless a step in flight may touch them."""
-        is_reported = self._requests.get(request.request_id) is not request
+        is_reported = self.requests.get(request.request_id) is not request
         self.pool.on_ended(request)
         if not self._in_flight.has(request):
-            self._scheduler.finish(request)
+            self.scheduler.finish(request)
             if request.is_spoiled and not request.step_failed:
                 forget_text(self.memory, request)
             if not is_reported:
                 self.pool.send_back(request)
-        if self._misses is not None and not is_reported and self._scheduler.looks_up(request):
+        if self._misses is not None and not is_reported and self.scheduler.looks_up(request):
             self._misses.on_ended(request, self.step)
         return [] if is_reported else [self._told(request)]
 
     def _told(self, request: Request) -> Finished:
-        del self._requests[request.request_id]
+        del self.requests[request.request_id]
         self.constrained.pop(request.request_id, None)
         is_known = request.cached_tokens is not None
-        end = end_of(request, self._scheduler.cached_prompt_tokens(request) if is_known else 0)
+        end = end_of(request, self.scheduler.cached_prompt_tokens(request) if is_known else 0)
         self.counters.count_end(end.reason)
         return end
 
-    def rules(self, model: str = "") -> ModelRules:
-        """Return the rules of a model; "" is the first.
-
-        :raises ChangeSomething: if no model has that name.
-        """
-        return self._entrance.rules(model)
-
-    def lengths(self, *, borrows: bool) -> tuple[ModelLengths, dict[str, ModelLengths]]:
-        """Return the longest requests to the first model, and to further models by name.
-
-        :param borrows: whether the instance may borrow memory of others.
-        """
-        return self._entrance.lengths(borrows=borrows)
-
-    def let_go(self) -> None:
-        self._scheduler.drop_reserves()
-
     def forget_prefixes(self) -> list[Event]:
         """Evict all cached pages, also in the CPU buffer; pages that requests use stay."""
-        reset_prefix_cache(self.memory, self._scheduler, self.step)
+        reset_prefix_cache(self.memory, self.scheduler, self.step)
         return self._noticed()
 
     def abandon(self) -> None:
-        """Drop all requests and the cache; see :func:`.emptying.abandon`."""
-        self._requests.clear()
+        self.requests.clear()
         self.constrained.clear()
-        abandon(self.memory, self._scheduler, self._in_flight.abandon(), self.step)
+        abandon(self.memory, self.scheduler, self._in_flight.abandon(), self.step)
 
     @property
     def step_memory(self) -> StepMemory:
-        return self._scheduler.memory
-
-    def num_decoding(self) -> int:
-        return self.counters.num_decoding
-
-    def num_waiting(self) -> int:
-        """Return the number of requests that hold no pages: queued or parked."""
-        return self.counters.num_waiting
-
-    def num_running(self) -> int:
-        """Return the number of requests that hold pages."""
-        return len(self._scheduler.running)
+        return self.scheduler.chunks.memory
 
     @property
     def running(self) -> Sequence[Request]:
-        """The requests that hold pages."""
-        return self._scheduler.running
+        return self.scheduler.seats.running
 
     @property
     def latest_misses(self) -> tuple[Miss, ...]:
-        return () if self._misses is None else self._misses.latest
+        return () if self._misses is None else self._misses.log.latest
 
     def audit(self) -> tuple[str, ...]:
         """Return all contradictions of pages, tables and index, in time linear in the pool."""

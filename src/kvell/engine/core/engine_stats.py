@@ -57,12 +57,12 @@ class _Growth(NamedTuple):
 
 def memory_demand(scheduler: Scheduler, layout: Layout) -> MemoryDemand:
     """Return the memory that waiting requests wait for, and that running ones will need."""
-    head = scheduler.waiting.first()
+    head = scheduler.seats.waiting.first()
     return MemoryDemand(
         scheduler.num_awaiting_memory,
         0 if head is None else head.num_tokens,
         0 if head is None else _admission_bytes(head, layout),
-        0 if head is None else scheduler.expected_output(head),
+        0 if head is None else scheduler.admission.expected_output(head),
         growth_bytes(scheduler, layout),
     )
 
@@ -75,9 +75,9 @@ def growth_bytes(scheduler: Scheduler, layout: Layout) -> int:
     """
     rates = {
         model: _token_bytes(model, layout)
-        for model in {request.model for request in scheduler.running}
+        for model in {request.model for request in scheduler.seats.running}
     }
-    growths = sorted(_growth(scheduler, r, rates[r.model]) for r in scheduler.running)
+    growths = sorted(_growth(scheduler, r, rates[r.model]) for r in scheduler.seats.running)
     growing_bytes = sum(growth.prompt_bytes for growth in growths)
     rate = sum(growth.token_bytes for growth in growths)
     most_bytes = freed_bytes = 0
@@ -92,7 +92,7 @@ def growth_bytes(scheduler: Scheduler, layout: Layout) -> int:
 def _growth(scheduler: Scheduler, request: Request, token_bytes: int) -> _Growth:
     """Return a running request's growth; one with a placement has room here for all that stays."""
     prompt_tokens = max(0, request.end_for_now - request.computed)
-    steps = 0 if request.local_tokens else scheduler.expected_output(request)
+    steps = 0 if request.local_tokens else scheduler.admission.expected_output(request)
     held_tokens = max(0, request.computed - request.remote_tokens)
     return _Growth(steps, prompt_tokens * token_bytes, token_bytes, held_tokens * token_bytes)
 
@@ -138,7 +138,6 @@ class CopyCost:
         """Process a step that has ended.
 
         :param seconds: of its passes.
-        :param is_decode: whether it computed no prompt.
         :param copied: sections that were copied to or from the instance so far.
         :param is_copying: whether more are being copied now.
         """
@@ -160,12 +159,7 @@ class CopyCost:
 
 
 class EngineStats:
-    """The counters and gauges of one engine core.
-
-    :param misses: over the same memory core; None: reasons of prefix misses are not recorded.
-    :ivar output_tokens: number of tokens generated so far.
-    :ivar team: counters of the threads that compute steps.
-    """
+    """The counters and gauges of one engine core."""
 
     def __init__(
         self,
@@ -187,10 +181,7 @@ class EngineStats:
         self._finished = dict.fromkeys(("stop", "length", "cancelled", "refused"), 0)
 
     def count_plan(self, plan: StepPlan, requests: Mapping[RequestId, Request]) -> None:
-        """Count a planned step, and the prompts of requests that run for the first time.
-
-        :param requests: all requests of this engine by id.
-        """
+        """Count a planned step, and the prompts of requests that run for the first time."""
         self._preemptions += len(plan.preempted)
         self._step_sizes.add(plan.num_tokens)
         for request_id in plan.admitted:
@@ -202,10 +193,9 @@ class EngineStats:
             for group, tokens in enumerate(request.group_hits):
                 self._group_hits[group] += tokens
             if self._misses is not None and self._scheduler.looks_up(request):
-                self._misses.on_admitted(request, plan.step, self._scheduler.running)
+                self._misses.on_admitted(request, plan.step, self._scheduler.seats.running)
 
     def count_result(self, plan: StepPlan, result: StepResult) -> None:
-        """Count the threads of a step, and what copies added to it."""
         self.team.add(result.team)
         if result.team is not None:
             seconds = result.team.thread_seconds / max(1, result.team.threads)
@@ -222,34 +212,32 @@ class EngineStats:
 
     @property
     def num_decoding(self) -> int:
-        return sum(1 for request in self._scheduler.running if request.is_decoding)
+        return sum(1 for request in self._scheduler.seats.running if request.is_decoding)
 
     @property
     def num_waiting(self) -> int:
         """Number of requests that hold no pages: queued or parked."""
         parking = self._scheduler.parking
-        return len(self._scheduler.waiting) + (len(parking.parked) if parking else 0)
+        return len(self._scheduler.seats.waiting) + (len(parking.parked) if parking else 0)
 
     def load_stats(self, step: StepNumber, *, outside: int = 0) -> LoadStats:
-        """Return the load now; it counts the pool, so it is too slow for every step.
-
-        :param outside: number of requests that wait before they enter the core.
-        """
+        """Return the load now; it counts the pool, so it is too slow for every step."""
         totals = self._memory.totals()
         layout = self._memory.layout
-        running = self._scheduler.running
+        running = self._scheduler.seats.running
+        borrowed = self._pool.borrowed
         return LoadStats(
             step=step,
-            running=len(running) + self._scheduler.num_offloaded,
+            running=len(running) + len(self._scheduler.seats.offloaded),
             waiting=self.num_waiting + outside,
             large_pages=layout.num_large_pages,
             empty_large_pages=totals.empty_large,
             free_bytes=layout.pool_bytes - pages_bytes(totals.used_pages, layout.groups),
             pool_bytes=layout.pool_bytes,
-            placements=self._pool.placements(),
+            placements=() if borrowed is None else borrowed.placements(),
             held_tokens=sum(request.computed for request in running),
-            waiting_tokens=sum(request.num_tokens for request in self._scheduler.waiting),
-            longest=self._pool.longest(running),
+            waiting_tokens=sum(request.num_tokens for request in self._scheduler.seats.waiting),
+            longest=() if borrowed is None else borrowed.longest(running),
             copy_seconds=self._copy_cost.section_seconds,
             cached_bytes=pages_bytes(totals.cached_pages, layout.groups),
             **memory_demand(self._scheduler, layout)._asdict(),
@@ -257,17 +245,16 @@ class EngineStats:
 
     @property
     def prefix_waits(self) -> int:
-        return self._scheduler.rungs["wait_for_prefix"]
+        return self._scheduler.seats.rungs["wait_for_prefix"]
 
     def stats(self, step: StepNumber) -> Stats:
-        """Return the gauges now and the counters so far."""
         totals = self._memory.totals()
         layout = self._memory.layout
         scheduler = self._scheduler
         return Stats(
             incarnation=self._incarnation,
             step=step,
-            running=len(scheduler.running) + scheduler.num_offloaded,
+            running=len(scheduler.seats.running) + len(scheduler.seats.offloaded),
             waiting=self.num_waiting,
             large_pages=layout.num_large_pages,
             empty_large_pages=totals.empty_large,
@@ -279,8 +266,8 @@ class EngineStats:
             preemptions=self._preemptions,
             finished=dict(self._finished),
             rungs=self._rungs(totals),
-            protected_prefixes=scheduler.protected.prefixes,
-            protected_tokens=scheduler.protected.tokens,
+            protected_prefixes=scheduler.chunks.protected.prefixes,
+            protected_tokens=scheduler.chunks.protected.tokens,
             spec_decode_drafts=self.draft_tokens.drafts,
             spec_decode_draft_tokens=self.draft_tokens.draft_tokens,
             spec_decode_accepted_tokens=self.draft_tokens.accepted_tokens,
@@ -289,9 +276,9 @@ class EngineStats:
             steps_by_size=self._step_sizes.by_size(),
             large_page_bytes=layout.large_page_bytes,
             groups=self._group_stats(totals),
-            memory=scheduler.memory.figures(),
+            memory=scheduler.chunks.memory.figures(),
             buffer=self._buffer(),
-            misses={} if self._misses is None else self._misses.counts,
+            misses={} if self._misses is None else self._misses.log.counts,
             team=self.team.figures(),
             sections=self._pool.sections(),
         )
@@ -301,8 +288,8 @@ class EngineStats:
         offloaded = self._scheduler.offloaded
         return {
             **totals.rungs,
-            **self._scheduler.rungs,
-            **self._scheduler.memory.rungs,
+            **self._scheduler.seats.rungs,
+            **self._scheduler.chunks.memory.rungs,
             **(swapping.counters() if swapping else {}),
             **({"offload": parking.count} if parking else {}),
             **({"offload_prompt": offloaded.count} if offloaded else {}),

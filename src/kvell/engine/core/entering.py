@@ -53,18 +53,12 @@ class RequestFactory:
         return rules
 
     def lengths(self, *, borrows: bool) -> tuple[ModelLengths, dict[str, ModelLengths]]:
-        """Return the longest requests to the first model, and to further models by name.
-
-        :param borrows: whether the instance may borrow memory of others.
-        """
+        """Return the longest requests to the first model, and to further models by name."""
         first, *others = ((n, r.lengths(borrows=borrows)) for n, r in self._rules.items())
         return first[1], dict(others)
 
     def make(self, command: Submit, in_use: Container[RequestId]) -> Request | Finished:
-        """Make the request of a command, or its end if it can never be served.
-
-        :param in_use: ids of this engine's requests.
-        """
+        """Make the request of a command, or its end if it can never be served."""
         return self._made(command, to_token_ids(command.output), in_use)
 
     def make_arrived(

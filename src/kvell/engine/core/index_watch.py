@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from kvell.engine.protocol.notices import (
     BlocksHeld,
@@ -21,7 +20,6 @@ class Block:
     """A block that is stored.
 
     :param tokens: little-endian int32; empty if notices contain no tokens.
-    :param root: digest of its cache root.
     """
 
     group: int
@@ -41,7 +39,6 @@ class _Stored:
     tokens: bytearray = field(default_factory=bytearray)
 
     def take(self, block: Block) -> bool:
-        """Append a block if it follows the others; return whether it does."""
         follows = block.parent == self.hashes[-1] if self.hashes else block is self.first
         if block.group != self.first.group or not follows:
             return False
@@ -58,7 +55,6 @@ class BlockChanges:
         self._changes: list[_Stored | tuple[int, list[int]]] = []
 
     def on_stored(self, block: Block) -> None:
-        """Add a block that is cached now."""
         last = self._changes[-1] if self._changes else None
         if isinstance(last, _Stored) and last.take(block):
             return
@@ -74,7 +70,6 @@ class BlockChanges:
             self._changes.append((group, [block_hash]))
 
     def take(self) -> tuple[BlocksStored | BlocksRemoved, ...]:
-        """Return all changes as records of the instance protocol."""
         return tuple(
             self._of_stored(change)
             if isinstance(change, _Stored)
@@ -108,37 +103,21 @@ KINDS = (
 """Kinds of groups with reported blocks; pages of images are found by content, not by a prefix."""
 
 
-class Text(Protocol):
-    """The tokens of a handle: of a request, or of a text that came from another instance."""
-
-    @property
-    def model(self) -> str:
-        """The name of the model; "" if there is only one."""
-        ...
-
-    @property
-    def cache_root(self) -> str:
-        """The cache root of the text's prefix."""
-        ...
-
-    def tokens(self, start: int, end: int) -> Tokens:
-        """Return the tokens from ``start`` to ``end``, int32."""
-        ...
-
-
 @dataclass
-class _Holder:
-    text: Text
+class _Text:
+    """The text of a handle: of a request, or of one that came from another instance."""
+
+    model: str
+    cache_root: str
+    tokens: Callable[[int, int], Tokens]
     chains: dict[int, BlockHashes] = field(default_factory=dict)
 
     def hash_at(self, end: int, block_tokens: int) -> int:
-        """Return the hash of the block that ends at token ``end``."""
-        text = self.text
         chain = self.chains.get(block_tokens)
         if chain is None:
-            chain = BlockHashes(block_tokens, text.model, text.cache_root)
+            chain = BlockHashes(block_tokens, self.model, self.cache_root)
             self.chains[block_tokens] = chain
-        return chain.up_to(text.tokens(0, end))
+        return chain.up_to(self.tokens(0, end))
 
 
 class IndexWatch:
@@ -154,22 +133,24 @@ class IndexWatch:
         core.watch_index()
         self._core, self._with_tokens = core, with_tokens
         self._sequence = 0
-        self._holders: dict[int, _Holder] = {}
+        self._holders: dict[int, _Text] = {}
         self._most_holders = 64
         self._block_at: dict[tuple[int, int], int] = {}
         self._pages_of: dict[tuple[int, int], int] = {}
         """(group, hash) → number of cached pages of the block."""
 
-    def computes(self, handle: int, text: Text) -> None:
-        """Record the text of a handle, before a step computes or an arrival caches its pages."""
+    def computes(
+        self, handle: int, model: str, cache_root: str, tokens: Callable[[int, int], Tokens]
+    ) -> None:
+        """Record the text of a handle, before a step computes or an arrival caches its pages.
+
+        :param tokens: returns the tokens from a start to an end, int32.
+        """
         if handle not in self._holders:
-            self._holders[handle] = _Holder(text)
+            self._holders[handle] = _Text(model, cache_root, tokens)
 
     def notice(self, computing: Iterable[int]) -> IndexNotice | None:
-        """Return the reported changes since the last call; None if there are none.
-
-        :param computing: handles that stay open.
-        """
+        """Return the reported changes since the last call; None if there are none."""
         changes = BlockChanges(self._core.layout.groups)
         for change, group, page, end, other in self._core.index_changes().tolist():
             spec = self._core.layout.groups[group]
@@ -181,7 +162,10 @@ class IndexWatch:
                 self._dropped(changes, group, page)
             elif (block := self._block_at.pop((group, page), None)) is not None:
                 self._block_at[group, other] = block
-        self._forget(computing)
+        if len(self._holders) > self._most_holders:
+            kept = set(computing)
+            self._holders = {h: holder for h, holder in self._holders.items() if h in kept}
+            self._most_holders = 64 + 2 * len(self._holders)
         records = changes.take()
         if not records:
             return None
@@ -210,12 +194,11 @@ class IndexWatch:
         count = self._pages_of.get((group, block), 0) + 1
         self._pages_of[group, block] = count
         if count == _pages(spec):
-            text = holder.text
             tokens = b""
             parent = holder.hash_at(end - size, size)
             if self._with_tokens:
-                tokens = text.tokens(end - size, end).astype("<i4").tobytes()
-            root = root_digest(text.cache_root)
+                tokens = holder.tokens(end - size, end).astype("<i4").tobytes()
+            root = root_digest(holder.cache_root)
             changes.on_stored(Block(group, block, parent, tokens, root, size))
 
     def _dropped(self, changes: BlockChanges, group: int, page: int) -> None:
@@ -229,12 +212,6 @@ class IndexWatch:
             self._pages_of[group, block] = count - 1
         else:
             del self._pages_of[group, block]
-
-    def _forget(self, computing: Iterable[int]) -> None:
-        if len(self._holders) > self._most_holders:
-            kept = set(computing)
-            self._holders = {h: holder for h, holder in self._holders.items() if h in kept}
-            self._most_holders = 64 + 2 * len(self._holders)
 
 
 def indexed_groups(

@@ -29,10 +29,8 @@ from kvell.vocabulary import RequestId
 class PlanAsked:
     """The loop asked for the next plan.
 
-    :param held: requests that have no part in it.
     :param shared_prompt_tokens: its most prompt tokens if several tenants have requests; None: no
         bound.
-    :param undrafted: requests that get no draft tokens.
     """
 
     held: frozenset[RequestId] = frozenset()
@@ -72,7 +70,6 @@ class Journal:
 
 
 def give(command: CoreCommand, core: EngineCore) -> list[Event]:
-    """Give a core a command, and return its events."""
     if isinstance(command, Submit):
         return core.submit(command)
     if isinstance(command, Cancel):
@@ -83,7 +80,6 @@ def give(command: CoreCommand, core: EngineCore) -> list[Event]:
 
 
 def apply(entry: Entry, core: EngineCore) -> list[Event] | StepPlan:
-    """Give a core its next input; return its events, or the plan that the input asks for."""
     if isinstance(entry, PlanAsked):
         return core.plan(entry.held, entry.shared_prompt_tokens, entry.undrafted)
     if isinstance(entry, CoreCommand):
@@ -95,7 +91,7 @@ def apply(entry: Entry, core: EngineCore) -> list[Event] | StepPlan:
     if isinstance(entry, PeerEntry):
         return core.on_entry(entry)
     if isinstance(entry, Warmed):
-        core.warm(entry.chunks)
+        core.step_memory.warm(entry.chunks)
     elif isinstance(entry, Lateness):
         core.note(entry)
     else:

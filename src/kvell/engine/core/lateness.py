@@ -59,7 +59,6 @@ class LatenessWatch:
         self._waiting[request_id] = now_seconds
 
     def step(self, events: Iterable[Event], now_seconds: float) -> Lateness:
-        """Process a step's events; return whether requests are late."""
         oldest = min(self._waiting.values(), default=now_seconds)
         for event in events:
             if type(event) is Tokens:
@@ -70,7 +69,11 @@ class LatenessWatch:
         )
         for event in events:
             if type(event) is Finished:
-                self._end(event.request_id)
+                self._waiting.pop(event.request_id, None)
+                answer = self._answers.pop(event.request_id, None)
+                if answer is not None:
+                    self._ended += 1
+                    self._ended_tokens += answer.tokens
         return late
 
     def _came(self, request_id: RequestId, count: int, now_seconds: float) -> None:
@@ -83,17 +86,9 @@ class LatenessWatch:
             if answer.tokens > self._expected_tokens:
                 self._expected_tokens = answer.tokens
 
-    def _end(self, request_id: RequestId) -> None:
-        self._waiting.pop(request_id, None)
-        answer = self._answers.pop(request_id, None)
-        if answer is not None:
-            self._ended += 1
-            self._ended_tokens += answer.tokens
-
     def _is_any_slow(self, now_seconds: float) -> bool:
         usual = self._ended_tokens / self._ended if self._ended else self._expected_tokens
-        tpot_seconds = self._tpot_seconds
-        for answer in self._answers.values():
-            if now_seconds - answer.first > max(answer.tokens, usual) * tpot_seconds:
-                return True
-        return False
+        return any(
+            now_seconds - answer.first > max(answer.tokens, usual) * self._tpot_seconds
+            for answer in self._answers.values()
+        )

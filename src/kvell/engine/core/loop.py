@@ -23,6 +23,7 @@ from kvell.engine.core.journal import (
     Outcome,
     PlanAsked,
     Warmed,
+    apply,
     give,
 )
 from kvell.engine.core.lateness import Lateness
@@ -51,10 +52,7 @@ class PoolIO:
 
 
 class EngineLoop:
-    """The inputs of one engine core, in order; each is written down before the core acts on it.
-
-    :param journal: is filled, if given.
-    """
+    """The inputs of one engine core, in order; each is written down before the core acts on it."""
 
     def __init__(self, core: EngineCore, pages: PoolIO, journal: Journal | None = None) -> None:
         self.core, self._pages, self._journal = core, pages, journal
@@ -74,7 +72,6 @@ class EngineLoop:
         return events
 
     def take(self, entry: PeerEntry) -> list[Event]:
-        """Pass an entry of other instances, copies or time to the core."""
         if isinstance(entry, Ticked):
             self._tick = entry.now
         self._write(entry)
@@ -115,21 +112,13 @@ class EngineLoop:
             self.act()
         return events
 
-    def note(self, late: Lateness) -> None:
-        self._write(late)
-        self.core.note(late)
-
-    def warm(self, chunks: int) -> None:
-        """Report to the core that the next ``chunks`` chunks have memory; 0: no more will."""
-        self._write(Warmed(chunks))
-        self.core.warm(chunks)
-
-    def abandon(self) -> None:
-        self._write(Abandoned())
-        self.core.abandon()
+    def note(self, entry: Warmed | Lateness | Abandoned) -> None:
+        """Pass an entry to the core that has no events."""
+        self._write(entry)
+        apply(entry, self.core)
 
     def act(self) -> None:
-        actions = self.core.take_actions()
+        actions = self.core.pool.take_actions()
         deadline = self.deadline
         self._is_quiet = not actions and deadline is None
         self._pages.do(actions, deadline)

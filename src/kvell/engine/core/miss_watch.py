@@ -38,7 +38,6 @@ class Admission:
 
     :param tokens: tokens of the prompt, int32.
     :param root: cache root; requests under other roots share no prefix with it.
-    :param hit_tokens: number of tokens found in the cache.
     """
 
     request_id: RequestId
@@ -78,14 +77,11 @@ def prefix_digests(tokens: npt.NDArray[np.int32], model: str, marks: Sequence[in
 
 
 class MissLog:
-    """The remembered prefixes, and the latest misses with their reasons.
-
-    :param most_seen: largest number of remembered digests.
-    """
+    """The remembered prefixes, and the latest misses with their reasons."""
 
     def __init__(self, most_seen: int = MOST_SEEN, most_misses: int = MOST_MISSES) -> None:
         self._most_seen = most_seen
-        self._seen: OrderedDict[bytes, int] = OrderedDict()
+        self.seen: OrderedDict[bytes, int] = OrderedDict()
         self._misses: deque[Miss] = deque(maxlen=most_misses)
         self._counts: dict[str, int] = dict.fromkeys(get_args(MissReason), 0)
 
@@ -164,17 +160,17 @@ class MissLog:
     def _longest(self, marks: Sequence[int], keys: Sequence[bytes]) -> tuple[int, int]:
         """Return the longest remembered prefix and the step that last saw it; (0, 0) for none."""
         for mark, key in zip(reversed(marks), reversed(keys), strict=True):
-            step = self._seen.get(key)
+            step = self.seen.get(key)
             if step is not None:
                 return mark, step
         return 0, 0
 
     def _remember(self, keys: Sequence[bytes], step: int) -> None:
         for key in reversed(keys):  # the beginning of a prefix is forgotten after its end
-            self._seen[key] = step
-            self._seen.move_to_end(key)
-        while len(self._seen) > self._most_seen:
-            self._seen.popitem(last=False)
+            self.seen[key] = step
+            self.seen.move_to_end(key)
+        while len(self.seen) > self._most_seen:
+            self.seen.popitem(last=False)
 
 
 def _rooted(digests: Sequence[bytes], root: str) -> list[bytes]:
@@ -199,25 +195,14 @@ def _lost(
 class MissWatch:
     """A :class:`MissLog` over one memory core."""
 
-    def __init__(self, core: VisibleCore, log: MissLog | None = None) -> None:
+    def __init__(self, core: VisibleCore) -> None:
         self._core = core
-        self._log = log or MissLog()
-
-    @property
-    def latest(self) -> tuple[Miss, ...]:
-        return self._log.latest
-
-    @property
-    def counts(self) -> dict[str, int]:
-        return self._log.counts
+        self.log = MissLog()
 
     def on_admitted(self, request: Request, step: int, running: Sequence[Request]) -> None:
-        """Record the first admission of a request whose prefix was looked up.
-
-        :param running: all running requests; may contain ``request``.
-        """
+        """Record the first admission of a request whose prefix was looked up."""
         hit_tokens = request.cached_tokens or 0
-        self._log.on_admitted(
+        self.log.on_admitted(
             Admission(
                 request.request_id,
                 request.prompt,
@@ -231,9 +216,8 @@ class MissWatch:
         )
 
     def on_ended(self, request: Request, step: int) -> None:
-        """Record the computed tokens of a request that ends."""
         tokens = request.tokens(0, request.settled)
-        self._log.on_ended(tokens, request.cache_root, request.model, step)
+        self.log.on_ended(tokens, request.cache_root, request.model, step)
 
     def _reaches(self, request: Request) -> list[GroupHit]:
         """Return how long a hit each group allows alone, of the groups that a hit requires."""

@@ -18,10 +18,7 @@ from kvell.memory import GroupKind, GroupSpec, VisibleCore
 
 
 class PageMap:
-    """A read-only view of an engine core's pages.
-
-    :param memory: the memory core of ``core``.
-    """
+    """A read-only view of an engine core's pages."""
 
     def __init__(self, core: EngineCore, memory: VisibleCore) -> None:
         self._core, self._memory = core, memory
@@ -30,7 +27,6 @@ class PageMap:
         return IndexWatch(self._memory, with_tokens=with_tokens)
 
     def pages(self, incarnation: int) -> Pages:
-        """Return all large pages."""
         rows = self._memory.large_pages()
         return Pages(
             incarnation,

@@ -45,7 +45,6 @@ class StepsInFlight(deque[StepInFlight]):
         return self[0]
 
     def abandon(self) -> list[StepPlan]:
-        """Forget all steps, and return their plans."""
         plans = [step.plan for step in self]
         self.clear()
         return plans
@@ -59,10 +58,7 @@ class StepsInFlight(deque[StepInFlight]):
 
 
 class StepCommitter:
-    """The committer of steps: appends tokens to requests, and publishes computed pages.
-
-    :param rules: by the model's name.
-    """
+    """The committer of steps: appends tokens to requests, and publishes computed pages."""
 
     def __init__(
         self, memory: MemoryCore, rules: Mapping[str, ModelRules], counters: EngineStats
@@ -72,10 +68,7 @@ class StepCommitter:
     def take(
         self, step: StepInFlight, result: StepResult, tokens: list[tuple[int, ...]]
     ) -> list[Event]:
-        """Commit a step's result, and return the events of its requests.
-
-        :param tokens: the tokens of each work (:func:`yields_of`).
-        """
+        """Commit a step's result, and return the events of its requests."""
         self._counters.count_result(step.plan, result)
         if result.missed:
             step = self._without_missed(step, result.missed, tokens)
@@ -163,7 +156,6 @@ class StepCommitter:
         self._memory.append(np.array(handles, np.int32), np.array(ids, np.int32))
 
     def _take_until_end(self, request: Request, tokens: tuple[int, ...]) -> list[Event]:
-        """Append tokens one by one until the request ends."""
         events: list[Event] = []
         for token in tokens:
             if request.finish_reason is None and token < 0:
@@ -200,10 +192,7 @@ def yields_of(plan: StepPlan, result: StepResult) -> list[tuple[int, ...]]:
 
 
 def end_of(request: Request, kept_tokens: int) -> Finished:
-    """Return the event that reports a request's end.
-
-    :param kept_tokens: tokens of its prompt that are cached now.
-    """
+    """Return the event that reports a request's end."""
     cached_tokens = min(request.cached_tokens or 0, len(request.prompt))
     return Finished(
         request.request_id,
@@ -252,7 +241,6 @@ def _take_vectors(step: StepInFlight, result: StepResult) -> None:
 
 
 def _with_logprobs(events: Sequence[Event], step: StepInFlight, result: StepResult) -> list[Event]:
-    """Return the events, with logprobs for requests that asked for them."""
     logprobs = {
         request.request_id: iter(result.logprobs[work.handle])
         for work, request in zip(step.plan.work, step.requests, strict=True)

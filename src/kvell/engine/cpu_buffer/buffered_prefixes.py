@@ -26,10 +26,10 @@ from kvell.elastic.page_buffer import PageBuffer
 from kvell.engine.requests.cache_roots import is_unique_root
 from kvell.engine.requests.plan import NewPages
 from kvell.engine.requests.request import Request
-from kvell.memory import IMAGE_KINDS, GroupKind, MemoryCore
+from kvell.memory import GroupKind, MemoryCore
 from kvell.mempool.tiers.buffered import BufferedPages, Key, Place
 from kvell.mempool.tiers.digests import PrefixDigests, full_root
-from kvell.mempool.tiers.lookup import SERVED_KINDS, Tiers
+from kvell.mempool.tiers.lookup import Tiers, served_groups
 from kvell.vocabulary import MIB, RequestId
 
 MOST_REMEMBERED = 256
@@ -71,9 +71,9 @@ class BufferedPrefixes:
         self.rungs = dict.fromkeys(("cache_out", "cache_in"), 0)
         self.hit_tokens = 0
         self.pages = BufferedPages(core.layout.groups, buffer)
-        self._core, self._rule = core, rule
+        self._core, self.rule = core, rule
         self._groups = core.layout.groups
-        self._ended: deque[_Ended] = deque(maxlen=MOST_REMEMBERED)
+        self.ended: deque[_Ended] = deque(maxlen=MOST_REMEMBERED)
         self._coming: _Coming | None = None  # for the request opened last
         self._digests: tuple[RequestId, PrefixDigests] | None = None
         self._copied_bytes = self._evicted_bytes = 0
@@ -83,8 +83,7 @@ class BufferedPrefixes:
         self._coming = None
 
     def let_go(self) -> None:
-        """Drop all pages and forget all ended requests."""
-        self._ended.clear()
+        self.ended.clear()
         self.pages.clear()
 
     # --------------------------------------------------------------------------- out
@@ -96,14 +95,11 @@ class BufferedPrefixes:
         if is_unique_root(request.cache_root):
             return  # no other request could fetch them
         tokens = request.tokens(0, min(request.num_tokens, request.settled + 1)).copy()
-        self._ended.append(_Ended(tokens, request.cache_root, request.model))
+        self.ended.append(_Ended(tokens, request.cache_root, request.model))
 
     def copy_out(self, wanted_large: int) -> NewPages:
-        """Return the pages [m, 3] to copy out before a plan evicts them: group, page, buffer page.
-
-        :param wanted_large: number of large pages that the plan is about to need.
-        """
-        if not self._ended:
+        """Return pages [m, 3] to copy out before a plan evicts them: group, page, buffer page."""
+        if not self.ended:
             return _rows([])
         layout = self._core.layout
         wanted_large = max(wanted_large, layout.num_large_pages // AHEAD_SHARE)
@@ -114,12 +110,12 @@ class BufferedPrefixes:
         short_bytes -= self._ahead_bytes(self._core.evicted_pages())
         rows: Moves = []
         left_bytes = MOST_BYTES
-        while short_bytes > 0 and left_bytes > 0 and self._ended:
-            ended = self._ended.popleft()
+        while short_bytes > 0 and left_bytes > 0 and self.ended:
+            ended = self.ended.popleft()
             prefix_bytes, new_bytes = self._copy_prefix(ended, left_bytes, rows)
             short_bytes, left_bytes = short_bytes - prefix_bytes, left_bytes - new_bytes
             if left_bytes <= 0:
-                self._ended.appendleft(ended)  # some of its pages may be left
+                self.ended.appendleft(ended)  # some of its pages may be left
         return _rows(rows)
 
     def _ahead_bytes(self, evicted_pages: Sequence[int]) -> int:
@@ -143,10 +139,10 @@ class BufferedPrefixes:
         cached = [
             (group, place, page)
             for group, _, place in places
-            if (page := tiers.pool_page(group, place)) is not None
+            if (page := tiers.pool[group].get(place)) is not None
         ]
         all_bytes = sum(self._groups[group].page_stride_bytes for group, _, _ in cached)
-        if not length or not self._rule.swaps(length, all_bytes):
+        if not length or not self.rule.swaps(length, all_bytes):
             return all_bytes, 0
         taken = list(self._taken(cached, digests, tiers, most_bytes))
         self.pages.touch(tiers.key(group, place) for group, _, place in reversed(places))
@@ -198,7 +194,7 @@ class BufferedPrefixes:
         tiers = self._look_up(
             self._digests_of(request, tokens), tokens, request.cache_root, request.model
         )
-        computed = tiers.best(hit, self._rule)
+        computed = tiers.best(hit, self.rule)
         if computed > hit:
             self._core.receive(request.handle, computed)
             request.computed = computed
@@ -242,7 +238,7 @@ class BufferedPrefixes:
 
     def _look_up(self, digests: PrefixDigests, tokens: NewPages, root: str, model: str) -> Tiers:
         cached = self._core.known(tokens, root, model=model)
-        return Tiers(self.pages, self._own(model), digests, cached)
+        return Tiers(self.pages, served_groups(self._groups, model), digests, cached)
 
     def _digests_of(self, request: Request, tokens: NewPages) -> PrefixDigests:
         """Return the digests of a request's tokens; a waiting request needs them at every step."""
@@ -254,26 +250,13 @@ class BufferedPrefixes:
 
     # ----------------------------------------------------------------------- internal
 
-    def _own(self, model: str) -> list[int]:
-        """Return the groups of a model in which a text without images has pages."""
-        return [
-            index
-            for index, group in enumerate(self._groups)
-            if group.model == model and group.kind not in IMAGE_KINDS
-        ]
-
     def _serves(self, request: Request) -> bool:
         """Return whether pages hold all of a request's KV, and none is of an image."""
-        groups = (self._groups[index] for index in self._own(request.model))
-        is_plain = all(group.kind in SERVED_KINDS for group in groups)
-        return is_plain and not request.spec.images
+        return bool(served_groups(self._groups, request.model)) and not request.spec.images
 
 
 def held_already(core: MemoryCore, handle: int, before: NewPages) -> set[tuple[int, int]]:
-    """Return (group, position) of pages that need no fetch: held before, or copied in the pool.
-
-    :param before: rows of pages that the holder had when it was opened.
-    """
+    """Return (group, position) of pages that need no fetch: held before, or copied in the pool."""
     sources = core.sources(handle)[:, :2].tolist()
     return set(map(tuple, [*before[:, 1:3].tolist(), *sources]))
 

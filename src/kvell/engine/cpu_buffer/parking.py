@@ -66,8 +66,6 @@ class Parking:
         """Return the requests to park so that ``request`` gets pages and a seat, youngest first.
 
         Empty unless they free enough and the buffer may hold them.
-
-        :param running: in order of arrival.
         """
         need_bytes = self._missing_bytes(request)
         larges = 0
@@ -138,7 +136,6 @@ class Parking:
         self.parked.clear()
 
     def _missing_bytes(self, request: Request) -> int:
-        """Return the bytes that a request needs beyond the empty large pages."""
         layout = self._core.layout
         is_shared = len({group.model for group in layout.groups}) > 1
         seen = layout.held_by(request.model) if is_shared else layout

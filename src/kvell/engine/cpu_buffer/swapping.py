@@ -62,7 +62,7 @@ class Swapping:
     ) -> None:
         self.rungs = dict.fromkeys(("swap_out", "swap_in", "recompute", "buffer_full"), 0)
         self.buffer, self.prefixes = buffer, prefixes
-        self._core, self._rule = core, rule
+        self._core, self.rule = core, rule
         self._saved: dict[RequestId, SavedPages] = {}
         self._computing: dict[RequestId, SavedPages] = {}
         self._next_holder = 1
@@ -82,7 +82,6 @@ class Swapping:
         return request.request_id in self._saved
 
     def saved(self, request: Request) -> SavedPages:
-        """Return the pages of a request that is in the buffer."""
         return self._saved[request.request_id]
 
     def decodes(self, request: Request) -> bool:
@@ -110,7 +109,6 @@ class Swapping:
         return self.fits_all(self._need(requests))
 
     def _need(self, requests: Sequence[Request]) -> list[int]:
-        """Return the number of pages to save of each group."""
         rows = np.concatenate([self._worth_keeping(request) for request in requests])
         count = len(self._core.layout.groups)
         need: list[int] = np.bincount(rows[:, 0], minlength=count).tolist()
@@ -126,7 +124,7 @@ class Swapping:
         rows = self._worth_keeping(request)
         groups = self._core.layout.groups
         need = np.bincount(rows[:, 0], minlength=len(groups)).tolist()
-        pays = not asks or self._rule.swaps(request.computed, self.buffer.size_bytes(need))
+        pays = not asks or self.rule.swaps(request.computed, self.buffer.size_bytes(need))
         if not pays or not len(rows):
             self.rungs["recompute"] += 1
             return _no_rows()
@@ -216,10 +214,7 @@ class Swapping:
         request.computed, request.repeats = saved.computed, saved.repeats
 
     def fetch(self, request: Request, before: NewPages) -> NewPages:
-        """Return the pages to fetch for a request that now runs [m, 3]: group, buffer page, page.
-
-        :param before: rows that the request held when it was opened; these are not fetched.
-        """
+        """Return a request's pages to fetch [m, 3]: group, buffer page, page."""
         saved = self._saved.pop(request.request_id, None)
         if saved is None:
             copied = _no_rows()
@@ -251,10 +246,7 @@ class Swapping:
             self.prefixes.on_ended(request)
 
     def copy_out(self, wanted_large: int) -> NewPages:
-        """Return the pages [m, 3] to copy out before a plan evicts them: group, page, buffer page.
-
-        :param wanted_large: number of large pages that the plan is about to need.
-        """
+        """Return pages [m, 3] to copy out before a plan evicts them: group, page, buffer page."""
         copied = _no_rows()
         if self.prefixes is not None:
             copied = self.prefixes.copy_out(wanted_large)
@@ -265,7 +257,6 @@ class Swapping:
         return self.rungs | (self.prefixes.rungs if self.prefixes else {})
 
     def figures(self) -> dict[str, int]:
-        """Return the buffer's figures, its number of requests, and its pages of prefixes."""
         figures = self.buffer.figures() | {"holders": len(self._saved) + len(self._computing)}
         if self.prefixes is None:
             return figures
@@ -295,7 +286,7 @@ class Swapping:
         if not len(rows):
             return
         counts, groups = self.buffer.counts, self._core.layout.groups
-        size_bytes = _size_bytes(rows, groups)
+        size_bytes = moved_bytes(rows, groups)
         if way == "out":
             counts.out_pages += len(rows)
             counts.out_bytes += size_bytes
@@ -315,10 +306,6 @@ def _empty_kinds(request: Request) -> frozenset[GroupKind]:
 
 def moved_bytes(rows: NewPages, groups: Sequence[GroupSpec]) -> int:
     """Return the bytes of a plan's offloads or fetches [m, 3], whose first column is the group."""
-    return _size_bytes(rows, groups)
-
-
-def _size_bytes(rows: NewPages, groups: Sequence[GroupSpec]) -> int:
     counts = np.bincount(rows[:, 0], minlength=len(groups))
     return int(sum(int(n) * g.page_stride_bytes for n, g in zip(counts, groups, strict=True)))
 

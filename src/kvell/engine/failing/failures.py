@@ -31,10 +31,7 @@ class StepFailed(Exception):  # noqa: N818 - it says what happened
 
 
 class StepFailure(Struct, frozen=True, gc=False):
-    """The result of a failed step, also in the journal.
-
-    :param problem: message for the ends of its requests.
-    """
+    """The result of a failed step, also in the journal."""
 
     step: StepNumber
     problem: str

@@ -19,16 +19,7 @@ here move to another creditor, which pulls them from the creditor that recalls t
 A request that is preempted, or loses a section, keeps its earlier sections where they are, and
 continues after them once it is admitted again.
 
-Pure: the loans themselves are a state machine of the memory pool (:mod:`kvell.mempool.loans`).
-Source: Infinite-LLM §4, §5.2.1, §6.2 (Listing 1).
-
-The running requests of an instance with the most sections that could move to creditors.
-
-The rManager reports them in its heartbeat (Infinite-LLM §6.2).
-
-Requests that share the remote sections of another request with the same text.
-
-::
+Requests that share the remote sections of another request with the same text::
 
     submitted ──the loans are shared──► JOINING ──all are answered──► queued, continues after them
         │                                  └── none is valid any more ┐
@@ -36,37 +27,37 @@ Requests that share the remote sections of another request with the same text.
 
 So a request hits a prefix that is in no cache, and needs neither memory nor time for it: it attends
 to the creditors' pages.  Each request has its own rights, so the requests may end in any order, and
-each handles recalls alone.  Pure.
+each handles recalls alone.
 
-Source: DESIGN.md §15.9; loans of :mod:`kvell.mempool.loans` with ``Borrow.shares``.
-
-Recalled sections: they are copied back, or move to another creditor.
-
-Pure.  Source: Infinite-LLM §5.2.1, §6.2 (Listing 1).
+Pure: the loans themselves are a state machine of the memory pool (:mod:`kvell.mempool.loans`).
+Source: Infinite-LLM §4, §5.2.1, §6.2 (Listing 1); DESIGN.md §15.9.
 """
 
 import heapq
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 
 from kvell.engine.lending.distributed_request import (
     DistributedRequest,
+    Place,
+    RemoteSection,
+    Sections,
+    loans_of,
     local_reason,
     repeats,
     resumes,
 )
-from kvell.engine.lending.placement import Placement, Placements
-from kvell.engine.lending.section_loans import SectionLoans
+from kvell.engine.lending.placement import Placements
 from kvell.engine.planning.scheduler import Scheduler
-from kvell.engine.protocol.messages import NotTaken
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.protocol.statistics import MOST_LONGEST
 from kvell.engine.requests.plan import BorrowedPages, NewPages, PageCopy, StepPlan
 from kvell.engine.requests.request import Request, RequestState
-from kvell.memory import Layout, common_prefix
+from kvell.memory import common_prefix
 from kvell.mempool.agent import Agent
 from kvell.mempool.loans.actions import (
     LoanFilled,
@@ -81,187 +72,12 @@ from kvell.mempool.owners import Tick
 from kvell.mempool.transfers.actions import Action
 from kvell.vocabulary import RequestId, StepNumber
 
-
-class Recalls:
-    """The recalled sections of one engine core's borrowers.
-
-    :param placements: placements of requests that are longer than the local memory.
-    :ivar replaced: number of sections that have moved to another creditor so far.
-    """
-
-    def __init__(
-        self, agent: Agent, sections: SectionLoans, placements: Mapping[RequestId, Placement]
-    ) -> None:
-        self._agent, self._sections, self._placements = agent, sections, placements
-        self.replaced = 0
-
-    def moves(self, borrower: DistributedRequest, index: int) -> bool:
-        """Return whether a recalled section can move; it is not copied back across hosts."""
-        return not borrower.by_queries or self._goes_on(borrower, index)
-
-    def on_recall(self, borrower: DistributedRequest, index: int) -> list[Action]:
-        """Handle the recall of a section: it is copied back with all later ones, if they fit.
-
-        If the request is too long for the local memory, another creditor gets the section.
-        """
-        if self._goes_on(borrower, index):
-            borrower.sections[index].is_recalled = True
-            return self.ask_others(borrower)
-        before = borrower.recalled
-        borrower.recalled = index if before is None else min(index, before)
-        return self._sections.give_back(self._sections.cut(borrower, borrower.away))
-
-    def ask_others(self, borrower: DistributedRequest) -> list[Action]:
-        """Request loans for recalled sections from further creditors.
-
-        A section that no creditor takes is lost at the deadline, with all later ones.
-        """
-        actions: list[Action] = []
-        for index in borrower.moving:
-            section = borrower.sections[index]
-            if section.successor is not None:
-                continue
-            placement = self._placements[borrower.request.request_id]
-            creditor = placement.creditor(index, self._agent.now, without=section.creditor)
-            if creditor:
-                section.successor, loan_actions = self._sections.ask(borrower, creditor)
-                actions += loan_actions
-        return actions
-
-    def take_in(self, borrower: DistributedRequest, news: LoanNews) -> list[Action]:
-        """Process an event of a loan that replaces a recalled one."""
-        loan = news.loan
-        section, successor = next(
-            (section, section.successor)
-            for section in borrower.sections
-            if section.successor is not None and section.successor.loan == loan
-        )
-        if isinstance(news, LoanGranted) and self._sections.is_readable(loan):
-            passed_on = self._sections.pass_on(loan, section.loan)
-            if passed_on is not None:
-                return passed_on
-        if isinstance(news, LoanFilled):
-            successor.is_copied = True
-            return []
-        self._placements[borrower.request.request_id].refuses(successor.creditor)
-        section.successor = None
-        self._sections.forget(loan)
-        return self._sections.give_back([loan]) + self.ask_others(borrower)
-
-    def replace(self, borrower: DistributedRequest) -> tuple[list[int], list[Loan]]:
-        """Switch filled sections to their new creditors; return them and the loans that end."""
-        moved = borrower.moved
-        self.replaced += len(moved)
-        return moved, [self._sections.replace(borrower, index) for index in moved]
-
-    def _goes_on(self, borrower: DistributedRequest, index: int) -> bool:
-        """Return whether a section must move to another creditor: it does not fit here."""
-        request = borrower.request
-        home_tokens = request.num_tokens - index * self._sections.section_tokens
-        return 0 < request.local_tokens < home_tokens
-
-
+GRANT_TICKS: Tick = 30_000
+"""Longest time from a creditor's grant until a section is offered to it."""
 JOIN_TICKS: Tick = 2_000
 """Longest time that a request waits for its creditors."""
 NEVER_HELD = -1
 """Handle of a borrower that has had no pages here so far."""
-
-
-class JoiningRequests:
-    """The joining requests of one engine core.
-
-    :param cached: returns how many of a request's first tokens are cached here.
-    :ivar shared: number of sections that requests have shared so far.
-    """
-
-    def __init__(self, sections: SectionLoans, cached: Callable[[Request], int]) -> None:
-        self._sections, self._cached = sections, cached
-        self._joining: dict[RequestId, DistributedRequest] = {}
-        self._answered: list[DistributedRequest] = []
-        self.shared = 0
-
-    def __contains__(self, request: Request) -> bool:
-        return request.request_id in self._joining
-
-    def __len__(self) -> int:
-        return len(self._joining)
-
-    @property
-    def open(self) -> Sized:
-        """The joining requests; always the same container."""
-        return self._joining
-
-    def begin(self, request: Request, others: Iterable[DistributedRequest]) -> list[Action]:
-        """Share the loans of the borrower with most of a new request's text.
-
-        :param others: the borrowers of this instance.
-        :returns: empty if no borrower has more of the text than is cached.
-        """
-        best_count, best = 0, None
-        for other in others:
-            count = self._common(request, other)
-            if count > best_count:
-                best_count, best = count, other
-        if best is None or best_count * self._sections.section_tokens <= self._cached(request):
-            return []
-        borrower = DistributedRequest(request, NEVER_HELD, by_queries=best.by_queries)
-        self._joining[request.request_id] = borrower
-        actions: list[Action] = []
-        for section in best.sections[:best_count]:
-            shared, loan_actions = self._sections.share(borrower, section, JOIN_TICKS)
-            borrower.sections.append(shared)
-            actions += loan_actions
-        return actions
-
-    def take_in(self, borrower: DistributedRequest, news: LoanNews) -> list[Action]:
-        """Process an event of a loan; after the last, :meth:`take_answered` has the borrower."""
-        actions: list[Action] = []
-        if isinstance(news, LoanFilled):
-            self._sections.note_filled(borrower)
-        else:
-            index = borrower.index_of(news.loan)
-            assert index is not None, "its loans have no successors yet"
-            actions = self._sections.give_back(self._sections.cut(borrower, index))
-        if borrower.filled == len(borrower.sections):
-            del self._joining[borrower.request.request_id]
-            borrower.away = borrower.filled
-            borrower.request.remote_tokens = borrower.away * self._sections.section_tokens
-            self.shared += borrower.away
-            self._answered.append(borrower)
-        return actions
-
-    def take_answered(self) -> list[DistributedRequest]:
-        """Return the borrowers whose join attempt has ended, with or without shared loans."""
-        answered, self._answered = self._answered, []
-        return answered
-
-    def end(self, request: Request) -> list[Action]:
-        borrower = self._joining.get(request.request_id)
-        if borrower is None or borrower.request is not request:
-            return []  # a later attempt at it may join, while this one's last step ends
-        del self._joining[request.request_id]
-        return self._sections.give_back(self._sections.cut(borrower, 0))
-
-    def audit(self) -> list[str]:
-        """Return all contradictions in the loans of joining requests, one sentence each."""
-        tokens = self._sections.section_tokens
-        return [
-            problem
-            for borrower in self._joining.values()
-            for problem in (*borrower.audit(tokens), *self._sections.audit(borrower))
-        ]
-
-    def _common(self, request: Request, other: DistributedRequest) -> int:
-        """Return the number of common sections whose loans are valid and not recalled."""
-        of, tokens = other.request, self._sections.section_tokens
-        if (of.model, of.cache_root) != (request.model, request.cache_root) or of.spec.images:
-            return 0
-        first_gone = self._sections.first_lost(other)
-        num_valid = other.away if first_gone is None else min(other.away, first_gone)
-        mine, its = request.tokens(0, request.num_tokens - 1), of.tokens(0, num_valid * tokens)
-        return common_prefix(mine, its) // tokens
-
-
 NO_ROWS = np.empty((0, 4), np.int32)
 
 
@@ -270,85 +86,88 @@ class BorrowingRequests:
 
     :param agent: the instance's agent, over the scheduler's memory core.
     :param model_lens: by model, the most tokens of a request that borrows nothing.
+    :ivar placed: the placements of requests that are longer than the local memory.
+    :ivar step_ticks: duration of the longest recent step.
     """
 
     def __init__(self, scheduler: Scheduler, agent: Agent, model_lens: Mapping[str, int]) -> None:
         self._core, self._scheduler, self._agent = agent.core, scheduler, agent
-        self.sections = SectionLoans(agent, scheduler.limits.section_tokens)
-        self._returned = self._lost = 0
-        self._borrowers: dict[RequestId, DistributedRequest] = {}
-        self._placements = Placements()
+        self._loans = agent.loans.borrowing
+        self.section_tokens = scheduler.limits.section_tokens
+        self.borrowers: dict[RequestId, DistributedRequest] = {}
+        self._joining: dict[RequestId, DistributedRequest] = {}
+        self._joined: list[Request] = []
+        self.placed = Placements()
         self._model_lens = model_lens
-        self._recalls = Recalls(agent, self.sections, self._placements)
-        self._joins = JoiningRequests(self.sections, scheduler.cached_prompt_tokens)
+        self._counts = dict.fromkeys(("returned", "replaced", "shared", "lost"), 0)
         self._done = StepNumber(0)
-
-    @property
-    def section_tokens(self) -> int:
-        """Tokens in a section."""
-        return self.sections.section_tokens
+        self.step_ticks = 0
+        self._begun_at: Tick = agent.now
 
     def __len__(self) -> int:
-        return len(self._borrowers) + len(self._placements) + len(self._joins)
+        return len(self.borrowers) + len(self.placed) + len(self._joining)
 
     @property
     def open(self) -> tuple[Sized, ...]:
         """The requests that borrow, have a placement or join; always the same containers."""
-        return self._borrowers, self._placements, self._joins.open
+        return self.borrowers, self.placed, self._joining
 
     def has(self, request: Request) -> bool:
         """Return whether any pages of a request are remote, on their way, or will be."""
         name = request.request_id
-        return name in self._borrowers or name in self._placements or request in self._joins
-
-    @property
-    def next_deadline(self) -> Tick | None:
-        """The time at which :meth:`advance` has something to do; None if there is none."""
-        return self._placements.next_deadline
-
-    def sections_asked(self, request: Request) -> int | None:
-        """Return the number of remote sections, also on their way; None for a placed request."""
-        borrower = self._borrowers.get(request.request_id)
-        count = 0 if borrower is None else len(borrower.sections)
-        return None if request.request_id in self._placements else count
+        return name in self.borrowers or name in self.placed or name in self._joining
 
     def tally(self) -> dict[str, int]:
-        """Return the number of sections ``borrowed`` now, and the other counts so far."""
-        return {
-            "borrowed": sum(borrower.away for borrower in self._borrowers.values()),
-            "returned": self._returned,
-            "replaced": self._recalls.replaced,
-            "shared": self._joins.shared,
-            "lost": self._lost,
-        }
+        borrowed = sum(borrower.away for borrower in self.borrowers.values())
+        return {"borrowed": borrowed, **self._counts}
 
     def placements(self) -> tuple[RequestPlacementEntry, ...]:
-        """Return where the sections of all borrowing requests are."""
-        return tuple(e for debtor in self._borrowers.values() for e in self.sections.placed(debtor))
+        """Return where the sections of borrowing requests are; those on their way are remote."""
+        return tuple(
+            entry for borrower in self.borrowers.values() for entry in self._entries(borrower)
+        )
+
+    def _entries(self, borrower: DistributedRequest) -> list[RequestPlacementEntry]:
+        request = borrower.request
+        counts = Counter(section.creditor for section in borrower.sections)
+        here = -(-request.num_tokens // self.section_tokens) - borrower.away
+        name, debtor = request.request_id, self._agent.instance
+        away = [RequestPlacementEntry(name, *item, local=False) for item in counts.items()]
+        return [RequestPlacementEntry(name, debtor, here, local=True), *away]
+
+    def longest(self, running: Sequence[Request]) -> tuple[RequestPlacementEntry, ...]:
+        """Return at most ``MOST_LONGEST`` requests, those with most sections that may leave first.
+
+        Requests with a placement are left out: it says where their sections are.  An rManager
+        reports the others in its heartbeat (Infinite-LLM §6.2).
+        """
+        lendable = {
+            model: not local_reason(model, self._core.layout.groups)
+            for model in {request.model for request in running}
+        }
+        counts = (
+            (-self._num_lendable(request), request.request_id)
+            for request in running
+            if lendable[request.model] and request.finish_reason is None
+        )
+        entries = heapq.nsmallest(MOST_LONGEST, (entry for entry in counts if entry[0] < 0))
+        at = self._agent.instance
+        return tuple(RequestPlacementEntry(name, at, -count, local=True) for count, name in entries)
+
+    def _num_lendable(self, request: Request) -> int:
+        """Return the number of whole local sections that may leave; the last one stays."""
+        if request.request_id in self.placed:
+            return 0
+        borrower = self.borrowers.get(request.request_id)
+        num_asked = 0 if borrower is None else len(borrower.sections)
+        return min(request.settled, request.num_tokens - 1) // self.section_tokens - num_asked
 
     def place(self, request: Request, entries: Sequence[RequestPlacementEntry]) -> None:
         """Record the placement of a new request that is longer than the free local memory."""
         if entries and not local_reason(request.model, self._core.layout.groups):
             most_tokens = len(request.prompt) + request.max_tokens
             fits_here = most_tokens <= self._model_lens[request.model]
-            self._placements.add(request, entries, self.section_tokens, fits_here=fits_here)
-
-    def join(self, request: Request) -> list[Action]:
-        """Let a new request share another request's remote sections of the same text.
-
-        :returns: empty if there are none; else the request waits for :meth:`take_joined`.
-        """
-        if not resumes(request.model, self._core.layout.groups):
-            return []
-        return self._joins.begin(request, self._borrowers.values())
-
-    def take_joined(self) -> list[Request]:
-        joined = self._joins.take_answered()
-        self._borrowers |= {debtor.request.request_id: debtor for debtor in joined if debtor.away}
-        return [debtor.request for debtor in joined]
-
-    def take_given_up(self) -> list[tuple[Request, NotTaken]]:
-        return self._placements.take_given_up()
+            self.placed.add(request, entries, self.section_tokens, fits_here=fits_here)
 
     def move_kvcache(self, request: Request, num_blocks: int, dst: str) -> str:
         """Plan to move further sections of a request to a creditor, once they are computed.
@@ -364,7 +183,7 @@ class BorrowingRequests:
             return "it is not running"
         if dst in self._agent.out_of_reach:
             return f"{dst} cannot be read in place"
-        placement = self._placements.get(request.request_id)
+        placement = self.placed.get(request.request_id)
         if placement is not None:
             placement.widen(dst)
             return ""
@@ -379,67 +198,71 @@ class BorrowingRequests:
         """
         if done is not None:
             self._done = done
-            self.sections.end_step()
+            took_ticks = self._agent.now - self._begun_at
+            self.step_ticks = max(took_ticks, self.step_ticks * 7 // 8)
         actions: list[Action] = []
-        asking = {name for name, debtor in self._borrowers.items() if debtor.is_asking}
-        self._placements.advance(self._agent.now, asking, self.sections)
-        for placement in self._placements.values():
+        asking = {name for name, debtor in self.borrowers.items() if debtor.is_asking}
+        self.placed.advance(self._agent.now, asking, self._agent.instance, self.step_ticks)
+        for placement in self.placed.values():
             if placement.request.state is RequestState.RUNNING:
                 self._borrower(placement.request)
-        for borrower in list(self._borrowers.values()):
+        for borrower in list(self.borrowers.values()):
             if not borrower.has_pages:
                 actions += self._keep(borrower)
                 continue
-            actions += self.sections.give_back(borrower.take_ends(self._done))
-            actions += self._recalls.ask_others(borrower)
+            actions += self._give_back(borrower.take_ends(self._done))
+            actions += self._ask_others(borrower)
             actions += self._ask_on(borrower)
             is_over = not (borrower.creditors or borrower.returning or borrower.ends)
             if is_over and not borrower.sections:
-                del self._borrowers[borrower.request.request_id]
+                del self.borrowers[borrower.request.request_id]
         return actions
 
     def take_in(self, news: LoanNews) -> list[Action]:
         """Process an event of a loan; call it between steps."""
-        borrower = self.sections.borrower(news.loan)
+        borrower = self._borrower_of(news.loan)
         if borrower is None:
             return []
-        if borrower.request in self._joins:
-            return self._joins.take_in(borrower, news)
         index = borrower.index_of(news.loan)
+        if self._joining.get(borrower.request.request_id) is borrower:
+            return self._take_in_joining(borrower, news)
         if index is None:
-            return self._recalls.take_in(borrower, news) if borrower.has_pages else []
+            return self._take_in_successor(borrower, news) if borrower.has_pages else []
         if not borrower.has_pages:
             return self._keep(borrower, index)
-        placement = self._placements.get(borrower.request.request_id)
-        if isinstance(news, LoanGranted) and self.sections.is_readable(news.loan):
+        placement = self.placed.get(borrower.request.request_id)
+        if isinstance(news, LoanGranted) and self._is_readable(borrower, news.loan):
             if placement is not None:
                 placement.grants()
-            return self.sections.let_pull(borrower, index)
+            held = self._core.held_pages(borrower.handle)
+            pages = self._sections(borrower).own(held, index)
+            return self._loans.fill(news.loan, pages, step_ticks=self.step_ticks)
         if isinstance(news, LoanFilled):
-            self.sections.note_filled(borrower)
+            borrower.note_filled(self._loans.readable)
             return []
         if index < borrower.away:
-            if isinstance(news, LoanRecalled) and self._recalls.moves(borrower, index):
-                return self._recalls.on_recall(borrower, index)
+            is_recall = isinstance(news, LoanRecalled)
+            # A recalled section can move; it is not copied back across hosts.
+            if is_recall and (not borrower.by_queries or self._goes_on(borrower, index)):
+                return self._on_recall(borrower, index)
             return self._lose(borrower, index)
         # No step reads it yet.  Later sections stay here too, so that the local rest is one run.
         borrower.creditors.clear()
         if placement is not None:
             borrows = isinstance(news, LoanRefused) and news.why == BORROWS
             placement.refuses(borrower.sections[index].creditor, borrows=borrows)
-        cut = self.sections.cut(borrower, index)
-        return self.sections.give_back(cut) + self._ask_on(borrower)
+        return self._give_back(borrower.cut(index)) + self._ask_on(borrower)
 
     def before_plan(self, step: StepNumber) -> NewPages:
         """Make filled sections remote and recalled ones local, before a step is planned.
 
         :returns: table rows [m, 4] of the creditors' pages that are read from now on.
         """
-        self.sections.begin_step()
-        if not self._borrowers:
+        self._begun_at = self._agent.now
+        if not self.borrowers:
             return NO_ROWS
         rows: list[tuple[int, int, int, int]] = []
-        for borrower in self._borrowers.values():
+        for borrower in self.borrowers.values():
             if not borrower.has_pages:
                 continue
             sources = self._core.sources(borrower.handle)
@@ -449,21 +272,19 @@ class BorrowingRequests:
                 if not len(sources):
                     self._come_home(borrower, borrower.recalled, step)
                 continue
-            sections, over = self._recalls.replace(borrower)
+            sections, over = borrower.replace_moved()
+            self._counts["replaced"] += len(sections)
             if over:
                 borrower.end_with(step, over)
             if borrower.filled > borrower.away and borrower.recalled is None:
                 sections += range(borrower.away, borrower.filled)
                 self._send_away(borrower, borrower.filled)
-            rows += self.sections.rows(borrower, sections)
+            rows += self._rows(borrower, sections)
         return np.array(rows, np.int32).reshape(-1, 4)
 
     def on_planned(self, plan: StepPlan, rows: NewPages) -> tuple[StepPlan, list[Action]]:
-        """Return the plan with its remote reads and copies back, and the actions that precede it.
-
-        :param rows: the result of :meth:`before_plan`.
-        """
-        if not self._borrowers:
+        """Return the plan with its remote reads and copies back, and the actions before it."""
+        if not self.borrowers:
             return plan, []
         actions: list[Action] = []
         copies: list[PageCopy] = []
@@ -471,17 +292,18 @@ class BorrowingRequests:
         away: list[tuple[int, int]] = []
         handles = {work.handle for work in plan.work}
         pages = [plan.new_pages, rows] if len(rows) else [plan.new_pages]
-        for borrower in list(self._borrowers.values()):
+        for borrower in list(self.borrowers.values()):
             was_in = borrower.has_pages
             actions += [] if was_in else self._keep(borrower)
             if not was_in and borrower.has_pages:  # this plan admits it
-                again = self.sections.rows(borrower, range(borrower.away))
+                again = self._rows(borrower, range(borrower.away))
                 pages.append(np.array(again, np.int32).reshape(-1, 4))
-            actions += self.sections.cut_moved(borrower, plan.new_pages)
+            actions += self._cut_moved(borrower, plan.new_pages)
             if borrower.handle not in handles:
                 continue
-            borrowed += self.sections.rights(borrower)
-            away += self.sections.asked_for(borrower)
+            borrowed += self._rights(borrower)
+            if borrower.by_queries and borrower.away:  # its first tokens are in no page of tables
+                away.append((borrower.handle, borrower.away * self.section_tokens))
             if borrower.returning:
                 copies += borrower.copies_home(plan.new_pages)
                 borrower.ends_with = plan.step
@@ -497,9 +319,9 @@ class BorrowingRequests:
     def on_missed(self, handles: Sequence[int]) -> list[Action]:
         """Handle rows that do not count: their requests recompute what they lost."""
         actions: list[Action] = []
-        late = [debtor for debtor in self._borrowers.values() if debtor.handle in handles]
+        late = [debtor for debtor in self.borrowers.values() if debtor.handle in handles]
         for borrower in [debtor for debtor in late if debtor.has_pages]:
-            lost = self.sections.first_lost(borrower)
+            lost = borrower.first_lost(self._loans.readable)
             can_repeat = repeats(borrower.request.model, self._core.layout.groups)
             if lost is None and can_repeat and borrower.asks_again():
                 continue
@@ -508,43 +330,235 @@ class BorrowingRequests:
         return actions
 
     def on_ended(self, request: Request) -> list[Action]:
-        self._placements.pop(request.request_id, None)
-        borrower = self._borrowers.get(request.request_id)
-        return self._joins.end(request) if borrower is None else self._forget(borrower)
+        name = request.request_id
+        self.placed.pop(name, None)
+        borrower = self.borrowers.get(name)
+        if borrower is not None:
+            return self._forget(borrower)
+        joining = self._joining.get(name)
+        if joining is None or joining.request is not request:
+            return []  # a later attempt at it may join, while this one's last step ends
+        del self._joining[name]
+        return self._give_back(joining.cut(0))
 
     def audit(self) -> list[str]:
         """Return all contradictions in remote sections, one sentence each."""
-        problems = self._joins.audit()
-        for borrower in self._borrowers.values():
-            problems += [*borrower.audit(self.section_tokens), *self.sections.audit(borrower)]
-        return problems
+        borrowers = (*self._joining.values(), *self.borrowers.values())
+        return [problem for each in borrowers for problem in each.audit(self.section_tokens)]
+
+    # ------------------------------------------------------------------ requests that join
+
+    def join(self, request: Request) -> list[Action]:
+        """Let a new request share the loans of the request with most of the same text.
+
+        :returns: empty if no other has more of the text than is cached; else the request waits for
+            :meth:`take_joined`.
+        """
+        if not resumes(request.model, self._core.layout.groups):
+            return []
+        best_count, best = 0, None
+        for other in self.borrowers.values():
+            count = self._common(request, other)
+            if count > best_count:
+                best_count, best = count, other
+        cached_tokens = self._scheduler.cached_prompt_tokens
+        if best is None or best_count * self.section_tokens <= cached_tokens(request):
+            return []
+        borrower = DistributedRequest(request, NEVER_HELD, by_queries=best.by_queries)
+        self._joining[request.request_id] = borrower
+        actions: list[Action] = []
+        for section in best.sections[:best_count]:
+            loan, loan_actions = self._loans.share(
+                section.loan, self._agent.now, JOIN_TICKS, step_ticks=self.step_ticks
+            )
+            borrower.sections.append(RemoteSection(section.creditor, loan))
+            actions += loan_actions
+        return actions
+
+    def take_joined(self) -> list[Request]:
+        """Return the requests whose join attempt has ended, with or without shared loans."""
+        joined, self._joined = self._joined, []
+        return joined
+
+    def _common(self, request: Request, other: DistributedRequest) -> int:
+        """Return the number of common sections whose loans are valid and not recalled."""
+        of, tokens = other.request, self.section_tokens
+        if (of.model, of.cache_root) != (request.model, request.cache_root) or of.spec.images:
+            return 0
+        first_gone = other.first_lost(self._loans.readable)
+        num_valid = other.away if first_gone is None else min(other.away, first_gone)
+        mine, its = request.tokens(0, request.num_tokens - 1), of.tokens(0, num_valid * tokens)
+        return common_prefix(mine, its) // tokens
+
+    def _take_in_joining(self, borrower: DistributedRequest, news: LoanNews) -> list[Action]:
+        actions: list[Action] = []
+        if isinstance(news, LoanFilled):
+            borrower.note_filled(self._loans.readable)
+        else:
+            index = borrower.index_of(news.loan)
+            assert index is not None, "its loans have no successors yet"
+            actions = self._give_back(borrower.cut(index))
+        if borrower.filled == len(borrower.sections):
+            request = borrower.request
+            del self._joining[request.request_id]
+            borrower.away = borrower.filled
+            request.remote_tokens = borrower.away * self.section_tokens
+            self._counts["shared"] += borrower.away
+            if borrower.away:
+                self.borrowers[request.request_id] = borrower
+            self._joined.append(request)
+        return actions
+
+    # ------------------------------------------------------------------ recalled sections
+
+    def _goes_on(self, borrower: DistributedRequest, index: int) -> bool:
+        """Return whether a section must move to another creditor: it does not fit here."""
+        request = borrower.request
+        home_tokens = request.num_tokens - index * self.section_tokens
+        return 0 < request.local_tokens < home_tokens
+
+    def _on_recall(self, borrower: DistributedRequest, index: int) -> list[Action]:
+        """Handle the recall of a section: it is copied back with all later ones, if they fit.
+
+        If the request is too long for the local memory, another creditor gets the section.
+        """
+        if self._goes_on(borrower, index):
+            borrower.sections[index].is_recalled = True
+            return self._ask_others(borrower)
+        before = borrower.recalled
+        borrower.recalled = index if before is None else min(index, before)
+        return self._give_back(borrower.cut(borrower.away))
+
+    def _ask_others(self, borrower: DistributedRequest) -> list[Action]:
+        """Request loans for recalled sections from further creditors.
+
+        A section that no creditor takes is lost at the deadline, with all later ones.
+        """
+        actions: list[Action] = []
+        for index in borrower.moving:
+            section = borrower.sections[index]
+            if section.successor is not None:
+                continue
+            placement = self.placed[borrower.request.request_id]
+            creditor = placement.creditor(index, self._agent.now, without=section.creditor)
+            if creditor:
+                section.successor, loan_actions = self._ask(borrower, creditor)
+                actions += loan_actions
+        return actions
+
+    def _take_in_successor(self, borrower: DistributedRequest, news: LoanNews) -> list[Action]:
+        """Process an event of a loan that replaces a recalled one."""
+        loan = news.loan
+        section, successor = next(
+            (section, section.successor)
+            for section in borrower.sections
+            if section.successor is not None and section.successor.loan == loan
+        )
+        if isinstance(news, LoanGranted) and self._is_readable(borrower, loan):
+            source = self._loans.readable.get(section.loan)
+            if source is not None:  # the creditor pulls from the one that recalls the section
+                pages = list(chain(*source.pages))
+                return self._loans.fill(loan, pages, source, step_ticks=self.step_ticks)
+        if isinstance(news, LoanFilled):
+            successor.is_copied = True
+            return []
+        self.placed[borrower.request.request_id].refuses(successor.creditor)
+        section.successor = None
+        return self._give_back([loan]) + self._ask_others(borrower)
 
     # ------------------------------------------------------------------ one request
 
     def _borrower(self, request: Request) -> DistributedRequest:
-        """Return the borrower of a running request; create it if there is none."""
         new = DistributedRequest(request, request.handle)
-        return self._borrowers.setdefault(request.request_id, new)
+        return self.borrowers.setdefault(request.request_id, new)
+
+    def _borrower_of(self, loan: Loan) -> DistributedRequest | None:
+        """Return the borrower of a loan; None if the loan has ended."""
+        borrowers = (*self.borrowers.values(), *self._joining.values())
+        return next((each for each in borrowers if loan in loans_of(each.sections)), None)
+
+    def _sections(self, borrower: DistributedRequest) -> Sections:
+        return Sections(borrower.request.model, self._core.layout.groups, self.section_tokens)
+
+    def _ask(
+        self, borrower: DistributedRequest, creditor: str
+    ) -> tuple[RemoteSection, list[Action]]:
+        """Request a loan for a section; even an immediate answer arrives as ``LoanNews``."""
+        counts = self._sections(borrower).page_counts()
+        loan, actions = self._loans.borrow(
+            creditor, counts, self._agent.now, GRANT_TICKS, model=borrower.request.model
+        )
+        return RemoteSection(creditor, loan), actions
 
     def _ask_on(self, borrower: DistributedRequest) -> list[Action]:
         """Request loans for the next sections that are computed."""
         actions: list[Action] = []
+        placement = self.placed.get(borrower.request.request_id)
         while borrower.next_is_computed(self.section_tokens):
-            creditor = self._next_creditor(borrower)
+            if placement is not None:
+                creditor = placement.creditor(len(borrower.sections), self._agent.now)
+            else:
+                creditor = borrower.creditors.popleft() if borrower.creditors else ""
             if not creditor:
                 break
-            section, loan_actions = self.sections.ask(borrower, creditor)
+            section, loan_actions = self._ask(borrower, creditor)
             borrower.sections.append(section)
             actions += loan_actions
-        self._placements.end_blocked(borrower)
+        self.placed.end_blocked(borrower)
         return actions
 
-    def _next_creditor(self, borrower: DistributedRequest) -> str:
-        """Return the creditor for the next section; "" if there is none."""
-        placement = self._placements.get(borrower.request.request_id)
-        if placement is None:
-            return borrower.creditors.popleft() if borrower.creditors else ""
-        return placement.creditor(len(borrower.sections), self._agent.now)
+    def _give_back(self, loans: Iterable[Loan]) -> list[Action]:
+        return [action for loan in loans for action in self._loans.give_back(loan)]
+
+    def _is_readable(self, borrower: DistributedRequest, loan: Loan) -> bool:
+        """Return whether attention can read a loan, in place or by queries to the creditor.
+
+        All sections of a request are read in the same way.
+        """
+        creditor = self._loans.creditor_of(loan)
+        models = self._agent.asked_models
+        is_answered = models is None or borrower.request.model in models
+        asks = is_answered and creditor in self._agent.answering
+        if not borrower.away:
+            borrower.by_queries = asks
+        return asks if borrower.by_queries else creditor in self._agent.neighbours
+
+    def _cut_moved(self, borrower: DistributedRequest, rows: NewPages) -> list[Action]:
+        """End loans that creditors fill from pages that a step moves; they are requested again.
+
+        :param rows: new pages of the plan, [m, 4].  The actions are executed before its step runs.
+        """
+        filling = range(borrower.filled, len(borrower.sections))
+        local = rows[rows[:, 0] == borrower.handle] if filling else rows[:0]
+        moved = [number for number in self._sections(borrower).of_rows(local) if number in filling]
+        return self._give_back(borrower.cut(min(moved))) if moved else []
+
+    def _rows(
+        self, borrower: DistributedRequest, sections: Iterable[int]
+    ) -> list[tuple[int, int, int, int]]:
+        """Return the table rows of sections read in place: handle, group, position, page."""
+        if borrower.by_queries:
+            return []
+        return [
+            (borrower.handle, *place, page)
+            for index in sections
+            for place, page in self._beyond(borrower, index).items()
+        ]
+
+    def _beyond(self, borrower: DistributedRequest, section: int) -> dict[Place, int]:
+        """Return a creditor's pages of a section, numbered as pages after the own pool."""
+        readable = self._loans.readable[borrower.sections[section].loan]
+        first = self._agent.neighbours[readable.peer, readable.incarnation]
+        return self._sections(borrower).beyond(readable.pages, first, section)
+
+    def _rights(self, borrower: DistributedRequest) -> list[BorrowedPages]:
+        """Return the rights that must be valid until a step that computes the request has ended."""
+        away = [section.loan for section in borrower.sections[: borrower.away]]
+        loans = [*away, *(borrower.ends if borrower.returning else ())]
+        rights = [self._loans.readable.get(loan) for loan in loans]
+        # Encode a revoked right as invalid, so that the row is missed.
+        rows = [("", 0, 0) if r is None else (r.peer, r.incarnation, r.right) for r in rights]
+        return [BorrowedPages(borrower.handle, *row, borrower.by_queries) for row in rows]
 
     def _send_away(self, borrower: DistributedRequest, sections: int) -> None:
         """Make exactly the first ``sections`` sections remote."""
@@ -554,10 +568,10 @@ class BorrowingRequests:
 
     def _come_home(self, borrower: DistributedRequest, first: int, step: StepNumber) -> None:
         """Make sections from ``first`` on local; they are copied once they have pages."""
-        self._returned += borrower.away - first
+        self._counts["returned"] += borrower.away - first
         for index in range(first, borrower.away):
-            borrower.returning.update(self.sections.beyond(borrower, index))
-        borrower.end_with(step, self.sections.cut(borrower, first))
+            borrower.returning.update(self._beyond(borrower, index))
+        borrower.end_with(step, borrower.cut(first))
         borrower.recalled = None
         borrower.creditors.clear()
         self._send_away(borrower, first)
@@ -565,11 +579,11 @@ class BorrowingRequests:
     def _lose(self, borrower: DistributedRequest, index: int) -> list[Action]:
         """Handle the loss of a section: the request recomputes it and all later ones."""
         request = borrower.request
-        self._lost += borrower.away - index
+        self._counts["lost"] += borrower.away - index
         if request.state is not RequestState.RUNNING or request.finish_reason is not None:
             return self._forget(borrower)
         if borrower.has_pages:
-            self._scheduler.start_again(request)
+            self._scheduler.seats.start_again(request)
         return self._keep(borrower, index)
 
     def _keep(self, borrower: DistributedRequest, limit: int | None = None) -> list[Action]:
@@ -589,43 +603,13 @@ class BorrowingRequests:
             sections = 0  # the request holds these sections here
         if not sections:
             return self._forget(borrower)
-        loans = self.sections.cut(borrower, sections) + borrower.ends
+        loans = borrower.cut(sections) + borrower.ends
         borrower.starts_again(sections)
         request.remote_tokens = sections * self.section_tokens
         borrower.handle = request.handle if is_in else borrower.handle
-        return self.sections.give_back(loans)
+        return self._give_back(loans)
 
     def _forget(self, borrower: DistributedRequest) -> list[Action]:
         borrower.request.remote_tokens = 0
-        del self._borrowers[borrower.request.request_id]
-        return self.sections.give_back([*self.sections.cut(borrower, 0), *borrower.ends])
-
-
-def longest(
-    borrowed: BorrowingRequests, running: Sequence[Request], layout: Layout
-) -> tuple[RequestPlacementEntry, ...]:
-    """Return at most ``MOST_LONGEST`` requests, the one with most such sections first.
-
-    Requests with a placement are left out: it says where their sections are.
-    """
-    lendable = {
-        model: not local_reason(model, layout.groups)
-        for model in {request.model for request in running}
-    }
-    counts = (
-        (-_sections(borrowed, request), request.request_id)
-        for request in running
-        if lendable[request.model] and request.finish_reason is None
-    )
-    entries = heapq.nsmallest(MOST_LONGEST, (entry for entry in counts if entry[0] < 0))
-    at = borrowed.sections.instance
-    return tuple(RequestPlacementEntry(name, at, -count, local=True) for count, name in entries)
-
-
-def _sections(borrowed: BorrowingRequests, request: Request) -> int:
-    """Return the number of whole local sections that may leave; the last one stays."""
-    num_asked = borrowed.sections_asked(request)
-    if num_asked is None:
-        return 0
-    settled = min(request.settled, request.num_tokens - 1)
-    return settled // borrowed.section_tokens - num_asked
+        del self.borrowers[borrower.request.request_id]
+        return self._give_back([*borrower.cut(0), *borrower.ends])

@@ -1,7 +1,7 @@
 """One request over several instances: its remote sections, and those on their way."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -111,8 +111,6 @@ def section_bytes(groups: Sequence[GroupSpec], tokens: int = SECTION_TOKENS) -> 
     """Return the bytes of a section in the groups whose pages may be remote.
 
     With several models, it is the largest of all, so that no plan takes more than there is.
-
-    :param tokens: tokens in a section.
     """
     models = {group.model for group in groups}
     sizes = (sum(group.token_bytes for _, group in full_groups(m, groups)) for m in models)
@@ -139,11 +137,16 @@ class RemoteSection:
     is_copied: bool = False
 
 
+def loans_of(sections: Sequence[RemoteSection]) -> list[Loan]:
+    """Return the loans of sections, and then those of their successors."""
+    successors = [section.successor for section in sections]
+    return [section.loan for section in (*sections, *filter(None, successors))]
+
+
 @dataclass
 class DistributedRequest:
     """The owner of one request's remote sections.
 
-    :ivar creditors: the creditors of further sections, in order.
     :ivar sections: the first sections, in order; the first ``filled`` may be read.
     :ivar by_queries: whether creditors compute attention over remote sections; else steps read
         them in place.
@@ -185,14 +188,28 @@ class DistributedRequest:
         """The recalled sections that must move to other creditors."""
         return [index for index, section in enumerate(self.sections) if section.is_recalled]
 
-    @property
-    def moved(self) -> list[int]:
-        """The recalled sections whose successors are filled."""
-        return [
-            index
-            for index, section in enumerate(self.sections)
-            if section.successor is not None and section.successor.is_copied
-        ]
+    def replace_moved(self) -> tuple[list[int], list[Loan]]:
+        """Switch recalled sections to filled successors; return them and the loans that end."""
+        moved: list[int] = []
+        over: list[Loan] = []
+        for index, section in enumerate(self.sections):
+            if section.successor is not None and section.successor.is_copied:
+                self.sections[index] = section.successor
+                moved.append(index)
+                over.append(section.loan)
+        return moved, over
+
+    def note_filled(self, readable: Container[Loan]) -> None:
+        """Update the number of first sections that may be read."""
+        while self.filled < len(self.sections) and self.sections[self.filled].loan in readable:
+            self.filled += 1
+
+    def first_lost(self, readable: Container[Loan]) -> int | None:
+        """Return the first section that is lost or recalled; None if none is, as far as known."""
+        away = enumerate(self.sections[: self.away])
+        gone = [index for index, section in away if section.loan not in readable]
+        recalled = [] if self.recalled is None else [self.recalled]
+        return min([*gone, *self.moving, *recalled], default=None)
 
     def index_of(self, loan: Loan) -> int | None:
         """Return the number of the section that a loan holds; None if it holds a successor."""
@@ -203,8 +220,7 @@ class DistributedRequest:
         """Remove the sections from ``first`` on; return their loans, and those of successors."""
         cut, self.sections = self.sections[first:], self.sections[:first]
         self.filled = min(self.filled, first)
-        successors = [section.successor for section in cut]
-        return [section.loan for section in (*cut, *filter(None, successors))]
+        return loans_of(cut)
 
     def next_is_computed(self, section_tokens: int) -> bool:
         """Return whether the next section can leave: it is complete, and not the last one."""
@@ -216,10 +232,7 @@ class DistributedRequest:
         self.ends_with = step
 
     def take_ends(self, done: StepNumber) -> list[Loan]:
-        """Return the loans that no step reads any more.
-
-        :param done: the latest step that has ended.
-        """
+        """Return the loans that no step reads any more."""
         if self.returning or done < self.ends_with:
             return []
         ends, self.ends = self.ends, []
@@ -245,7 +258,6 @@ class DistributedRequest:
         self.ends = []
 
     def audit(self, section_tokens: int) -> list[str]:
-        """Return all contradictions in remote sections, one sentence each."""
         problems = list[str]()
         name = self.request.request_id
         if self.away * section_tokens != self.request.remote_tokens:
@@ -254,6 +266,11 @@ class DistributedRequest:
             problems.append(f"{name}: {self.away} remote sections of {self.filled} filled")
         if self.away * section_tokens >= max(1, self.request.num_tokens):
             problems.append(f"{name}: its last section is remote")
+        problems += [
+            f"{name}: {section.loan} has a successor and is not recalled"
+            for section in self.sections
+            if section.successor is not None and not section.is_recalled
+        ]
         return problems
 
     def copies_home(self, rows: NewPages) -> list[PageCopy]:

@@ -13,7 +13,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from kvell.engine.lending.distributed_request import DistributedRequest
-from kvell.engine.lending.section_loans import SectionLoans
 from kvell.engine.protocol.messages import NotTaken
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.requests.request import Request
@@ -71,18 +70,9 @@ class Placement:
         return cls(request, planned, list(dict.fromkeys(entry.inst_id for entry in away)))
 
     def ends_here(self, sections: int) -> bool:
-        """Return whether a blocked request goes on with all further pages here.
-
-        :param sections: number of its sections that creditors have.
-        """
+        """Return whether a blocked request goes on with all further pages here."""
         is_over = self.retry_at is not None or sections >= len(self.planned)
         return self.fits_here and self.request.is_held_up and is_over
-
-    @property
-    def _end_at(self) -> Tick | None:
-        if self.gives_up_at is None or self.rounds >= ENOUGH_ROUNDS:
-            return self.gives_up_at
-        return self.gives_up_at + MOST_PATIENCE_TICKS - PATIENCE_TICKS
 
     def creditor(self, section: int, now: Tick, without: str = "") -> str:
         """Return the instance to ask for a section next; "" if none is planned, or it is too soon.
@@ -99,10 +89,7 @@ class Placement:
         return ""
 
     def refuses(self, creditor: str, *, borrows: bool = False) -> None:
-        """Record that a creditor has refused, or is dead.
-
-        :param borrows: whether it refused since it borrows memory itself.
-        """
+        """Record that a creditor has refused, or is dead."""
         self.refused.add(creditor)
         if borrows:
             self.rivals.add(creditor)
@@ -122,11 +109,7 @@ class Placement:
         self.refused.discard(creditor)
 
     def tick(self, now: Tick, *, is_asking: bool, step_ticks: Tick = 0) -> bool:
-        """Advance the time; return whether to give up: all refused after the deadline.
-
-        :param step_ticks: duration of the instance's steps.
-        :param is_asking: whether a creditor has not answered yet, or is pulling a section.
-        """
+        """Advance the time; return whether to give up: all refused after the deadline."""
         if not self.request.is_held_up:
             self.grants()
         elif self.gives_up_at is None:
@@ -135,7 +118,9 @@ class Placement:
         if self.retry_at is None or self.retry_at > now:
             return False
         refused_at = self.retry_at - RETRY_TICKS
-        end_at = self._end_at
+        end_at = self.gives_up_at
+        if end_at is not None and self.rounds < ENOUGH_ROUNDS:
+            end_at += MOST_PATIENCE_TICKS - PATIENCE_TICKS
         self.refused.clear()
         self.rivals.clear()
         self.retry_at = None
@@ -151,17 +136,22 @@ class Placements(dict[RequestId, Placement]):
         self._given_up: list[Request] = []
         self._behind: list[Request] = []
 
-    def advance(self, now: Tick, asking: Collection[RequestId], loans: SectionLoans) -> None:
+    def advance(
+        self, now: Tick, asking: Collection[RequestId], instance: str, step_ticks: Tick
+    ) -> None:
         """Advance the time.
 
         :param asking: requests whose creditors have not answered yet, or are pulling.
-        :param loans: the loans of this instance.
         """
-        ticks = loans.step_ticks
         for name, placement in self.items():
-            if placement.tick(now, is_asking=name in asking, step_ticks=ticks):
+            if placement.tick(now, is_asking=name in asking, step_ticks=step_ticks):
                 self._given_up.append(placement.request)
-        behind = self._stuck_behind(loans.instance)
+        # Requests that two fronts placed at the same time may each wait for what the other holds.
+        # Of two debtors the one whose name comes first goes on, of two requests of one debtor the
+        # first; the others give their memory to rivals.
+        stuck = [placement for placement in self.values() if placement.is_stuck]
+        gives_way = any(min(each.rivals, default=instance) < instance for each in stuck)
+        behind = [placement.request for placement in stuck[not gives_way :]]
         self._behind = [request for request in behind if request not in self._given_up]
 
     def take_given_up(self) -> list[tuple[Request, NotTaken]]:
@@ -170,19 +160,6 @@ class Placements(dict[RequestId, Placement]):
         self._given_up = []
         self._behind = []
         return given_up
-
-    def _stuck_behind(self, instance: str) -> list[Request]:
-        """Return the requests that give their memory to rivals.
-
-        Requests that two fronts placed at the same time may each wait for what the other holds.
-        Of two debtors the one whose name comes first goes on, of two requests of one debtor the
-        first.
-
-        :param instance: the name of this instance.
-        """
-        stuck = [placement for placement in self.values() if placement.is_stuck]
-        is_behind = any(min(each.rivals, default=instance) < instance for each in stuck)
-        return [placement.request for placement in stuck[not is_behind :]]
 
     @property
     def next_deadline(self) -> Tick | None:

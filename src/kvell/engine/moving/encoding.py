@@ -17,8 +17,6 @@ _SUBMITS = msgspec.msgpack.Decoder(Submit)
 class Handover(msgspec.Struct, frozen=True):
     """State of a request that is sent with its pages.
 
-    :param output: tokens after the computed ones.
-    :param root: cache root of its prefix at the target.
     :param returns_to: the instance that gets its text when it has ended; "" for none.
     """
 
@@ -68,7 +66,6 @@ def is_cancelled(announced: bytes, command: Cancel) -> bool:
 
 
 def encode_handover(request: Request, root: str, returns_to: str) -> bytes:
-    """Encode the handover of a request whose announced tokens are computed."""
     beyond = request.tokens(request.computed, request.num_tokens).tolist()
     cached = request.cached_tokens or 0
     preemptions = request.preemptions

@@ -36,12 +36,12 @@ A request in the CPU buffer is announced when it leaves, and its pages are read 
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 
 from typing_extensions import override
 
-from kvell.engine.lending.borrowing_requests import BorrowingRequests, longest
+from kvell.engine.lending.borrowing_requests import BorrowingRequests
 from kvell.engine.moving.encoding import (
     ArrivedRequest,
     decode_arrival,
@@ -51,17 +51,17 @@ from kvell.engine.moving.encoding import (
     is_legible,
     places_of,
 )
-from kvell.engine.moving.pool_part import NO_NEWS, NO_PAGES, HeldText, PoolNews, PoolPart
+from kvell.engine.moving.pool_part import NO_NEWS, NO_PAGES, Computes, PoolNews, PoolPart
 from kvell.engine.planning.scheduler import Scheduler
-from kvell.engine.protocol.messages import Cancel, NotTaken, Submit
-from kvell.engine.protocol.placements import RequestPlacementEntry
-from kvell.engine.requests.cache_roots import RESERVED, is_long_root, long_root
+from kvell.engine.protocol.messages import Cancel, Submit
+from kvell.engine.requests.cache_roots import LONG, RESERVED, long_root
 from kvell.engine.requests.counting import pages_bytes
 from kvell.engine.requests.plan import NewPages, StepPlan
 from kvell.engine.requests.request import NO_HANDLE, Request, RequestState
 from kvell.memory import GroupKind, GroupSpec, Ints
 from kvell.mempool.agent import Agent
 from kvell.mempool.entries import PeerEntry, Ticked
+from kvell.mempool.holds import Hold
 from kvell.mempool.loans.actions import LoanFilled, LoanNews
 from kvell.mempool.owners import Tick
 from kvell.mempool.rendezvous import DEFAULT_PD_CACHING, PdCaching
@@ -81,9 +81,8 @@ class Departure:
     """A request that moves to another instance, or will move.
 
     :ivar length: number of announced tokens: the text that is computed when it moves.
-    :ivar root: cache root of its prefix at the target.
     :ivar returns_to: the instance that gets its text when it has ended; "" for none.
-    :ivar is_moving: whether it has left the steps.
+    :ivar transfer: the transfer of its pages; None before it is announced.
     """
 
     request: Request
@@ -91,40 +90,33 @@ class Departure:
     root: str
     returns_to: str
     is_moving: bool = False
+    transfer: Transfer | None = None
 
 
 class Departures:
     """The leaving requests of one engine core.
 
     :param streams: cost of pulls that begin before the pass has ended; None: no pull does.
+    :ivar open: the requests that leave; always the same container.
     :ivar num_moving: the number of those that have left the steps.
     """
 
     def __init__(self, scheduler: Scheduler, agent: Agent, streams: StreamCosts | None) -> None:
         self._core, self._scheduler, self._agent = agent.core, scheduler, agent
         self._streams = streams
-        self._departures: dict[Transfer, Departure] = {}
-        self._transfers: dict[RequestId, Transfer] = {}
+        self.open: dict[RequestId, Departure] = {}
         self.num_moving = 0
 
-    def __len__(self) -> int:
-        return len(self._departures)
-
-    @property
-    def open(self) -> Sized:
-        """The requests that leave; always the same container."""
-        return self._departures
-
     def __contains__(self, request: Request) -> bool:
-        return request.request_id in self._transfers
+        return request.request_id in self.open
 
-    def get(self, transfer: Transfer) -> Departure | None:
-        return self._departures.get(transfer)
+    def of(self, transfer: Transfer) -> Departure | None:
+        departures = (each for each in self.open.values() if each.transfer == transfer)
+        return next(departures, None)
 
     def begin(
         self, target: str, departure: Departure, command: Submit
     ) -> tuple[Transfer, list[Action]]:
-        """Announce a request to another instance, which reserves pages for it."""
         request, now = departure.request, self._agent.now
         transfer, actions = self._agent.sending.begin(
             target,
@@ -138,8 +130,8 @@ class Departures:
             private=encode_announcement(command, request),
             images=request.images,
         )
-        self._departures[transfer] = departure
-        self._transfers[request.request_id] = transfer
+        departure.transfer = transfer
+        self.open[request.request_id] = departure
         return transfer, actions
 
     def offer_early(
@@ -147,17 +139,18 @@ class Departures:
     ) -> tuple[list[int], list[Action]]:
         """Offer the pages that a step completes, where pulling them meanwhile pays.
 
-        :param requests: those of the plan's work.
         :returns: the numbers of the transfers that are pulled during the step.
         """
         numbers: list[int] = []
         actions: list[Action] = []
-        if self._streams is None or not self._departures:
+        if self._streams is None or not self.open:
             return numbers, actions
         for work, request in zip(plan.work, requests, strict=True):
-            transfer = self._transfers.get(request.request_id)
-            if transfer is None or work.start + work.known != self._departures[transfer].length:
+            departure = self.open.get(request.request_id)
+            if departure is None or work.start + work.known != departure.length:
                 continue
+            transfer = departure.transfer
+            assert transfer is not None, "it was announced"
             stages = len(stages_of(self._core.layout.groups, request.model))
             missing = self._agent.sending.missing(transfer)
             groups = [self._core.layout.groups[group] for group, _ in missing]
@@ -174,20 +167,19 @@ class Departures:
         """Let the requests leave whose announced tokens a step has computed."""
         actions: list[Action] = []
         for request in requests:
-            transfer = self._transfers.get(request.request_id)
-            if transfer is None or request.finish_reason:
+            departure = self.open.get(request.request_id)
+            if departure is None or request.finish_reason:
                 continue
-            departure = self._departures[transfer]
             is_complete = request.settled == departure.length < request.num_tokens
             if is_complete and not departure.is_moving:
-                self._scheduler.lift(request)
-                actions += self.leave(transfer)
+                self._scheduler.seats.lift(request)
+                actions += self.leave(departure)
         return actions
 
-    def leave(self, transfer: Transfer) -> list[Action]:
+    def leave(self, departure: Departure) -> list[Action]:
         """Offer the pages of a request that was taken out of the steps."""
-        departure = self._departures[transfer]
-        request = departure.request
+        request, transfer = departure.request, departure.transfer
+        assert transfer is not None, "it was announced"
         departure.is_moving = True
         self.num_moving += 1
         handover = encode_handover(request, departure.root, departure.returns_to)
@@ -198,18 +190,18 @@ class Departures:
 
     def end(self, transfer: Transfer) -> Departure | None:
         """Forget the departure of a transfer that has ended; return it, if it was one."""
-        departure = self._departures.pop(transfer, None)
+        departure = self.of(transfer)
         if departure is not None:
-            del self._transfers[departure.request.request_id]
+            del self.open[departure.request.request_id]
             self.num_moving -= departure.is_moving
         return departure
 
     def cancel(self, request: Request) -> list[Action]:
-        transfer = self._transfers.get(request.request_id)
-        if transfer is None:
+        departure = self.open.get(request.request_id)
+        if departure is None or departure.transfer is None:
             return []
-        self.end(transfer)
-        return self._agent.sending.cancel(transfer, "the request has ended")
+        self.end(departure.transfer)
+        return self._agent.sending.cancel(departure.transfer, "the request has ended")
 
 
 COPY_TICKS: Tick = 60_000
@@ -227,85 +219,6 @@ class _Leaving:
     target: str
     copy: Transfer | None = None
     is_copied: bool = False
-
-
-class Migrations:
-    """The migrating requests of one engine core."""
-
-    def __init__(self, agent: Agent, is_buffered: Callable[[Request], bool]) -> None:
-        self._agent, self._is_buffered = agent, is_buffered
-        self._leaving: dict[RequestId, _Leaving] = {}
-        self._copies: dict[Transfer, RequestId] = {}
-
-    def __len__(self) -> int:
-        return len(self._leaving)
-
-    @property
-    def open(self) -> Sized:
-        """The requests that migrate; always the same container."""
-        return self._leaving
-
-    def ask(self, request: Request, target: str) -> None:
-        """Plan to migrate a request to ``target``; it stays if the target has no room."""
-        self._leaving[request.request_id] = _Leaving(request, target)
-
-    def advance(self) -> list[Action]:
-        """Begin to copy the pages of requests that decode."""
-        actions: list[Action] = []
-        for leaving in self._leaving.values():
-            is_new = leaving.copy is None and not leaving.is_copied
-            if is_new and _is_between_steps(leaving.request):
-                actions += self._begun(leaving)
-        return actions
-
-    def _begun(self, leaving: _Leaving) -> list[Action]:
-        request, now = leaving.request, self._agent.now
-        leaving.copy, actions = self._agent.copies.begin(
-            leaving.target,
-            request.tokens(0, request.settled),
-            now,
-            now + COPY_TICKS,
-            root=request.cache_root,
-            model=request.model,
-        )
-        if leaving.copy is None:
-            leaving.is_copied = True  # all of it is delta
-        else:
-            self._copies[leaving.copy] = request.request_id
-        return actions
-
-    def on_copied(self, transfer: Transfer, problem: str, size_bytes: int) -> Request | None:
-        """Record the end of a transfer; return its request if its copy failed, so that it stays.
-
-        :param size_bytes: the copied pages.
-        """
-        leaving = self._leaving.get(self._copies.pop(transfer, RequestId("")))
-        if leaving is None or leaving.copy != transfer:
-            return None
-        leaving.is_copied = not problem
-        leaving.request.moved_bytes += size_bytes
-        if not problem:
-            return None
-        return self._leaving.pop(leaving.request.request_id).request
-
-    def take_ready(self, *, rests: bool) -> list[tuple[Request, str]]:
-        """Return the requests that can switch now, with their targets.
-
-        :param rests: whether no step runs: a step may write pages of the CPU buffer.
-        """
-        ready = [
-            leaving
-            for leaving in self._leaving.values()
-            if (rests and self._is_buffered(leaving.request))
-            or (leaving.is_copied and _is_between_steps(leaving.request))
-        ]
-        for leaving in ready:
-            del self._leaving[leaving.request.request_id]
-        return [(leaving.request, leaving.target) for leaving in ready]
-
-    def forget(self, request: Request) -> None:
-        """Forget a request that has ended or leaves otherwise; a copy that runs is completed."""
-        self._leaving.pop(request.request_id, None)
 
 
 def _is_between_steps(request: Request) -> bool:
@@ -340,7 +253,7 @@ def handed_over_root(root: str, pd_caching: PdCaching, unique: str) -> str:
     if pd_caching >= 2:
         return root
     unshared = f"{RESERVED}moved {unique}"
-    return long_root(unshared) if is_long_root(root) else unshared
+    return long_root(unshared) if root.startswith(LONG) else unshared
 
 
 JOINS = 0
@@ -372,8 +285,8 @@ class Handovers(PoolPart):
         self._core, self._scheduler, self.agent = agent.core, scheduler, agent
         self._departures = Departures(scheduler, agent, streams)
         self.pd_caching: PdCaching = pd_caching
-        self._migrations = Migrations(agent, scheduler.can_leave_buffer)
-        self.borrowed = BorrowingRequests(scheduler, agent, model_lens)
+        self._leaving: dict[RequestId, _Leaving] = {}
+        self.borrowed: BorrowingRequests = BorrowingRequests(scheduler, agent, model_lens)
         self._commands: dict[RequestId, Submit] = {}
         self._awaited: dict[int, set[Transfer | int]] = {}
         """Replies awaited by each request's number: of a transfer, of a fetch, or ``JOINS``."""
@@ -383,11 +296,11 @@ class Handovers(PoolPart):
         self._open: tuple[Sized, ...] = (
             self._awaited,
             self._departures.open,
-            self._migrations.open,
+            self._leaving,
             *self.borrowed.open,
             *agent.open,
         )
-        agent.receiving.admits = scheduler.has_room_for
+        agent.receiving.admits = scheduler.admission.has_room_for
         agent.receiving.is_legible = is_legible
         agent.loans.lending.is_wanted = scheduler.wants_memory
         if scheduler.swapping is not None and scheduler.buffer_large is not None:
@@ -397,8 +310,11 @@ class Handovers(PoolPart):
             scheduler.offloaded.is_leaving = self._departures.__contains__
 
     @override
-    def watch_insertions(self, computes: Callable[[int, HeldText], None]) -> None:
-        self.agent.holds.watch = lambda hold: computes(hold.handle, HeldText.of(hold))
+    def watch_insertions(self, computes: Computes) -> None:
+        def watch(hold: Hold) -> None:
+            computes(hold.handle, hold.model, hold.root, lambda start, end: hold.tokens[start:end])
+
+        self.agent.holds.watch = watch
 
     @property
     @override
@@ -414,7 +330,7 @@ class Handovers(PoolPart):
             "requests that are idle": self.num_idle > 0,
             "pages that are held": self.holds_pages,
             "a need of a fence": self.wants_fence,
-            "requests that were given up": bool(self.borrowed.take_given_up()),
+            "requests that were given up": bool(self.borrowed.placed.take_given_up()),
             "copies of sections": self.agent.loans.is_filling,
             "pages that are lent": len(self.lent_pages()) > 0,
         }
@@ -429,7 +345,7 @@ class Handovers(PoolPart):
     @override
     def wants_fence(self) -> bool:
         # A request leaves between two steps, and a step that reads lent pages may not count.
-        return bool(len(self._departures) or len(self._migrations) or len(self.borrowed))
+        return bool(self._departures.open or self._leaving or len(self.borrowed))
 
     @property
     @override
@@ -439,7 +355,7 @@ class Handovers(PoolPart):
     @property
     @override
     def next_deadline(self) -> Tick | None:
-        times = self.agent.next_deadline, self.borrowed.next_deadline
+        times = self.agent.next_deadline, self.borrowed.placed.next_deadline
         return min((at for at in times if at is not None), default=None)
 
     @override
@@ -467,7 +383,7 @@ class Handovers(PoolPart):
         awaited |= {JOINS} if joining else set()
         if awaited:
             self._awaited[request.number] = awaited
-        self._sorted(joining)
+        self.sort_actions(joining)
         return bool(awaited)
 
     @override
@@ -477,7 +393,7 @@ class Handovers(PoolPart):
         if request.request_id not in self._commands or self.borrowed.has(request):
             self._stays.append(request)  # it cannot move
             return
-        self._migrations.ask(request, target)
+        self._leaving[request.request_id] = _Leaving(request, target)
         self._actions += self._left(rests=rests)
 
     @override
@@ -485,7 +401,7 @@ class Handovers(PoolPart):
         if request in self._departures:
             return "it will move to another instance"
         problem = self.borrowed.move_kvcache(request, num_blocks, dst)
-        self._sorted([] if problem else self.borrowed.advance())
+        self.sort_actions([] if problem else self.borrowed.advance())
         return problem
 
     def _announce(self, target: str, departure: Departure) -> Transfer:
@@ -534,7 +450,7 @@ class Handovers(PoolPart):
         actions = self.agent.handle(entry)
         if isinstance(entry, Ticked) and len(self.borrowed):
             actions += self.borrowed.advance()
-        return self._sorted(actions)
+        return self.sort_actions(actions)
 
     @override
     def on_planned(self, plan: StepPlan, requests: Sequence[Request]) -> tuple[int, ...]:
@@ -547,50 +463,57 @@ class Handovers(PoolPart):
         self, step: StepNumber, requests: Sequence[Request], *, rests: bool
     ) -> PoolNews:
         actions = self.borrowed.advance(step) if len(self.borrowed) else []
-        if not len(self._departures) and not len(self._migrations):
-            return self._sorted(actions) if actions else NO_NEWS
+        if not self._departures.open and not self._leaving:
+            return self.sort_actions(actions) if actions else NO_NEWS
         actions += self._departures.on_computed(requests)
-        return self._sorted(actions + self._left(rests=rests))
+        return self.sort_actions(actions + self._left(rests=rests))
 
     def _left(self, *, rests: bool = False) -> list[Action]:
         """Begin the copies of migrating requests; move copied ones, with their tokens since, and
         those in the CPU buffer.
-
-        :param rests: whether no step runs.
         """
-        actions = self._migrations.advance()
-        for request, target in self._migrations.take_ready(rests=rests):
-            self._scheduler.lift(request)
+        actions: list[Action] = []
+        for leaving in self._leaving.values():
+            is_new = leaving.copy is None and not leaving.is_copied
+            if is_new and _is_between_steps(leaving.request):
+                actions += self._begin_copy(leaving)
+        ready = [
+            leaving
+            for leaving in self._leaving.values()
+            if (rests and self._scheduler.can_leave_buffer(leaving.request))
+            or (leaving.is_copied and _is_between_steps(leaving.request))
+        ]
+        for leaving in ready:
+            request = leaving.request
+            del self._leaving[request.request_id]
+            self._scheduler.seats.lift(request)
             departure = Departure(request, request.settled, request.cache_root, request.returns_to)
-            actions += self._departures.leave(self._announce(target, departure))
+            self._announce(leaving.target, departure)
+            actions += self._departures.leave(departure)
         return actions
 
-    @override
-    def take_given_up(self) -> list[tuple[Request, NotTaken]]:
-        return self.borrowed.take_given_up()
-
-    @override
-    def placements(self) -> tuple[RequestPlacementEntry, ...]:
-        return self.borrowed.placements()
-
-    @override
-    def longest(self, running: Sequence[Request]) -> tuple[RequestPlacementEntry, ...]:
-        return longest(self.borrowed, running, self._core.layout)
+    def _begin_copy(self, leaving: _Leaving) -> list[Action]:
+        request, now = leaving.request, self.agent.now
+        leaving.copy, actions = self.agent.copies.begin(
+            leaving.target,
+            request.tokens(0, request.settled),
+            now,
+            now + COPY_TICKS,
+            root=request.cache_root,
+            model=request.model,
+        )
+        leaving.is_copied = leaving.copy is None  # all of it is delta
+        return actions
 
     @property
     @override
     def copies(self) -> tuple[int, bool]:
         loans = self.agent.loans
-        num_filled = loans.borrowing.num_filled + loans.lending.num_filled
-        return num_filled, not self.is_quiet and loans.is_filling
+        return loans.num_filled, not self.is_quiet and loans.is_filling
 
     @override
     def lent_pages(self) -> Ints:
         return self.agent.loans.lending.page_rows() if self.agent.loans.lending.lends else NO_PAGES
-
-    @override
-    def before_plan(self, step: StepNumber) -> NewPages:
-        return self.borrowed.before_plan(step)
 
     @override
     def sections(self) -> dict[str, int]:
@@ -601,7 +524,7 @@ class Handovers(PoolPart):
     def plan_borrows(self, plan: StepPlan, rows: NewPages) -> StepPlan:
         if len(self.agent.loans.lending) and self._scheduler.lacks_memory(plan):
             counts = [int(group.kind is GroupKind.FULL) for group in self._core.layout.groups]
-            self._sorted(self.agent.loans.lending.recall(counts, self.agent.now, RECALL_TICKS))
+            self.sort_actions(self.agent.loans.lending.recall(counts, self.agent.now, RECALL_TICKS))
         plan, actions = self.borrowed.on_planned(plan, rows)
         self._actions += actions
         return plan
@@ -619,26 +542,28 @@ class Handovers(PoolPart):
     def on_ended(self, request: Request) -> None:
         self._actions += self.borrowed.on_ended(request)
         self._commands.pop(request.request_id, None)
-        self._migrations.forget(request)
+        self._leaving.pop(request.request_id, None)  # a copy that runs is completed
         self._awaited.pop(request.number, None)
         # The caller needs no report of this end.
         actions = self._departures.cancel(request)
         self._actions += [action for action in actions if not isinstance(action, Ended)]
 
-    def _sorted(self, actions: Sequence[Action]) -> PoolNews:
+    def sort_actions(self, actions: Sequence[Action]) -> PoolNews:
         """Process actions that concern requests, and queue the others for :meth:`take_actions`."""
         moved, came = list[Request](), list[ArrivedRequest]()
         pending = deque(actions)
         while pending:
             action = pending.popleft()
             if isinstance(action, RoomGranted):
-                departure = self._departures.get(action.transfer)
+                departure = self._departures.of(action.transfer)
                 if departure is not None:
                     self._answered(departure.request, action.transfer)
             elif isinstance(action, Ended):
                 moved += self._ended(action)
             elif isinstance(action, Fetched):
-                self._fetched(action)
+                request = self._fetching.pop(action.number)
+                request.pulled_bytes += pages_bytes(action.pages, self._core.layout.groups)
+                self._answered(request, action.number)
             elif isinstance(action, LoanNews):
                 self._count_loan(action)
                 pending.extend(self.borrowed.take_in(action))
@@ -646,7 +571,10 @@ class Handovers(PoolPart):
                     self._answered(request, JOINS)
             elif isinstance(action, Arrived):
                 if not action.is_inserted:
-                    came.append(self._come(action))
+                    handle = self.agent.holds.claim(owner_of(action.transfer))
+                    came.append(
+                        decode_arrival(action.announced, action.private, action.computed, handle)
+                    )
             else:
                 self._actions.append(action)
         return PoolNews(moved, came)
@@ -659,12 +587,7 @@ class Handovers(PoolPart):
         awaited.remove(what)
         if not awaited:
             del self._awaited[request.number]
-            self._scheduler.enqueue(request)
-
-    def _fetched(self, action: Fetched) -> None:
-        request = self._fetching.pop(action.number)
-        request.pulled_bytes += pages_bytes(action.pages, self._core.layout.groups)
-        self._answered(request, action.number)
+            self._scheduler.seats.waiting.add(request)
 
     def _count_loan(self, news: LoanNews) -> None:
         """Count a filled loan, unless it shares pages that another loan has copied."""
@@ -675,12 +598,16 @@ class Handovers(PoolPart):
             self._loaned_bytes += pages_bytes(pages, self._core.layout.groups)
 
     def _ended(self, action: Ended) -> list[Request]:
-        """Handle the end of a transfer; return its request if that has moved."""
         departure = self._departures.end(action.transfer)
         size_bytes = pages_bytes(action.pages, self._core.layout.groups)
         if departure is None:
-            stays = self._migrations.on_copied(action.transfer, action.problem, size_bytes)
-            self._stays += [] if stays is None else [stays]
+            copied = (each for each in self._leaving.values() if each.copy == action.transfer)
+            if (leaving := next(copied, None)) is not None:
+                leaving.is_copied = not action.problem
+                leaving.request.moved_bytes += size_bytes
+                if action.problem:
+                    del self._leaving[leaving.request.request_id]
+                    self._stays.append(leaving.request)
             self._actions += self._left()
             return []
         request = departure.request
@@ -689,9 +616,5 @@ class Handovers(PoolPart):
         if action.problem:
             self._stays.append(request)
         if departure.is_moving and action.problem:
-            self._scheduler.resume(request)
+            self._scheduler.seats.go_on(request)
         return [request] if departure.is_moving and not action.problem else []
-
-    def _come(self, action: Arrived) -> ArrivedRequest:
-        handle = self.agent.holds.claim(owner_of(action.transfer))
-        return decode_arrival(action.announced, action.private, action.computed, handle)

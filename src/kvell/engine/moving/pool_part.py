@@ -1,57 +1,31 @@
 """The part of an engine core in the pool of instances; by itself, that of an engine alone."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 
+from kvell.engine.lending.borrowing_requests import BorrowingRequests
 from kvell.engine.moving.encoding import ArrivedRequest
-from kvell.engine.protocol.messages import Cancel, Event, MigrationRefused, NotTaken, Submit
-from kvell.engine.protocol.placements import RequestPlacementEntry
+from kvell.engine.protocol.messages import Cancel, Event, MigrationRefused, Submit
 from kvell.engine.requests.plan import NewPages, StepPlan
 from kvell.engine.requests.request import Request
 from kvell.memory import Ints, Tokens
 from kvell.mempool.entries import Draining, PeerEntry
-from kvell.mempool.holds import Hold
 from kvell.mempool.owners import Tick
 from kvell.mempool.transfers.actions import Action
 from kvell.vocabulary import StepNumber
 
-
-@dataclass(frozen=True, eq=False)
-class HeldText:
-    """The text of a hold.
-
-    :param text: all tokens, int32.
-    """
-
-    text: Tokens
-    model: str
-    cache_root: str
-
-    @classmethod
-    def of(cls, hold: Hold) -> Self:
-        return cls(hold.tokens, hold.model, hold.root)
-
-    def tokens(self, start: int, end: int) -> Tokens:
-        """Return the tokens from ``start`` to ``end``, int32."""
-        return self.text[start:end]
-
-
+Computes = Callable[[int, str, str, Callable[[int, int], Tokens]], None]
+"""A function for the handle, the model, the cache root, and the tokens from a start to an end."""
 NOTHING_LENT = dict.fromkeys(
     ("lent", "borrowed", "returned", "replaced", "shared", "lost", "loans", "loaned_bytes"), 0
 )
-NO_ROWS = np.empty((0, 4), np.int32)
 NO_PAGES = np.empty((0, 2), np.int32)
 
 
 class PoolNews(NamedTuple):
-    """The requests that moved in the pool.
-
-    :param moved: requests that another instance continues.
-    :param arrived: requests that this instance continues.
-    """
+    """The requests that moved in the pool."""
 
     moved: Sequence[Request] = ()
     arrived: Sequence[ArrivedRequest] = ()
@@ -64,7 +38,11 @@ class PoolPart:
     """The requests of one engine core that move, and the sections that they borrow.
 
     This one is of an engine that no other instance reaches: nothing moves, and nothing is lent.
+
+    :ivar borrowed: the sections; None: there are none.
     """
+
+    borrowed: BorrowingRequests | None = None
 
     def __init__(self) -> None:
         self._stays: list[Request] = []
@@ -95,8 +73,8 @@ class PoolPart:
         """The time at which a :class:`.Ticked` has something to do; None if there is none."""
         return None
 
-    def watch_insertions(self, computes: Callable[[int, HeldText], None]) -> None:
-        """Report each text from another instance, with its handle, when it is cached."""
+    def watch_insertions(self, computes: Computes) -> None:
+        """Report each text from another instance when it is cached."""
 
     def take_actions(self) -> list[Action]:
         return []
@@ -106,18 +84,12 @@ class PoolPart:
         stays, self._stays = self._stays, []
         return [MigrationRefused(r.request_id, r.attempt) for r in stays if r.finish_reason is None]
 
-    def take_given_up(self) -> list[tuple[Request, NotTaken]]:
-        return []
-
     def enter(self, request: Request, command: Submit) -> bool:
         """Register a new request; return whether it waits for other instances' answers."""
         return False
 
     def begin_migration(self, request: Request, target: str, *, rests: bool) -> None:
-        """Begin to migrate a request in the middle of its answer, unless it moves anyway.
-
-        :param rests: whether no step runs.
-        """
+        """Begin to migrate a request in the middle of its answer, unless it moves anyway."""
         self._stays.append(request)
 
     def move_kvcache(self, request: Request, num_blocks: int, dst: str) -> str:
@@ -134,10 +106,6 @@ class PoolPart:
             return NO_NEWS
         raise RuntimeError("this engine is not part of a pool of several instances")
 
-    def before_plan(self, step: StepNumber) -> NewPages:
-        """Prepare remote sections for the next step; return its rows of remote pages."""
-        return NO_ROWS
-
     def plan_borrows(self, plan: StepPlan, rows: NewPages) -> StepPlan:
         """Return the plan with its remote reads; recall lent memory if the plan lacks memory."""
         return plan
@@ -147,7 +115,6 @@ class PoolPart:
 
         Call it before the step runs, while no other step does; then call :meth:`take_actions`.
 
-        :param requests: the requests of the plan's work.
         :returns: numbers of the transfers that are pulled during the step.
         """
         return ()
@@ -155,10 +122,7 @@ class PoolPart:
     def on_computed(
         self, step: StepNumber, requests: Sequence[Request], *, rests: bool
     ) -> PoolNews:
-        """Begin to move requests whose announced text a step has completed.
-
-        :param rests: whether no other step runs.
-        """
+        """Begin to move requests whose announced text a step has completed."""
         return NO_NEWS
 
     def on_missed(self, handles: Sequence[int]) -> None:
@@ -179,14 +143,6 @@ class PoolPart:
         ``loans`` of sections were filled so far, with ``loaned_bytes`` copied to creditors.
         """
         return NOTHING_LENT
-
-    def placements(self) -> tuple[RequestPlacementEntry, ...]:
-        """Return where the sections of all borrowing requests are."""
-        return ()
-
-    def longest(self, running: Sequence[Request]) -> tuple[RequestPlacementEntry, ...]:
-        """Return the running requests with most sections that could move (:func:`.longest`)."""
-        return ()
 
     @property
     def copies(self) -> tuple[int, bool]:

@@ -24,7 +24,6 @@ def embedded_images(
 
     :param held: int32 [m, 4], pages that the request starts with (columns of
         ``MemoryCore.held_pages``).
-    :param images: (first token in the text, tokens there, image tokens), in order.
     """
     for index, group in enumerate(groups):
         positions = held[held[:, 1] == index, 2]
@@ -64,7 +63,7 @@ class Admission:
             model: alignment_tokens([g for g in core.layout.groups if g.model == model])
             for model in {group.model for group in core.layout.groups}
         }
-        self._outputs: dict[str, tuple[int, int]] = {}
+        self.outputs: dict[str, tuple[int, int]] = {}
         """By model, the number of finished requests and of their output tokens."""
         self.lacks_memory = False
         self._turned_away: Request | None = None
@@ -95,7 +94,10 @@ class Admission:
             elif self._waits_for_prefix(request):
                 passed_over.append(request)
                 num_held_back += 1
-            elif not self._admit_next(request, draft):
+            elif not (
+                (self._has_seats(draft) and self._admit_one(request, draft))
+                or self._admit_ahead(request, draft)
+            ):
                 self._seats.waiting.put_back([request])
                 last = request
                 break
@@ -152,11 +154,6 @@ class Admission:
             if request is None or not self._admit_one(request, draft, room_tokens):
                 return
             parking.leave(request)
-
-    def _admit_next(self, request: Request, draft: PlanDraft) -> bool:
-        if self._has_seats(draft) and self._admit_one(request, draft):
-            return True
-        return self._admit_ahead(request, draft)
 
     def _admit_ahead(self, request: Request, draft: PlanDraft) -> bool:
         """Park decodes in the CPU buffer so that the request's prompt is admitted, or compute the
@@ -245,7 +242,6 @@ class Admission:
         return self._admit_one(request, draft)
 
     def enter_arrived(self, draft: PlanDraft) -> None:
-        """Admit requests whose pages came from another instance, while there are seats."""
         while self._seats.arrived and len(self._seats.running) < self._limits.max_num_seqs:
             if self._seats.runs_alone():
                 return
@@ -367,7 +363,7 @@ class Admission:
 
     def expected_output(self, request: Request) -> int:
         """Return how many more tokens a request will make, if its answer is of the usual length."""
-        count, total = self._outputs.get(request.model, (0, 0))
+        count, total = self.outputs.get(request.model, (0, 0))
         mean = total // count if count else INITIAL_EXPECTED_OUTPUT
         return max(1, min(request.max_tokens, mean) - len(request.output))
 
@@ -375,8 +371,8 @@ class Admission:
         self._made_way_in_vain = None
         if request.spec.pooling:
             return  # it has no answer
-        count, total = self._outputs.get(request.model, (0, 0))
-        self._outputs[request.model] = (count + 1, total + len(request.output))
+        count, total = self.outputs.get(request.model, (0, 0))
+        self.outputs[request.model] = (count + 1, total + len(request.output))
 
 
 def _ints(values: Iterable[int]) -> NewPages:

@@ -53,7 +53,7 @@ from kvell.engine.planning.plan_draft import PlanDraft
 from kvell.engine.planning.proposals import Ints, propose
 from kvell.engine.planning.protected import ProtectedPrefixes
 from kvell.engine.planning.request_queues import RequestQueues
-from kvell.engine.planning.step_memory import RigidMemory, StepMemory
+from kvell.engine.planning.step_memory import StepMemory
 from kvell.engine.planning.whole_prompts import has_budget, least_end
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import TO_DRAFT, NewPages
@@ -92,11 +92,7 @@ class Speculation:
         )
 
     def draft_tokens(self, request: Request, budget: int, new_pages: bool) -> tuple[Ints, NewPages]:
-        """Return the draft tokens to compute after the newest token, and the new pages they take.
-
-        :param budget: tokens that the step has left.
-        :param new_pages: whether pages may be taken.
-        """
+        """Return the draft tokens to compute after the newest token, and the pages they take."""
         count = min(
             budget,
             self._limits.num_speculative_tokens,
@@ -107,7 +103,9 @@ class Speculation:
         if self._limits.draft_tokens_end:
             count = min(count, self._limits.draft_tokens_end - request.num_tokens)
         can_draft = not (request.runs_alone or request.drawing)
-        if count <= 0 or not can_draft or not self._is_drafted(request):
+        # Draft tokens are looked up, or the draft model is of the request's.
+        is_drafted = not self._drafted_models or request.model in self._drafted_models
+        if count <= 0 or not can_draft or not is_drafted:
             return np.empty(0, np.int32), np.empty((0, 4), np.int32)
         tokens = self._tokens(request, count)
         start = request.num_tokens
@@ -120,10 +118,6 @@ class Speculation:
             np.asarray([request.handle], np.int32), np.asarray([until], np.int32)
         )
         return tokens[: until - start], rows
-
-    def _is_drafted(self, request: Request) -> bool:
-        """Return whether draft tokens are looked up, or the draft model is of the request's."""
-        return not self._drafted_models or request.model in self._drafted_models
 
     def _tokens(self, request: Request, count: int) -> Ints:
         limits = self._limits
@@ -164,7 +158,7 @@ class Chunks:
     def __init__(
         self, core: MemoryCore, limits: Limits, seats: RequestQueues, memory: StepMemory | None
     ) -> None:
-        self.memory: StepMemory = memory or RigidMemory(core)
+        self.memory = memory or StepMemory(core)
         self.protected = ProtectedPrefixes(core, limits)
         self.must_settle = False
         self._shared_prompt_tokens: int | None = None
@@ -228,7 +222,6 @@ class Chunks:
                 lengths = [r.num_tokens for r in decodes]
 
     def _decodes(self, budget: int) -> list[Request]:
-        """Return the decodes that the budget has tokens for, in order of admission."""
         decodes = []
         for request in self._seats.wanting():
             if request.is_decoding and self._seats.may_run(request) and not request.outgrows_table:
@@ -239,7 +232,6 @@ class Chunks:
         return decodes
 
     def plan_prefills(self, draft: PlanDraft) -> None:
-        """Plan chunks of running requests' prompts, in order of admission."""
         if len(draft.work) == len(self._seats.running):
             return  # every running request decodes
         for request in [r for r in self._seats.wanting() if not r.is_decoding]:
@@ -259,15 +251,18 @@ class Chunks:
         """Return the number of prompt tokens that the step may still compute.
 
         :param request: the request that they belong to; None: that of any tenant.
-        :param parks: whether the step parks decodes for them.
         """
         bounds = [draft.budget]
         enough, crowded = self._limits.enough_prompt_tokens, self._limits.crowded_prompt_tokens
         prompt_tokens = draft.prompt_tokens_of.total()
         if enough is not None and prompt_tokens:
             bounds.append(enough - prompt_tokens)
-        if crowded is not None and (parks or self._is_crowded()):
-            bounds.append(crowded - prompt_tokens)
+        if crowded is not None:
+            # Decodes are parked for lack of pages, not seats: the pool is full.
+            has_seats = len(self._seats.running) < self._limits.max_num_seqs
+            parking = self._seats.parking
+            if parks or (has_seats and parking is not None and parking.parked):
+                bounds.append(crowded - prompt_tokens)
         if request is not None:
             shared = self._shared_budget(request.turn.tenant, draft)
             bounds += [] if shared is None else [shared]
@@ -296,11 +291,6 @@ class Chunks:
         }
         tenants = askers | recent | {request.turn.tenant for request in running}
         return frozenset(tenants), frozenset(askers)
-
-    def _is_crowded(self) -> bool:
-        """Return whether decodes are parked for lack of pages, not seats: the pool is full."""
-        has_seats = len(self._seats.running) < self._limits.max_num_seqs
-        return has_seats and self._seats.parking is not None and bool(self._seats.parking.parked)
 
     def plan_chunk(self, request: Request, draft: PlanDraft) -> bool:
         """Plan as many of the request's known tokens as budget and memory allow."""
@@ -342,10 +332,7 @@ class Chunks:
         return max(0, self._limits.max_num_seqs - max(draft.num_logits, others))
 
     def plan_draft_tokens(self, draft: PlanDraft, undrafted: Collection[RequestId]) -> None:
-        """Add draft tokens to decodes, with the budget that all other work leaves.
-
-        :param undrafted: requests that get none.
-        """
+        """Add draft tokens to decodes, with the budget that all other work leaves."""
         if not self._speculation.is_on:
             return
         decoding = {
@@ -358,7 +345,10 @@ class Chunks:
             budget = self.memory.most_draft_tokens(
                 budget, self.planned_tokens(draft), draft.num_logits
             )
-        new_pages = bool(decoding) and budget > 0 and self._may_grow_for_draft_tokens(draft)
+        has_seats = len(self._seats.running) < self._limits.max_num_seqs
+        waits = bool(self._seats.waiting) and has_seats
+        may_grow = bool(decoding) and budget > 0 and not draft.preempted and not waits
+        new_pages = may_grow and self._speculation.has_room(self._seats.running)
         for index, work in enumerate(draft.work):
             if budget > 0 and work.handle in decoding:
                 tokens, rows = self._speculation.draft_tokens(
@@ -367,10 +357,6 @@ class Chunks:
                 draft.add_pages(rows, [work.handle])
                 draft.add_draft_tokens(index, tokens)
                 budget -= len(tokens)
-
-    def _may_grow_for_draft_tokens(self, draft: PlanDraft) -> bool:
-        waits = bool(self._seats.waiting) and len(self._seats.running) < self._limits.max_num_seqs
-        return not draft.preempted and not waits and self._speculation.has_room(self._seats.running)
 
     def planned_tokens(self, draft: PlanDraft) -> int:
         return self._limits.max_num_batched_tokens - draft.budget
@@ -425,8 +411,6 @@ class OffloadedPrompts:
     """The prompts that are computed into the buffer.
 
     :param first_large: number of the buffer's first large page, counted from the pool's first.
-    :ivar first_large: as given.
-    :ivar count: number of prompts that began there.
     :ivar is_leaving: whether a request will move to another instance when its prompt is computed.
     """
 
@@ -442,7 +426,7 @@ class OffloadedPrompts:
         self.count = 0
         self.is_leaving: Callable[[Request], bool] = lambda request: False
         self._core, self._seats = core, seats
-        self._swapping, self._parking = swapping, parking
+        self._swapping, self.parking = swapping, parking
         self._groups = core.layout.groups
         self._first_page = first_pages(self._groups, first_large)
 
@@ -452,7 +436,7 @@ class OffloadedPrompts:
             return 0
         need = self._need(request)
         size_bytes = self._swapping.buffer.size_bytes(need)
-        fits = self._parking.allows(size_bytes) and self._swapping.fits_all(need)
+        fits = self.parking.allows(size_bytes) and self._swapping.fits_all(need)
         return size_bytes if fits else 0
 
     def pays(self, request: Request, leaving: Sequence[Request]) -> bool:
@@ -465,7 +449,7 @@ class OffloadedPrompts:
         """
         size_bytes = self.size_bytes(request)
         parked_bytes = sum(map(self._swapping.size_bytes, leaving))
-        chunks = -(-request.num_tokens // self._parking.chunk_tokens)
+        chunks = -(-request.num_tokens // self.parking.chunk_tokens)
         reads = (chunks - 1) / 2 if self._swapping.buffer.is_far else 0.0
         return size_bytes > 0 and (not leaving or size_bytes * (1 + reads) <= WAYS * parked_bytes)
 
@@ -482,7 +466,7 @@ class OffloadedPrompts:
             for position, page in enumerate(some)
         ]
         draft.add_moved(np.asarray(rows, np.int32).reshape(-1, 4))
-        self._parking.hold(request, self._swapping.buffer.size_bytes(need))
+        self.parking.hold(request, self._swapping.buffer.size_bytes(need))
         request.computed = request.settled = request.found_tokens = 0
         request.state = RequestState.OFFLOADED
         self._seats.offloaded.append(request)
@@ -493,14 +477,14 @@ class OffloadedPrompts:
         for request in [r for r in self._seats.offloaded if r.is_decoding and not r.drawing]:
             self._swapping.keep_computed(request)
             self._seats.leave_buffer(request)
-            self._parking.add(request)
+            self.parking.add(request)
 
     def give_up(self, request: Request, draft: PlanDraft) -> None:
         """Let a request wait again that has just been given pages, without work in this step."""
         draft.forget(request)
         self._seats.leave_buffer(request)
         self._swapping.forget(request)
-        self._parking.leave(request)
+        self.parking.leave(request)
         self.count -= 1
 
     def _need(self, request: Request) -> list[int]:

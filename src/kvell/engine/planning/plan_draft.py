@@ -14,10 +14,8 @@ from kvell.vocabulary import RequestId
 class PlanDraft:
     """A step plan under construction: the scheduler's decisions so far.
 
-    :param budget: tokens that the step may still compute.
     :ivar prompt_tokens_of: tokens of its prefill chunks, by tenant.
     :ivar has_scored: whether any work may have more rows of logits than it draws from.
-    :ivar has_pooled: whether any work may return a vector.
     """
 
     def __init__(self, budget: int) -> None:
@@ -34,7 +32,6 @@ class PlanDraft:
         self._fetches: list[NewPages] = []
 
     def add_work(self, request: Request, count: int) -> None:
-        """Add work for the request's next ``count`` tokens."""
         start = request.computed
         pools = request.spec.pooling != "" and start + count == request.num_tokens
         self.has_scored |= request.is_scored
@@ -83,7 +80,6 @@ class PlanDraft:
         return sum(work.num_logits for work in self.work)
 
     def add_draft_tokens(self, index: int, tokens: NewPages) -> None:
-        """Append draft tokens to work number ``index``."""
         if not len(tokens):
             return
         work = self.work[index]
@@ -141,7 +137,6 @@ class PlanDraft:
         self.budget += self.work.pop().count
 
     def forget(self, request: Request) -> None:
-        """Remove all work and new pages of a preempted or parked request from this step."""
         self.forgotten.add(request.handle)
         gone = [work for work in self.work if work.handle == request.handle]
         self.work = [work for work in self.work if work.handle != request.handle]

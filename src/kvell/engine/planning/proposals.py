@@ -33,7 +33,8 @@ def propose(history: bytearray, count: int, longest: int, shortest: int) -> Ints
         following = start + size
     if following is None:
         return np.empty(0, np.int32)
-    tokens = _tokens_from(history, following, count)
+    content = bytes(history[following * TOKEN_BYTES : (following + count) * TOKEN_BYTES])
+    tokens = np.resize(np.frombuffer(content, "<i4").astype(np.int32), count)
     images = np.flatnonzero(tokens < 0)
     return tokens[: int(images[0])] if len(images) else tokens
 
@@ -50,9 +51,3 @@ def _earlier(history: bytearray, size: int) -> int | None:
     while offset > 0 and offset % TOKEN_BYTES:  # a match across token boundaries
         offset = history.rfind(suffix, low, offset + width - 1)
     return offset // TOKEN_BYTES if offset >= 0 else None
-
-
-def _tokens_from(history: bytearray, start: int, count: int) -> Ints:
-    content = bytes(history[start * TOKEN_BYTES : (start + count) * TOKEN_BYTES])
-    tokens = np.frombuffer(content, "<i4").astype(np.int32)
-    return np.resize(tokens, count)

@@ -21,7 +21,6 @@ class ProtectedPrefixes:
     """The leases of one scheduler; there are none unless ``limits.common_pool``."""
 
     def __init__(self, core: MemoryCore, limits: Limits) -> None:
-        self.yielded = 0
         self._core = core
         self._limits = limits
         chunk_tokens = limits.common_pool_chunk_tokens
@@ -96,7 +95,6 @@ class ProtectedPrefixes:
         chain = self._policy.least()
         self._policy.remove(chain)
         self._core.close(self._leases.pop(chain[-1]), renew=False)
-        self.yielded += 1
         return True
 
     def yield_all(self) -> bool:

@@ -75,9 +75,7 @@ class RequestQueues:
 
     :ivar running: requests that hold pages and are in steps; the first one is preempted last.
     :ivar offloaded: requests whose prompts are computed into the CPU buffer.
-    :ivar waiting: requests that hold no pages.
     :ivar arrived: requests that came from other instances, with pages, and have no seat yet.
-    :ivar in_flight: planned steps whose results are pending.
     :ivar held: requests that have no part in the step that is being planned.
     :ivar rungs: number of uses of each remedy for short memory, by its name.
     """
@@ -102,9 +100,6 @@ class RequestQueues:
         self._core, self._limits = core, limits
         self._released: list[int] = []
 
-    def enqueue(self, request: Request) -> None:
-        self.waiting.add(request)
-
     def wanting(self) -> list[Request]:
         """Return the running requests with tokens to compute; all if no step is in flight."""
         return [r for r in self.running if r.wants_work] if self.in_flight else self.running
@@ -119,7 +114,6 @@ class RequestQueues:
         return len(self.wanting()) + len(self.offloaded)
 
     def is_swapped(self, request: Request) -> bool:
-        """Return whether a request's pages are in the CPU buffer."""
         return self.swapping is not None and self.swapping.has(request)
 
     def runs_alone(self) -> bool:
@@ -149,7 +143,6 @@ class RequestQueues:
         request.state = RequestState.MOVING
 
     def go_on(self, request: Request) -> None:
-        """Let a lifted request run again; it waits if its seat is taken."""
         if self.is_swapped(request):
             _let_wait(request)
             if self.parking is None:
@@ -166,7 +159,6 @@ class RequestQueues:
         self.waiting.put_back([request])
 
     def finish(self, request: Request) -> None:
-        """End a request in any state, and free its pages."""
         if request.state is RequestState.RUNNING:
             self.running.remove(request)
             self._leave_cached(request)
@@ -218,13 +210,11 @@ class RequestQueues:
         return victim
 
     def _give_up(self, request: Request, draft: PlanDraft) -> None:
-        """Remove a request from the step and close its pages; it is waiting again."""
         draft.forget(request)
         self._close(request, returns=True)
         _let_wait(request)
 
     def park(self, request: Request, draft: PlanDraft) -> None:
-        """Park a running request in the CPU buffer, in favour of a prompt."""
         assert self.parking is not None and self.swapping is not None
         size_bytes = self.swapping.size_bytes(request)
         self.running.remove(request)
@@ -258,10 +248,7 @@ class RequestQueues:
         return released
 
     def clear(self, closed: Sequence[int]) -> None:
-        """Forget all requests, in whatever state an exception has left them.
-
-        :param closed: handles that the caller has closed.
-        """
+        """Forget all requests, in whatever state an exception has left them."""
         self.waiting = TurnQueue()
         self.running = []
         self.offloaded = []

@@ -44,7 +44,6 @@ from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.engine.planning.admission import Admission
 from kvell.engine.planning.chunks import Chunks, OffloadedPrompts
 from kvell.engine.planning.plan_draft import PlanDraft
-from kvell.engine.planning.protected import ProtectedPrefixes
 from kvell.engine.planning.request_queues import RequestQueues
 from kvell.engine.planning.step_memory import StepMemory
 from kvell.engine.planning.whole_prompts import require_whole_prompts
@@ -52,7 +51,6 @@ from kvell.engine.protocol.messages import Event, Tokens
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import PageCopy, StepPlan, TokenWork
 from kvell.engine.requests.request import Request
-from kvell.engine.requests.turns import TurnQueue
 from kvell.memory import GroupKind, Layout, MemoryCore
 from kvell.vocabulary import RequestId, StepNumber
 
@@ -67,8 +65,6 @@ class Fences:
     They are those that sample where draft tokens may follow, since the number of right ones is not
     known; and those with a prompt's tokens where the result decides which pages are kept: states,
     pages of images and of budgets.
-
-    :ivar is_needed: whether any step can be such a step.
     """
 
     def __init__(self, limits: Limits, layout: Layout) -> None:
@@ -81,12 +77,13 @@ class Fences:
         self.is_needed = limits.depth > 0 and (self._has_drafts or bool(self._models))
 
     def is_after(self, works: Iterable[TokenWork]) -> bool:
-        return self.is_needed and any(map(self._decides, works))
-
-    def _decides(self, work: TokenWork) -> bool:
-        is_decode = work.samples and work.known == 1 and work.output_index > 0
-        return (self._has_drafts and work.samples) or (
-            not is_decode and work.spec.model in self._models
+        return self.is_needed and any(
+            (self._has_drafts and work.samples)
+            or (
+                work.spec.model in self._models
+                and not (work.samples and work.known == 1 and work.output_index > 0)  # a decode
+            )
+            for work in works
         )
 
 
@@ -121,7 +118,6 @@ class Scheduler:
     It has three layers, each over the previous one: seats (the requests that run), chunks (their
     work), admission.
 
-    :ivar buffer_large: as given.
     :ivar steps_put_off: number of latest consecutive steps that had work, but no memory for it.
     """
 
@@ -145,112 +141,59 @@ class Scheduler:
         self.steps_put_off = 0
         self._preempted = False
         self._core = core
-        self._seats = RequestQueues(core, limits, swapping, parking)
-        self._chunks = Chunks(core, limits, self._seats, memory)
+        self.seats = RequestQueues(core, limits, swapping, parking)
+        self.chunks = Chunks(core, limits, self.seats, memory)
         self._fences = Fences(limits, core.layout)
         self.offloaded: OffloadedPrompts | None = None
         if swapping is not None and parking is not None and buffer_large is not None:
-            self.offloaded = OffloadedPrompts(core, self._seats, swapping, parking, buffer_large)
-        self._admission = Admission(
+            self.offloaded = OffloadedPrompts(core, self.seats, swapping, parking, buffer_large)
+        self.admission = Admission(
             core,
             limits,
-            self._seats,
-            self._chunks,
+            self.seats,
+            self.chunks,
             shares_pool=shares_pool,
             offloaded=self.offloaded,
         )
 
-    @property
-    def memory(self) -> StepMemory:
-        return self._chunks.memory
-
-    @property
-    def protected(self) -> ProtectedPrefixes:
-        return self._chunks.protected
-
-    @property
-    def rungs(self) -> dict[str, int]:
-        return self._seats.rungs
-
-    @property
-    def running(self) -> list[Request]:
-        """The requests that hold pages of the pool and are in steps."""
-        return self._seats.running
-
-    @property
-    def num_offloaded(self) -> int:
-        return len(self._seats.offloaded)
-
-    @property
-    def waiting(self) -> TurnQueue[Request]:
-        """The requests that hold no pages."""
-        return self._seats.waiting
-
-    def enqueue(self, request: Request) -> None:
-        self._seats.waiting.add(request)
-
     def enqueue_arrived(self, request: Request) -> None:
         """Let a request that arrived with its pages run as soon as there is a seat."""
-        self._seats.waiting.count_served(request)
-        self._seats.arrived.append(request)
-
-    def has_room_for(self, handle: int, computed: int) -> bool:
-        return self._admission.has_room_for(handle, computed)
+        self.seats.waiting.count_served(request)
+        self.seats.arrived.append(request)
 
     def sent_places(self, request: Request) -> Mapping[tuple[int, int], int] | None:
         """Return (group, position) → page of a request that another instance reads in the CPU
         buffer, counted like those of the pool; None if it is not there."""
-        if self.buffer_large is None or not self._seats.is_swapped(request):
+        if self.buffer_large is None or not self.seats.is_swapped(request):
             return None
         assert self.swapping is not None
         return self.swapping.send(request, self.buffer_large)
 
     def can_leave_buffer(self, request: Request) -> bool:
-        if self.buffer_large is None or not self._seats.is_swapped(request):
+        if self.buffer_large is None or not self.seats.is_swapped(request):
             return False
         assert self.swapping is not None
         return self.swapping.decodes(request)
 
-    def lift(self, request: Request) -> None:
-        """Take a running request, or one in the CPU buffer, out of the steps; its pages stay."""
-        self._seats.lift(request)
-
-    def resume(self, request: Request) -> None:
-        """Let a lifted request run again; it waits if its seat is taken."""
-        self._seats.go_on(request)
-
-    def start_again(self, request: Request) -> None:
-        """Let a running request whose pages are lost recompute all of its tokens."""
-        self._seats.start_again(request)
-
     def finish(self, request: Request) -> None:
-        """End a request in any state, and free its pages."""
-        self._seats.finish(request)
-        self._chunks.note_answered(request.turn.tenant)
-        self._admission.note_end(request)
+        self.seats.finish(request)
+        self.chunks.note_answered(request.turn.tenant)
+        self.admission.note_end(request)
 
     def charge_for(self, events: Iterable[Event]) -> None:
-        """Charge the parties of requests for new output tokens."""
         for event in events:
             if isinstance(event, Tokens):
-                self._seats.waiting.charge(event.request_id, len(event.token_ids))
-
-    def note_lateness(self, *, ttft_late: bool, tpot_late: bool) -> None:
-        if self.parking is not None:
-            self.parking.sizes.note_iteration(ttft_late=ttft_late, tpot_late=tpot_late)
+                self.seats.waiting.charge(event.request_id, len(event.token_ids))
 
     def drop_reserves(self) -> None:
-        self._chunks.protected.yield_all()
+        self.chunks.protected.yield_all()
         if self.swapping is not None:
             self.swapping.drop_prefixes()
 
     def clear(self, closed: Sequence[int]) -> None:
-        """Forget all requests, in whatever state an exception has left them.
-
-        :param closed: handles that the caller has closed.
-        """
-        self._seats.clear(closed)
-        self._admission.clear()
+        """Forget all requests, in whatever state an exception has left them."""
+        self.seats.clear(closed)
+        self.admission.clear()
         self.steps_put_off = 0
         self._preempted = False
 
@@ -262,60 +205,55 @@ class Scheduler:
         shared_prompt_tokens: int | None = None,
         undrafted: Collection[RequestId] = (),
     ) -> StepPlan:
-        """Plan step ``step``: its pages are allocated, nothing is computed yet.
-
-        :param in_flight: number of planned steps whose results are pending.
-        :param held: requests that have no part in the step.
-        :param shared_prompt_tokens: most prompt tokens if several tenants have requests.
-        :param undrafted: requests that get no draft tokens.
-        """
-        self._seats.in_flight, self._seats.held = in_flight, held
-        self._chunks.begin_step(step, shared_prompt_tokens)
+        """Plan step ``step``: its pages are allocated, nothing is computed yet."""
+        self.seats.in_flight, self.seats.held = in_flight, held
+        self.chunks.begin_step(step, shared_prompt_tokens)
         self._core.begin_step(step)
-        self._chunks.memory.begin(step, step - 1 - in_flight)
+        self.chunks.memory.begin(step, step - 1 - in_flight)
         if self.swapping is not None:
             self.swapping.begin()
         if self.parking is not None:
             self.parking.begin(step)
         if self.limits.common_pool:
-            self._chunks.protected.renew(self._seats.running)
+            self.chunks.protected.renew(self.seats.running)
         draft = PlanDraft(self.limits.max_num_batched_tokens)
         if self.swapping is not None:
-            draft.offload(self.swapping.copy_out(self._wanted_large()))
+            draft.offload(self.swapping.copy_out(self.wanted_large()))
         if self.offloaded is not None:
             self.offloaded.park_computed()
-        self._seats.start_again_long()
-        if self._seats.arrived:
-            self._admission.enter_arrived(draft)
+        self.seats.start_again_long()
+        if self.seats.arrived:
+            self.admission.enter_arrived(draft)
         self._plan_running(draft)
-        if not draft.preempted and not self._chunks.must_settle:
+        if not draft.preempted and not self.chunks.must_settle:
             if self.parking is not None:
-                self._admission.unpark(draft)
-            self._admission.admit(draft)
+                self.admission.unpark(draft)
+            self.admission.admit(draft)
         if not self.limits.enable_chunked_prefill and not draft.work:
-            self._chunks.plan_decodes(draft)
+            self.chunks.plan_decodes(draft)
         self._unstick(draft)
-        self._chunks.plan_draft_tokens(draft, undrafted)
+        self.chunks.plan_draft_tokens(draft, undrafted)
         self._grant(step, draft)
         self._preempted = bool(draft.preempted)
-        released = self._seats.take_released()
-        checkpoints = self._chunks.checkpoints(draft)
+        released = self.seats.take_released()
+        checkpoints = self.chunks.checkpoints(draft)
         if self._fences.is_needed:
-            self._chunks.must_settle |= self._fences.is_after(draft.work)
+            self.chunks.must_settle |= self._fences.is_after(draft.work)
         draft.add_moved(self._core.compact(COMPACT_LARGE_PAGES))
+        copies = [row for row in self._core.copies().tolist() if row[0] not in draft.forgotten]
         return StepPlan(
             step,
             released=released,
             offloads=draft.offloads,
             fetches=draft.fetches,
-            copies=self._copies(draft),
+            copies=tuple(PageCopy(*row[1:]) for row in copies),  # copy-on-write
             new_pages=draft.new_pages(),
             work=tuple(draft.work),
             checkpoints=checkpoints,
             preempted=tuple(draft.preempted),
             parked=tuple(draft.parked),
             admitted=tuple(draft.admitted),
-            slot=self._chunks.memory.slot,
+            slot=self.chunks.memory.slot,
             pools=draft.has_pooled,
         )
 
@@ -327,50 +265,41 @@ class Scheduler:
         result may free.  Also False after a fence (:class:`.Fences`), and while the sampling of a
         request needs its latest token.
         """
-        if self._chunks.must_settle or any(
-            request.sampling.looks_back for request in self._seats.running
+        if self.chunks.must_settle or any(
+            request.sampling.looks_back for request in self.seats.running
         ):
             return False
         return (
-            bool(self._seats.waiting)
+            bool(self.seats.waiting)
             or any(
-                request.wants_work and self._seats.may_run(request) and not request.outgrows_table
-                for request in self._seats.running
+                request.wants_work and self.seats.may_run(request) and not request.outgrows_table
+                for request in self.seats.running
             )
             or any(
-                request.wants_work and not request.is_decoding for request in self._seats.offloaded
+                request.wants_work and not request.is_decoding for request in self.seats.offloaded
             )
         )
 
     def lacks_memory(self, plan: StepPlan) -> bool:
-        return bool(plan.preempted) or self._admission.lacks_memory
+        return bool(plan.preempted) or self.admission.lacks_memory
 
     def wants_memory(self) -> bool:
-        return self._admission.lacks_memory and bool(self._seats.waiting)
+        return self.admission.lacks_memory and bool(self.seats.waiting)
 
     @property
     def num_awaiting_memory(self) -> int:
         """Number of requests that more memory would admit; at most one for each free seat."""
         parked = len(self.parking.parked) if self.parking else 0
-        if not (parked or self._preempted or self._admission.lacks_memory):
+        if not (parked or self._preempted or self.admission.lacks_memory):
             return 0
-        free_seats = self.limits.max_num_seqs - len(self._seats.wanting())
-        return max(0, min(free_seats, parked + len(self._seats.waiting)))
-
-    def expected_output(self, request: Request) -> int:
-        """Return how many more tokens a request will make, if its answer is of the usual length."""
-        return self._admission.expected_output(request)
-
-    @property
-    def num_wanting(self) -> int:
-        """Number of running requests that still have tokens to compute, this step included."""
-        return self._seats.num_wanting
+        free_seats = self.limits.max_num_seqs - len(self.seats.wanting())
+        return max(0, min(free_seats, parked + len(self.seats.waiting)))
 
     def _grant(self, step: StepNumber, draft: PlanDraft) -> None:
         """Get activations for the whole step; work that the device refuses is deferred."""
         planned = len(draft.work)
-        while not self._chunks.memory.grant(
-            step, self._chunks.planned_tokens(draft), draft.num_logits
+        while not self.chunks.memory.grant_activations(
+            step, self.chunks.planned_tokens(draft), draft.num_logits
         ):
             draft.put_off_last()
         if draft.work or not planned:
@@ -380,40 +309,35 @@ class Scheduler:
 
     def _plan_running(self, draft: PlanDraft) -> None:
         if self.limits.enable_chunked_prefill:
-            self._chunks.plan_decodes(draft)
-        self._chunks.plan_prefills(draft)
-        if self._seats.offloaded:
-            self._chunks.plan_offloaded(draft)
+            self.chunks.plan_decodes(draft)
+        self.chunks.plan_prefills(draft)
+        if self.seats.offloaded:
+            self.chunks.plan_offloaded(draft)
 
     def _unstick(self, draft: PlanDraft) -> None:
         """Preempt requests one by one while running requests block each other for lack of pages.
 
         Requests that are held, or wait until more of their sections are remote, block no others.
         """
-        if self._seats.in_flight:
-            self._chunks.must_settle |= not draft.work
+        if self.seats.in_flight:
+            self.chunks.must_settle |= not draft.work
             return
-        while not draft.work and any(map(self._seats.may_run, self._seats.running)):
-            self._seats.preempt_one(draft)
-            self._chunks.plan_decodes(draft)
+        while not draft.work and any(map(self.seats.may_run, self.seats.running)):
+            self.seats.preempt_one(draft)
+            self.chunks.plan_decodes(draft)
             if self.limits.enable_chunked_prefill or not draft.work:
-                self._chunks.plan_prefills(draft)
+                self.chunks.plan_prefills(draft)
 
     def looks_up(self, request: Request) -> bool:
         is_own = request.is_scored or not self.limits.enable_prefix_caching
-        return not (is_own or request.runs_alone or self._chunks.drops(request))
+        return not (is_own or request.runs_alone or self.chunks.drops(request))
 
     def cached_prompt_tokens(self, request: Request) -> int:
-        return self._admission.count_cached(request, prompt_alone=True)
+        return self.admission.count_cached(request, prompt_alone=True)
 
-    def _copies(self, draft: PlanDraft) -> tuple[PageCopy, ...]:
-        """Return the copy-on-write copies of this step, without those of preempted requests."""
-        rows = self._core.copies().tolist()
-        return tuple(PageCopy(*row[1:]) for row in rows if row[0] not in draft.forgotten)
-
-    def _wanted_large(self) -> int:
+    def wanted_large(self) -> int:
         """Return the most large pages that the first waiting request will need."""
-        first = self._seats.waiting.first()
+        first = self.seats.waiting.first()
         if first is None:
             return 0
         return sum(

@@ -1,8 +1,8 @@
 """Memory of a step, for KV and activations, which limits how much the step may compute.
 
-The scheduler asks a :class:`StepMemory`.  There are two: :class:`RigidMemory` for a pool of KV
-alone, with a separate reserve for activations; and :class:`SharedMemory` for one pool of both,
-which grants a step's KV and activations together or not at all (eLLM §4.4.1)::
+The scheduler asks a :class:`StepMemory`: that of a pool of KV alone, with a separate reserve for
+activations, or :class:`SharedMemory` for one pool of both, which grants a step's KV and activations
+together or not at all (eLLM §4.4.1)::
 
     begin ─► decodes: inflate for their growth ─► prefill chunks: the largest for which KV and
              activations both fit ─► grant: one slot for the activations of the whole step
@@ -15,9 +15,10 @@ the step computes less, or nothing.
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Protocol
 
-from kvell.elastic.arena import ActivationNeed, RememberedNeed, StepChunks, threshold_chunks
+from typing_extensions import override
+
+from kvell.elastic.arena import ActivationNeed, RememberedNeed, threshold_chunks
 from kvell.elastic.memory import AHEAD_BYTES, ElasticMemory, Slot
 from kvell.engine.requests.plan import StepSlot
 from kvell.memory import GroupKind, MemoryCore
@@ -27,69 +28,13 @@ CLOSENESS = 64
 """The search for the largest prefill chunk that fits stops within one part in 64 of it."""
 
 
-class StepMemory(Protocol):
-    """The memory of one step; ``tokens`` and ``rows`` (of logits) are those planned so far."""
+class StepMemory:
+    """The memory of one step; ``tokens`` and ``rows`` (of logits) are those planned so far.
 
-    rungs: dict[str, int]
+    This one is of a pool of KV alone: activations have their own reserve.
 
-    slot: StepSlot | None
-    """Activations of the step granted last; None if they have a reserve."""
-
-    def begin(self, step: StepNumber, completed_step: int) -> None:
-        """Begin to plan a step, which runs after all earlier ones.
-
-        :param completed_step: the last step whose result is committed.
-        """
-        ...
-
-    def before_decodes(self, lengths: Sequence[int]) -> bool:
-        """Prepare to grow requests of these lengths by their newest token.
-
-        Return whether their activations fit.
-        """
-        ...
-
-    def give(self, tokens: int, rows: int) -> bool:
-        """Give more pages to KV, which ran out of them; return whether it got any."""
-        ...
-
-    def largest(self, handle: int, computed: int, wanted: int, tokens: int, rows: int) -> int:
-        """Return up to which token, at most ``wanted``, a request may be computed."""
-        ...
-
-    def affordable(self, count: int, tokens: int, rows: int) -> int:
-        """Return how many of ``count`` tokens of a request have room for their activations, if its
-        pages need none."""
-        ...
-
-    def before_admission(self, chunk_tokens: int, tokens: int, rows: int) -> None:
-        """Prepare to admit a request whose first chunk has ``chunk_tokens``, if it fits."""
-        ...
-
-    def most_draft_tokens(self, wanted: int, tokens: int, rows: int) -> int:
-        """Return how many of ``wanted`` draft tokens have activations that nothing else wants."""
-        ...
-
-    def grant(self, step: StepNumber, tokens: int, rows: int) -> bool:
-        """Give the planned step its activations; return False if the device refuses them."""
-        ...
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether no further chunk of the pool will get memory."""
-        ...
-
-    def warm(self, count: int) -> None:
-        """Record that the next ``count`` chunks of the pool have memory; 0: no more will."""
-        ...
-
-    def figures(self) -> dict[str, int]:
-        """Return chunks by owner and state, and counters so far; empty if nothing is shared."""
-        ...
-
-
-class RigidMemory:
-    """The :class:`StepMemory` of a pool of KV alone: activations have their own reserve."""
+    :ivar slot: activations of the step granted last; None if they have a reserve.
+    """
 
     def __init__(self, core: MemoryCore) -> None:
         self.rungs: dict[str, int] = {}
@@ -97,58 +42,71 @@ class RigidMemory:
         self._core = core
 
     def begin(self, step: StepNumber, completed_step: int) -> None:
-        """Do nothing."""
+        """Begin to plan a step, which runs after all earlier ones.
+
+        :param completed_step: the last step whose result is committed.
+        """
 
     def before_decodes(self, lengths: Sequence[int]) -> bool:
+        """Prepare to grow requests of these lengths by their newest token.
+
+        Return whether their activations fit.
+        """
         return True
 
     def give(self, tokens: int, rows: int) -> bool:
+        """Give more pages to KV, which ran out of them; return whether it got any."""
         return False
 
     def largest(self, handle: int, computed: int, wanted: int, tokens: int, rows: int) -> int:
-        """Return up to which token, at most ``wanted``, the core has pages."""
+        """Return up to which token, at most ``wanted``, a request may be computed."""
         return self._core.largest(handle, wanted)
 
     def affordable(self, count: int, tokens: int, rows: int) -> int:
+        """Return how many of ``count`` tokens of a request have room for their activations, if its
+        pages need none."""
         return count
 
     def before_admission(self, chunk_tokens: int, tokens: int, rows: int) -> None:
-        """Do nothing."""
+        """Prepare to admit a request whose first chunk has ``chunk_tokens``, if it fits."""
 
     def most_draft_tokens(self, wanted: int, tokens: int, rows: int) -> int:
+        """Return how many of ``wanted`` draft tokens have activations that nothing else wants."""
         return wanted
 
-    def grant(self, step: StepNumber, tokens: int, rows: int) -> bool:
+    def grant_activations(self, step: StepNumber, tokens: int, rows: int) -> bool:
+        """Give the planned step its activations; return False if the device refuses them."""
         return True
 
     @property
     def is_complete(self) -> bool:
+        """Whether no further chunk of the pool will get memory."""
         return True
 
     def warm(self, count: int) -> None:
-        """Do nothing."""
+        """Record that the next ``count`` chunks of the pool have memory; 0: no more will."""
 
     def figures(self) -> dict[str, int]:
+        """Return chunks by owner and state, and counters so far; empty if nothing is shared."""
         return {}
 
 
-class SharedMemory:
+class SharedMemory(StepMemory):
     """The :class:`StepMemory` of one pool for KV and activations, over a balloon.
 
     :param core: the scheduler's memory core; the balloon withholds its large pages.
     """
 
     def __init__(self, core: MemoryCore, memory: ElasticMemory, model: ActivationNeed) -> None:
+        super().__init__(core)
         self.rungs = dict.fromkeys(
             ("inflate", "deflate", "shrink_for_activations", "refused_by_device"), 0
         )
-        self.slot: StepSlot | None = None
         self.memory = memory
         self.most_activation_chunks = 0
         self._has_ended = False
-        self._core = core
         self._layout = core.layout
-        self._need = StepChunks(RememberedNeed(model), memory.device.chunk_bytes)
+        self.need = RememberedNeed(model)
         self._slot: Slot | None = None
         self._growth_large = self._decodes = 0
         self._groups_by_page = Counter(
@@ -156,8 +114,8 @@ class SharedMemory:
         )
         self._step = StepNumber(0)
 
+    @override
     def begin(self, step: StepNumber, completed_step: int) -> None:
-        """Release the slot of the previous step, and tend the balloon."""
         if self._slot is not None:
             self.memory.release(self._slot, self._step)
             self._slot = self.slot = None
@@ -165,23 +123,24 @@ class SharedMemory:
         self._step = step
         self._growth_large = self._decodes = 0
 
+    @override
     def before_decodes(self, lengths: Sequence[int]) -> bool:
-        """Inflate KV for the decodes' growth, before anything cached is evicted."""
         self._decodes = len(lengths)
         self._growth_large = sum(
             groups * sum(length % page_tokens == 1 % page_tokens for length in lengths)
             for page_tokens, groups in self._groups_by_page.items()
         )
-        chunks = self._need.chunks(len(lengths), len(lengths))
+        chunks = self._chunks(len(lengths), len(lengths))
         if self._growth_large:
             self._inflate_for(self._growth_large, chunks)
         return self._ensure(chunks) >= chunks
 
+    @override
     def give(self, tokens: int, rows: int) -> bool:
-        return self._inflate(self._layout.num_large_pages, self._need.chunks(tokens, rows)) > 0
+        return self._inflate(self._layout.num_large_pages, self._chunks(tokens, rows)) > 0
 
+    @override
     def largest(self, handle: int, computed: int, wanted: int, tokens: int, rows: int) -> int:
-        """Return up to which token both KV and activations fit."""
         count = self.affordable(wanted - computed, tokens, rows)
         if count <= 0:
             return computed
@@ -191,26 +150,28 @@ class SharedMemory:
             until = self._balanced(handle, computed, (until - computed, count), tokens, rows)
         return until
 
+    @override
     def before_admission(self, chunk_tokens: int, tokens: int, rows: int) -> None:
         kept = self._kept(tokens + chunk_tokens, rows)
         self._ensure(kept)
         self._inflate(self._layout.num_large_pages, kept)
 
+    @override
     def most_draft_tokens(self, wanted: int, tokens: int, rows: int) -> int:
         """Return how many draft tokens fit beside the other work, without a page of KV for them."""
-        least = self._need.chunks(tokens, rows)
+        least = self._chunks(tokens, rows)
         free = max(least, self.memory.balloon.idle_chunks)
-        while wanted > 0 and self._need.chunks(tokens + wanted, rows + wanted) > free:
+        while wanted > 0 and self._chunks(tokens + wanted, rows + wanted) > free:
             wanted //= 2
         return wanted
 
-    def grant(self, step: StepNumber, tokens: int, rows: int) -> bool:
-        """Grant the step one slot; if the device refuses it, count that and return False."""
-        chunks = self._need.chunks(tokens, rows)
+    @override
+    def grant_activations(self, step: StepNumber, tokens: int, rows: int) -> bool:
+        chunks = self._chunks(tokens, rows)
         if not chunks:
             return True
         self._ensure(chunks)
-        self._slot = self.memory.grant(self._need.model.need_bytes(tokens, rows), step)
+        self._slot = self.memory.grant(self.need.need_bytes(tokens, rows), step)
         if self._slot is None:
             self.rungs["refused_by_device"] += 1
             return False
@@ -219,21 +180,23 @@ class SharedMemory:
         return True
 
     @property
+    @override
     def is_complete(self) -> bool:
         return self._has_ended or not len(self.memory.balloon.uncommitted_chunks)
 
+    @override
     def warm(self, count: int) -> None:
-        """Record that the next ``count`` chunks of the pool have memory; 0: no more will."""
         self._has_ended |= not count
         self.memory.warm(count)
 
+    @override
     def figures(self) -> dict[str, int]:
         return self.memory.figures() | {"largest_step_chunks": self.most_activation_chunks}
 
     # ------------------------------------------------------------------- chunk sizes
 
+    @override
     def affordable(self, count: int, tokens: int, rows: int) -> int:
-        """Return how many of ``count`` tokens could have activations if KV needed no chunks."""
         idle = self._ensure(self._kept(tokens + count, rows))
         if idle >= self._kept(tokens + count, rows):
             return count
@@ -260,7 +223,9 @@ class SharedMemory:
         low, high = bounds
         while high - low > max(1, high // CLOSENESS):
             middle = (low + high) // 2
-            if self._share(tokens + middle, rows) and self._reaches(handle, computed + middle):
+            if self._share(tokens + middle, rows) and (
+                self._core.largest(handle, computed + middle) == computed + middle
+            ):
                 low = middle
             else:
                 high = middle
@@ -268,18 +233,19 @@ class SharedMemory:
         # Chunks have changed owners and may now be under other large pages: ask again.
         return self._core.largest(handle, computed + low)
 
-    def _reaches(self, handle: int, until: int) -> bool:
-        return self._core.largest(handle, until) == until
-
     def _share(self, tokens: int, rows: int) -> bool:
-        """Give activations the chunks for ``tokens``, KV the rest; return whether they fit."""
         kept = self._kept(tokens, rows)
         self._inflate(self._layout.num_large_pages, kept)
         return self._ensure(kept) >= kept
 
+    def _chunks(self, tokens: int, rows: int) -> int:
+        """Return the chunks of a step's activations; 0 for one that computes nothing."""
+        need_bytes = self.need.need_bytes(tokens, rows) if tokens else 0
+        return -(-need_bytes // self.memory.device.chunk_bytes)
+
     def _kept(self, tokens: int, rows: int) -> int:
         """Return the chunks for ``tokens`` and one more request, plus θ if any request decodes."""
-        chunks = self._need.chunks(tokens, rows + 1)
+        chunks = self._chunks(tokens, rows + 1)
         if not self._decodes:
             return chunks
         total = self.memory.balloon.tiling.num_chunks

@@ -35,10 +35,7 @@ def least_end(request: Request, wanted: int, limits: Limits) -> int:
 
 
 def has_budget(request: Request, budget: int, limits: Limits) -> bool:
-    """Return whether a step's budget is enough for the least that it must compute of a request.
-
-    :param budget: tokens that the step may still compute.
-    """
+    """Return whether a step's budget is enough for the least that it must compute of a request."""
     if limits.enable_chunked_prefill or request.is_scored:
         return budget > 0
     return budget >= request.remaining

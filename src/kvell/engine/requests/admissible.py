@@ -96,10 +96,7 @@ def request_problem(
     limits: Limits,
     layout: Layout,
 ) -> ChangeSomething | None:
-    """Return what the user must change about a prompt and its images; None if it can be served.
-
-    :param max_tokens: most output tokens.
-    """
+    """Return what the user must change about a prompt and its images; None if it can be served."""
     if not images:
         return prompt_problem(prompt, limits)
     length = min(limits.max_model_len, len(prompt) + max_tokens)

@@ -172,10 +172,7 @@ class BeamSearch:
         return SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, logprobs=count)
 
     def after(self, logprobs: Sequence[TokenLogprobs]) -> "BeamSearch":
-        """Return the search after one more token of every beam.
-
-        :param logprobs: of each running beam, with at least :attr:`candidates` likeliest tokens.
-        """
+        """Return the search after one more token of every beam."""
         width = self.params.beam_width
         length = self.running[0].length + 1
         is_last = length >= self.params.max_tokens
@@ -193,7 +190,6 @@ class BeamSearch:
 
     @property
     def is_over(self) -> bool:
-        """Whether the finished answers are the result of the search."""
         if not self.running:
             return True
         params = self.params
@@ -221,11 +217,8 @@ class BeamSearch:
             if may_end or token not in self.ends
         ]
         beams.sort(key=lambda candidate: -candidate[0])  # of equal ones the better beam's first
-        return [_longer(*candidate, self.params.logprobs) for candidate in beams[: self._needed]]
-
-    @property
-    def _needed(self) -> int:
-        return self.params.beam_width * (1 + len(self.ends))
+        needed = self.params.beam_width * (1 + len(self.ends))
+        return [_longer(*candidate, self.params.logprobs) for candidate in beams[:needed]]
 
 
 def _longer(total: float, beam: Beam, likely: TokenLogprobs, rank: int, shown: int | None) -> Beam:

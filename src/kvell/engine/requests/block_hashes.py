@@ -31,10 +31,7 @@ class BlockHashes:
         self._hashes: list[int] = list(begun)
 
     def up_to(self, tokens: npt.NDArray[np.int32]) -> int:
-        """Return the hash of the block that ends with the last token; ``NO_BLOCK`` for no tokens.
-
-        :param tokens: int32, from the beginning; a whole number of blocks.
-        """
+        """Return the hash of the block that ends with the last token; ``NO_BLOCK`` for none."""
         count = len(tokens) // self.block_tokens
         if len(self._hashes) < count:
             self._grow(tokens, count)

@@ -42,10 +42,6 @@ def long_root(root: str) -> str:
     return LONG + root
 
 
-def is_long_root(root: str) -> bool:
-    return root.startswith(LONG)
-
-
 def kept_root(unique: str) -> str:
     """Return the root of a request whose first tokens are remote from the start.
 

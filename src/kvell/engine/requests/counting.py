@@ -19,9 +19,7 @@ def group_hits(
 ) -> tuple[int, ...]:
     """Return the cached tokens that a request takes in each group; a window takes its own only.
 
-    :param model: the request's model.
     :param held: table rows of the pages that it holds before it computes any.
-    :param hit_tokens: number of its cached tokens.
     """
     hits = [0] * len(groups)
     for index, group in enumerate(groups):
@@ -35,17 +33,13 @@ def group_hits(
 
 
 class StepSizes:
-    """A histogram of steps by the number of tokens computed.
-
-    :ivar tokens: number of tokens of all steps.
-    """
+    """A histogram of steps by the number of tokens computed."""
 
     def __init__(self) -> None:
         self.tokens = 0
         self._counts = [0] * (len(STEP_TOKENS_BUCKETS) + 1)
 
     def add(self, tokens: int) -> None:
-        """Count a step that computes ``tokens``."""
         self.tokens += tokens
         self._counts[bisect_left(STEP_TOKENS_BUCKETS, tokens)] += 1
 

@@ -103,7 +103,6 @@ class ModelRules:
     :param name: name of the model in requests; "" if an engine has only one model.
     :param limits: limits of the engine, with the lengths and token ids of this model.
     :param layout: the pool with the groups that its requests hold pages of.
-    :param takes_images: whether prompts may have images.
     :param has_head: whether the model writes text; if not, it serves embeddings alone.
     """
 
@@ -115,18 +114,12 @@ class ModelRules:
     has_head: bool = True
 
     def lengths(self, *, borrows: bool) -> ModelLengths:
-        """Return the longest requests.
-
-        :param borrows: whether the instance may borrow memory of others.
-        """
+        """Return the longest requests."""
         reach_tokens = self.limits.reach_tokens if borrows else 0
         return ModelLengths(self.limits.max_model_len, reach_tokens)
 
     def head_problem(self, model: str) -> ChangeSomething | None:
-        """Return the refusal of a request for text to a model without a head; None if it has one.
-
-        :param model: the model's name in messages.
-        """
+        """Return the refusal of a request for text to a model without a head, or None."""
         if self.has_head:
             return None
         problem = "cannot write text: tie_word_embeddings is false, and no file has lm_head.weight"

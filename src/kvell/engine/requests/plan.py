@@ -41,7 +41,6 @@ PENDING = -(1 << 31)
 class TokenWork(Struct, frozen=True, eq=False, gc=False):
     """The computation of tokens ``start … start+count-1`` of a request.
 
-    :param spec: the request that it belongs to.
     :param handle: names the request's tables; never reused.
     :param token_ids: int32 [count], the tokens themselves, TO_DRAFT for draft tokens, or PENDING.
     :param samples: whether the last token before drafts yields a token.

@@ -48,10 +48,6 @@ class Turn:
         return cls(spec.priority, spec.tenant, spec.group)
 
 
-NO_PARTY = Turn()
-"""The party of requests without a tenant or group, which are served in order of arrival."""
-
-
 class Waits(Protocol):
     """A request that can wait for its turn."""
 
@@ -113,7 +109,7 @@ class _Round(Generic[Party]):
 
     def __init__(self, make: Callable[[], Party]) -> None:
         self._make: Callable[[], Party] = make
-        self._places: list[tuple[tuple[float, int, int], Party]] = []
+        self.places: list[tuple[tuple[float, int, int], Party]] = []
         self._turns = self._arrivals = 0
         self._most_kept = FEWEST_KEPT
         self.clock = 0.0
@@ -128,7 +124,7 @@ class _Round(Generic[Party]):
                 self._forget()
             party = self.parties[name] = self._make()
         if not party.num_waiting:
-            first = self.next() if self._places else None
+            first = self.next() if self.places else None
             if first is None and self.charged:
                 self._advance()
             floor = self.clock if first is None else max(self.clock, first.service)
@@ -145,7 +141,7 @@ class _Round(Generic[Party]):
             if not party.is_listed:
                 party.is_listed = True
                 place = (party.service, party.last_turn, party.came)
-                heapq.heappush(self._places, (place, party))
+                heapq.heappush(self.places, (place, party))
 
     def takes(self, party: Party) -> None:
         """Count a request of the party whose turn it is: it no longer waits, and is served."""
@@ -166,22 +162,22 @@ class _Round(Generic[Party]):
         self.num_here -= 1
         if not self.num_here:  # no request waits or is served
             self.parties.clear()
-            self._places.clear()
+            self.places.clear()
             self.clock = 0.0
             self._most_kept = FEWEST_KEPT
 
     def next(self) -> Party | None:
         """Return the waiting party whose turn it is; None if no party waits."""
-        while self._places:
-            listed, party = self._places[0]
+        while self.places:
+            listed, party = self.places[0]
             if not party.num_waiting:
                 party.is_listed = False
-                heapq.heappop(self._places)
+                heapq.heappop(self.places)
                 continue
             place = (party.service, party.last_turn, party.came)
             if place == listed:
                 return party
-            heapq.heapreplace(self._places, (place, party))  # they only grow: none is too late
+            heapq.heapreplace(self.places, (place, party))  # they only grow: none is too late
         return None
 
     def next_but(self, names: Collection[str]) -> Party | None:
@@ -200,10 +196,10 @@ class _Round(Generic[Party]):
             is_here = party.num_waiting or party.num_served
             if not is_here and party.service <= self.clock:
                 del self.parties[name]
-        self._places = [(kept.place, kept) for kept in self.parties.values() if kept.num_waiting]
+        self.places = [(kept.place, kept) for kept in self.parties.values() if kept.num_waiting]
         for kept in self.parties.values():
             kept.is_listed = bool(kept.num_waiting)
-        heapq.heapify(self._places)
+        heapq.heapify(self.places)
         self._most_kept = max(FEWEST_KEPT, 2 * len(self.parties))
 
 
@@ -231,7 +227,7 @@ class TurnQueue(Generic[Item]):
     def __init__(self) -> None:
         self.waiting: dict[RequestId, Item] = {}
         self._here: dict[RequestId, _Membership[Item]] = {}
-        self._levels: dict[int, _Round[_Tenant]] = {}
+        self.levels: dict[int, _Round[_Tenant]] = {}
         self._uncharged: defaultdict[RequestId, int] = defaultdict(int)
 
     def __len__(self) -> int:
@@ -241,7 +237,7 @@ class TurnQueue(Generic[Item]):
         return self.get(item.request_id) is item
 
     def __iter__(self) -> Iterator[Item]:
-        tenants = [party for level in self._levels.values() for party in level.parties.values()]
+        tenants = [party for level in self.levels.values() for party in level.parties.values()]
         back = {name: None for tenant in tenants for name in tenant.returned}
         yield from [self.waiting[name] for name in (back | dict.fromkeys(self.waiting))]
 
@@ -259,7 +255,7 @@ class TurnQueue(Generic[Item]):
     def count_new(self) -> dict[str, int]:
         """Return the number of waiting requests by tenant, without those that were put back."""
         counts: dict[str, int] = {}
-        for level in self._levels.values():
+        for level in self.levels.values():
             for name, tenant in level.parties.items():
                 if new := tenant.num_waiting - len(tenant.returned):
                     counts[name] = counts.get(name, 0) + new
@@ -275,14 +271,11 @@ class TurnQueue(Generic[Item]):
         return membership is not None and membership.item is item
 
     def first(self, but: Collection[str] = ()) -> Item | None:
-        """Return the request whose turn it is; None if none waits.
-
-        :param but: tenants to pass over.
-        """
+        """Return the request whose turn it is; None if none waits."""
         if self._uncharged:
             self._settle()
-        for priority in sorted(self._levels):
-            level = self._levels[priority]
+        for priority in sorted(self.levels):
+            level = self.levels[priority]
             tenant = level.next_but(but) if but else level.next()
             if tenant is None:
                 continue
@@ -351,7 +344,7 @@ class TurnQueue(Generic[Item]):
         member.tenant.groups.leaves(member.group)
         member.tenants.leaves(member.tenant)
         if not member.tenants.num_here:
-            del self._levels[member.priority]
+            del self.levels[member.priority]
         return waited
 
     def clear(self) -> list[Item]:
@@ -366,9 +359,9 @@ class TurnQueue(Generic[Item]):
             self.discard(self._here[item.request_id].item)
         if self._uncharged:
             self._settle()
-        if turn.priority not in self._levels:
-            self._levels[turn.priority] = _Round(_Tenant)
-        tenants = self._levels[turn.priority]
+        if turn.priority not in self.levels:
+            self.levels[turn.priority] = _Round(_Tenant)
+        tenants = self.levels[turn.priority]
         tenant = tenants.comes(turn.tenant)
         group = tenant.groups.comes(turn.group)
         membership = _Membership(item, turn.priority, tenants, tenant, group)

@@ -72,7 +72,7 @@ class WorkRows:
     @cached_property
     def query_starts(self) -> Ints:
         """The index of each work's first token in the batch, int32 [n+1]."""
-        return _starts(self.counts)
+        return starts_of(self.counts)
 
 
 class PageTables:
@@ -120,7 +120,6 @@ class PageTables:
         """Return token ids [T], their positions [T], and the rows that give logits [R]; int64.
 
         :param num_logits: number of tokens at the end of each work that give logits.
-        :param token_ids: the token ids of each work.
         """
         packed = _tables.token_rows(rows.starts, rows.counts, num_logits, token_ids)
         tokens, wanted = sum(rows.counts), sum(num_logits)
@@ -153,7 +152,8 @@ class PageTables:
         per_large = group.pages_per_large
         rows = WorkRows.of(work) if rows is None else rows
         starts = np.array(rows.starts, np.int32)
-        page_ids = self.slots.physical(_join(running), per_large).reshape(-1, group.slices)
+        joined = np.concatenate(running) if running else np.empty(0, np.int32)
+        page_ids = self.slots.physical(joined, per_large).reshape(-1, group.slices)
         drafted = np.fromiter((w.proposed > 0 for w in work), np.bool_, len(work))
         kept = _checkpoints_of(checkpoints, group_index, group.slices)
         kept = np.concatenate([kept, _states_before_draft_tokens(work, running, group_index)])
@@ -246,11 +246,7 @@ def _states_before_draft_tokens(
     return np.asarray(rows, np.int32).reshape(-1, slices, 5)
 
 
-def _join(pieces: Sequence[Ints]) -> Ints:
-    return np.concatenate(pieces) if pieces else np.empty(0, np.int32)
-
-
-def _starts(counts: Sequence[int] | npt.NDArray[np.int64]) -> Ints:
+def starts_of(counts: Sequence[int] | npt.NDArray[np.int64]) -> Ints:
     starts = np.zeros(len(counts) + 1, np.int32)
     np.cumsum(counts, out=starts[1:])
     return starts

@@ -24,7 +24,7 @@ import numpy as np
 from msgspec import structs
 
 from kvell.engine.planning.proposals import Ints
-from kvell.engine.requests.plan import NewPages, StepPlan, TokenWork
+from kvell.engine.requests.plan import StepPlan, TokenWork
 from kvell.engine.running.forward_batches import ForwardBatches
 from kvell.engine.running.lent.queries import Queries
 from kvell.engine.sampling.controls import Controls
@@ -36,9 +36,7 @@ from kvell.models.paged_model import ForwardBatch, PagedModel
 class Drafter:
     """A draft model over the pool of the model that it drafts for.
 
-    :param layout: layout of the whole pool.
     :param name: name of the model that it drafts for; "" if that is the only one.
-    :param batches: batches of the drafter's groups.
     :param controls: sampling controls of the requests; draft tokens are drawn under them too.
     """
 
@@ -66,20 +64,18 @@ class Drafter:
         if not works:
             return plan
         drafting = [_Drafting(work) for work in works if work.proposed]
-        self._first_pass(works, plan.checkpoints, drafting)
+        known_work = [
+            structs.replace(w, count=w.known, token_ids=w.token_ids[: w.known], proposed=0)
+            for w in works
+        ]
+        wants = [1 if work.proposed else 0 for work in works]
+        batch = self._batches.batch(known_work, plan.checkpoints, wants)
+        self._run(known_work, batch, drafting)
         most_proposed = max((request.work.proposed for request in drafting), default=0)
         for count in range(1, most_proposed + (0 if self._again else 1)):
             self._pass([request for request in drafting if request.work.proposed >= count], count)
         filled = {request.work.handle: request.filled() for request in drafting}
         return replace(plan, work=tuple(filled.get(work.handle, work) for work in plan.work))
-
-    def _first_pass(
-        self, works: Sequence[TokenWork], checkpoints: NewPages, drafting: Sequence["_Drafting"]
-    ) -> None:
-        wants = [1 if work.proposed else 0 for work in works]
-        known_work = [_known(work) for work in works]
-        batch = self._batches.batch(known_work, checkpoints, wants)
-        self._run(known_work, batch, drafting)
 
     def _pass(self, drafting: Sequence["_Drafting"], count: int) -> None:
         """Compute draft token number ``count`` of each request; draft the next if it needs one."""
@@ -128,7 +124,6 @@ class _Drafting:
         )
 
     def filled(self) -> TokenWork:
-        """Return the work with its draft tokens so far."""
         known_ids: Ints = self.work.token_ids[: self.work.known]
         draft_tokens = np.asarray(self.draft_tokens, np.int32)
         return structs.replace(
@@ -137,9 +132,3 @@ class _Drafting:
             token_ids=np.concatenate([known_ids, draft_tokens]),
             proposed=len(draft_tokens),
         )
-
-
-def _known(work: TokenWork) -> TokenWork:
-    """Return the part of a work before its draft tokens."""
-    tokens = work.token_ids[: work.known]
-    return structs.replace(work, count=work.known, token_ids=tokens, proposed=0)

@@ -69,7 +69,6 @@ class ImageBatcher:
         )
 
     def _positions(self, works: Sequence[TokenWork], device: torch.device) -> torch.Tensor:
-        """Return positions of all tokens of the step, by the images of their whole prefix."""
         positions = [grid_positions(w.start, w.count, self._grids(w)) for w in works]
         return torch.from_numpy(np.concatenate(positions, axis=1)).to(device)
 
@@ -149,7 +148,7 @@ class ImageBatcher:
 def literal(work: TokenWork, store: ImageStore) -> Ints:
     """Return the work's token ids, with the user's ids for images."""
     ids = work.token_ids.copy()
-    for image in _touched(work):
+    for image in [image for _, image in _numbered(work) if image.end > work.start]:
         low, high = _overlap(image, work)
         span = _span_in(image, work, store)
         ids[low - work.start : high - work.start] = span.token_ids[
@@ -199,10 +198,6 @@ def _span_in(image: ImageSpan, work: TokenWork, store: ImageStore) -> Span:
     return store.span(int(work.token_ids[last - work.start]))
 
 
-def _touched(work: TokenWork) -> Iterator[ImageSpan]:
-    return (image for _, image in _numbered(work) if image.end > work.start)
-
-
 def _overlap(image: ImageSpan, work: TokenWork) -> tuple[int, int]:
     return max(image.start, work.start), min(image.end, work.start + work.count)
 
@@ -232,7 +227,6 @@ NO_CHECKPOINTS = np.empty((0, 5), np.int32)
 class ForwardBatches:
     """A builder of batches for one model.
 
-    :param tables: page tables of the whole pool.
     :param groups: indices of the model's groups in the pool, in the model's order.
     :param images: images of requests in flight, if the model takes images, or drafts for one that
         does: then it reads the placeholders of images as tokens.
@@ -251,7 +245,7 @@ class ForwardBatches:
         self._device = device
         self._on_host = device.type == "cpu"
         kinds = {index: layout.groups[index].kind for index in groups}
-        self._drops = GroupKind.DROPPING in kinds.values()
+        self.drops = GroupKind.DROPPING in kinds.values()
         self._of_images = {index for index in groups if kinds[index] in IMAGE_KINDS}
         self._of_states = {index for index in groups if kinds[index] is GroupKind.STATE}
         self._store = images
@@ -274,7 +268,6 @@ class ForwardBatches:
         :param num_logits: number of tokens at the end of each work that give logits; by default
             ``num_logits`` of the work.
         :param wants_largest: whether to compute the argmax of each row's logits.
-        :param begun: called when the pass begins to compute.
         :param wants_hidden: whether to keep the head's input of each row.
         """
         rows = WorkRows.of(work)
@@ -291,11 +284,6 @@ class ForwardBatches:
             return HostForwardBatch(tokens, groups, seen, ends, *options)
         ids, positions, wanted = (part.to(self._device) for part in tokens.tensors)
         return ForwardBatch(ids, positions, groups, wanted, seen, ends, *options)
-
-    @property
-    def drops(self) -> bool:
-        """Whether layers drop prompt tokens."""
-        return self._drops
 
     def decode_rows(
         self, work: Sequence[TokenWork], sources: Ints | None = None, targets: Ints | None = None
@@ -327,7 +315,7 @@ class ForwardBatches:
 
     def _prompt_ends(self, work: Sequence[TokenWork]) -> tuple[int, ...]:
         """Return the indices of work that ends a prompt, if layers then drop tokens; else none."""
-        if not self._drops:
+        if not self.drops:
             return ()
         ends = enumerate(w.start + w.count - w.proposed == w.spec.prompt_tokens for w in work)
         return tuple(index for index, is_end in ends if is_end)
@@ -338,15 +326,10 @@ class ForwardBatches:
         if index in self._of_images:
             return None
         if index in self._of_states:
-            return self._states(index, work, rows, checkpoints)
-        return _to_device(self._tables.arrays(index, work, rows), self._device)
-
-    def _states(
-        self, index: int, work: Sequence[TokenWork], rows: WorkRows, checkpoints: NewPages
-    ) -> StateBatch:
-        if self._on_host and not len(checkpoints) and not any(w.proposed for w in work):
-            return HostStateBatch(self._tables.running_states(index, rows))
-        return _to_pool(self._tables.states(index, work, checkpoints, rows), self._device)
+            if self._on_host and not len(checkpoints) and not any(w.proposed for w in work):
+                return HostStateBatch(self._tables.running_states(index, rows))
+            return _to_pool(self._tables.states(index, work, checkpoints, rows), self._device)
+        return to_device(self._tables.arrays(index, work, rows), self._device)
 
 
 def _to_pool(arrays: StateArrays, device: torch.device) -> StateBatch:
@@ -363,17 +346,14 @@ def _to_pool(arrays: StateArrays, device: torch.device) -> StateBatch:
     )
 
 
-def _to_device(arrays: GroupArrays, device: torch.device) -> GroupBatch:
+def to_device(arrays: GroupArrays, device: torch.device) -> GroupBatch:
     if device.type == "cpu":
         return HostGroupBatch(arrays)
     there = torch.from_numpy(arrays.flat).to(device)
-    return GroupBatch(*there.split_with_sizes(arrays.sizes), host=_lengths(arrays))
-
-
-def _lengths(arrays: GroupArrays) -> HostLengths:
-    return HostLengths(
+    lengths = HostLengths(
         query_starts=torch.from_numpy(arrays.query_starts),
         context_lens=torch.from_numpy(arrays.context_lens),
         table_starts=torch.from_numpy(arrays.table_starts),
         first_positions=torch.from_numpy(arrays.first_positions),
     )
+    return GroupBatch(*there.split_with_sizes(arrays.sizes), host=lengths)

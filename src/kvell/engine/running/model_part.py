@@ -45,7 +45,6 @@ NOTHING_POOLED = PooledRows()
 
 
 def pooled_rows(work: Sequence[TokenWork]) -> PooledRows:
-    """Return the last row of each work that pools."""
     rows, end = list[tuple[int, int]](), 0
     for item in work:
         end += item.num_logits

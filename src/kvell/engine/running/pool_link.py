@@ -24,7 +24,6 @@ from kvell.mempool.transfers.messages import Offer, Transfer, Written
 from kvell.mempool.transports.lent_attention import RightsWords
 from kvell.mempool.transports.neighbours import MappedPeers
 from kvell.mempool.transports.page_copies import Bytes
-from kvell.mempool.transports.tcp.partials import PartialsLine
 from kvell.models.partials.remote_sections import model_of
 from kvell.models.partials.served_layers import AttentionService, ServedLayers
 
@@ -36,7 +35,6 @@ class SectionAnswers:
     """A :class:`.LentAttention` over the pool of several models' layers.
 
     :param models: the layers of each model whose kernels are compiled, by the model's number.
-    :param words: the table of rights.
     """
 
     def __init__(self, models: Mapping[int, ServedLayers], words: RightsWords) -> None:
@@ -104,7 +102,7 @@ class PoolLink(EngineLink):
         lends = is_tcp and any(layers.full_groups for layers in models.values())
         self.asks = lends
         self.host = agent.instance if is_tcp else ""
-        self._node = PageTransferThread(
+        self.node = PageTransferThread(
             agent.instance,
             agent.incarnation,
             agent.fingerprint,
@@ -121,8 +119,8 @@ class PoolLink(EngineLink):
         self._place = place
         borrows = neighbours is not None and (lends or not is_tcp)
         self.section_bytes = section_bytes(groups) if borrows else 0
-        place.publish(self._node.address)
-        self._node.start()
+        place.publish(self.node.address)
+        self.node.start()
 
     @property
     @override
@@ -145,7 +143,7 @@ class PoolLink(EngineLink):
 
     @override
     def now(self) -> Tick:
-        return self._node.now()
+        return self.node.now()
 
     @property
     @override
@@ -159,10 +157,10 @@ class PoolLink(EngineLink):
             while True:
                 entry = self._entries.get_nowait()
                 if isinstance(entry, PeerLost):  # between two steps: no step reads its pool
-                    self._node.creditors.take_away(entry.peer, entry.incarnation)
+                    self.node.creditors.take_away(entry.peer, entry.incarnation)
                 checked = entry if self._images is None else self._images.incoming(entry)
                 if isinstance(checked, Send):
-                    self._node.post([checked])
+                    self.node.post([checked])
                 else:
                     yield checked
 
@@ -176,16 +174,16 @@ class PoolLink(EngineLink):
             if isinstance(action, Heard):
                 self._take(action)
             elif isinstance(action, Grant):
-                self._node.grant(action)
+                self.node.grant_right(action)
             elif isinstance(action, Revoke):
-                self._node.revoke(action)
+                self.node.revoke(action)
                 self._streaming.pop(action.transfer.number, None)
             else:
                 self._note(action)
                 others.append(action)
-        self._node.wake_at(deadline)
+        self.node.wake_at(deadline)
         if others:
-            self._node.post(others)
+            self.node.post(others)
 
     def written(self, numbers: Sequence[int], stage: int) -> None:
         """Report to the pullers of transfers that the step has written its stages up to ``stage``.
@@ -193,19 +191,15 @@ class PoolLink(EngineLink):
         Call it on the thread that runs the step, whose plan has these ``streams``.
         """
         streaming = [self._streaming[number] for number in numbers if number in self._streaming]
-        self._node.post([Send(to, Written(transfer, stage)) for to, transfer in streaming])
+        self.node.post([Send(to, Written(transfer, stage)) for to, transfer in streaming])
 
     def stands(self, pages: BorrowedPages) -> bool:
         """Return whether this instance may still read pages in place; from any thread."""
-        return self._node.creditors.stands(pages.instance, pages.incarnation, pages.right)
-
-    def partials(self, instance: str, incarnation: int) -> PartialsLine | None:
-        """Return the line for queries to a creditor; None if its connection is closed."""
-        return self._node.creditors.partials(instance, incarnation)
+        return self.node.creditors.stands(pages.instance, pages.incarnation, pages.right)
 
     @override
     def close(self) -> None:
-        self._node.close()
+        self.node.close()
         self.bell.close()
 
     def _note(self, action: Action) -> None:
@@ -218,7 +212,6 @@ class PoolLink(EngineLink):
             self._streaming.pop(offer.transfer.number, None)
 
     def _take(self, entry: PeerEntry) -> list[Action]:
-        """Queue an entry for the engine's loop; called on the node's thread."""
         self._entries.put(entry)
         self.bell.ring()
         return []

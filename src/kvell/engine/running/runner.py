@@ -52,11 +52,7 @@ TellWritten = Callable[[tuple[int, ...], int], None]
 
 
 class WrittenSeams:
-    """Callbacks that report the last written stage to ``tell``, and call other callbacks.
-
-    :param stages: the model's stages in order.
-    :param beside: other callbacks of the same pass.
-    """
+    """Callbacks that report the last written stage to ``tell``, and call other callbacks."""
 
     def __init__(
         self,
@@ -115,26 +111,6 @@ class PreparingRunner(Runner, Protocol):
         ...
 
 
-@runtime_checkable
-class StartingRunner(Runner, Protocol):
-    """A runner whose device computes a step while the next one is planned and started."""
-
-    def start(self, plan: StepPlan) -> Callable[[], StepResult]:
-        """Give the device a step; return a function that waits for its result.
-
-        That raises :class:`StepFailed`, as :meth:`run` does.  Call it once, in order of the steps.
-        """
-        ...
-
-    def settle(self) -> None:
-        """Wait until no step runs, whatever comes of it."""
-        ...
-
-    def device_steps(self) -> dict[str, int]:
-        """Return the numbers of ``recorded`` steps, and of others by reason."""
-        ...
-
-
 class ModelRunner:
     """Models over one pool (uint8 [bytes], on the models' device).
 
@@ -173,21 +149,21 @@ class ModelRunner:
         self._slot_memory = slot_memory
         self._layout = layout
         self._tables = PageTables(layout.groups, slots)
-        self._models = {
+        self.models = {
             served: (paged, self._batches_of(paged, served))
             for served, paged in {name: model, **beside}.items()
         }
-        self._pages = PageMover(layout, slots, pool, buffer)
+        self.pages = PageMover(layout, slots, pool, buffer)
         self.copier = Copier(
-            self._pages,
+            self.pages,
             layout.groups,
-            list(self._models),
+            list(self.models),
             on_host=pool.device.type == "cpu",
-            takes_images=any(paged.images is not None for paged, _ in self._models.values()),
+            takes_images=any(paged.images is not None for paged, _ in self.models.values()),
             has_spare=spare_processor,
         )
-        self._numbers = {served: number for number, served in enumerate(self._models)}
-        self._controls = {served: controls.get(served) or Controls() for served in self._models}
+        self._numbers = {served: number for number, served in enumerate(self.models)}
+        self._controls = {served: controls.get(served) or Controls() for served in self.models}
         self._before = DrawnBefore()
         self.tells_written: TellWritten | None = None
         self.stands: Callable[[BorrowedPages], bool] | None = None
@@ -199,7 +175,6 @@ class ModelRunner:
             self._drafter = Drafter(draft, layout, name, batches, self._controls[name])
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Run a plan and return the sampled tokens."""
         return self._prepared(plan)()()
 
     def prepare(
@@ -210,13 +185,16 @@ class ModelRunner:
         With a draft model it does all of that, since batches are built from draft tokens, and the
         tables must not change while the previous step builds its own.
         """
-        if self._drafter is None:
-            return partial(_in_full, self._prepared(plan, begun))
-        return partial(self._run_late, plan, begun or (lambda: None))
+        launch = self._prepared(plan, begun) if self._drafter is None else None
 
-    def _run_late(self, plan: StepPlan, begun: Callable[[], None]) -> StepResult:
-        begun()
-        return self.run(plan)
+        def run() -> StepResult:
+            if launch is not None:
+                return launch()()
+            if begun is not None:
+                begun()
+            return self.run(plan)
+
+        return run
 
     def _prepared(
         self, plan: StepPlan, begun: Callable[[], None] | None = None
@@ -239,7 +217,6 @@ class ModelRunner:
                 raise self._failed(plan) from failure
 
     def _failed(self, plan: StepPlan) -> StepFailed:
-        """Note that a step has failed, and return the error to raise."""
         self._before.fail(plan.step)
         return StepFailed(f"step {plan.step} failed")
 
@@ -281,13 +258,15 @@ class ModelRunner:
         result = with_extras(verify(plan, in_order), drawn)
         result = structs.replace(result, team=self._team(drawn))
         if plan.borrowed:
-            result = structs.replace(result, missed=self._missed(plan))
+            lacking = () if self.queries is None else self.queries.lacking
+            missed = tuple(sorted({*plan.find_missed(self.stands), *lacking}))
+            result = structs.replace(result, missed=missed)
         self._before.note(plan, result)
         return result
 
     def _team(self, models: Iterable[str]) -> TeamTime | None:
         """Return the time of the compiled passes' threads, and the part that they lost."""
-        passes = [passed for name in models if (passed := self._models[name][0].passed) is not None]
+        passes = [passed for name in models if (passed := self.models[name][0].passed) is not None]
         if not passes:
             return None
         return TeamTime(
@@ -297,19 +276,14 @@ class ModelRunner:
             lost_seconds=sum(sum(passed.lost_ns) for passed in passes) / NANO,
         )
 
-    def _missed(self, plan: StepPlan) -> tuple[int, ...]:
-        """Return the handles of invalid work, which could not read borrowed pages."""
-        lacking = () if self.queries is None else self.queries.lacking()
-        return tuple(sorted({*plan.find_missed(self.stands), *lacking}))
-
     def _parts(
         self, plan: StepPlan, begun: Callable[[], None] | None = None
     ) -> dict[str, ModelPart]:
-        if len(self._models) == 1 and plan.work:
-            (name,) = self._models
+        if len(self.models) == 1 and plan.work:
+            (name,) = self.models
             return {name: self._part(name, plan.work, plan, begun)}
         by_model = {
-            name: [work for work in plan.work if work.spec.model == name] for name in self._models
+            name: [work for work in plan.work if work.spec.model == name] for name in self.models
         }
         return {
             name: self._part(name, work, plan, begun) for name, work in by_model.items() if work
@@ -322,7 +296,7 @@ class ModelRunner:
         plan: StepPlan,
         begun: Callable[[], None] | None,
     ) -> ModelPart:
-        model, batches = self._models[name]
+        model, batches = self.models[name]
         rows = rows_of(work)
         controls = self._controls[name].begin(work)
         greedy = controls is None and all(row is GREEDY for row in rows)
@@ -341,7 +315,7 @@ class ModelRunner:
 
     def _recorded(self, name: str, work: Sequence[TokenWork], plan: StepPlan) -> SlotStep | None:
         """Return a model's part of a step in a slot of its records; None if it must be computed."""
-        model, batches = self._models[name]
+        model, batches = self.models[name]
         captured = model.captured
         if captured is None:
             return None
@@ -354,11 +328,10 @@ class ModelRunner:
         return step
 
     def _decode_rows(self, name: str, work: Sequence[TokenWork]) -> DecodeRows:
-        _, batches = self._models[name]
+        _, batches = self.models[name]
         return batches.decode_rows(work)
 
     def _newest(self, handles: Sequence[int]) -> list[int]:
-        """Return the last token that the previous step drew for each handle."""
         return self._before.newest(handles)
 
     def _seams(self, name: str, plan: StepPlan, copies: StepCopies) -> LayerCallbacks | None:
@@ -371,7 +344,7 @@ class ModelRunner:
         self, name: str, part: ModelPart, seams: LayerCallbacks | None
     ) -> Callable[[], SampledPart]:
         """Compute one model's part of a step; return what waits for a token of each row."""
-        model, _ = self._models[name]
+        model, _ = self.models[name]
         number = self._numbers[name]
         if part.pending.rows:
             part.batch.put_tokens(part.pending.rows, self._newest(part.pending.handles))
@@ -405,17 +378,10 @@ class ModelRunner:
         return ForwardBatches(self._layout, self._tables, groups, model.device, store)
 
 
-def _in_full(launch: Callable[[], Callable[[], StepResult]]) -> StepResult:
-    return launch()()
-
-
 def why_computed(
     plan: StepPlan, work: Sequence[TokenWork], *, drops: bool, takes_images: bool
 ) -> Reason | None:
-    """Return why a model's part of a step cannot be repeated from a record; None if it can.
-
-    :param drops: whether layers drop prompt tokens.
-    """
+    """Return why a model's part of a step cannot be repeated from a record; None if it can."""
     if plan.pools:
         return Reason.HIDDEN
     if takes_images:
@@ -432,11 +398,6 @@ def why_computed(
         return Reason.DRAFTS
     if any(item.uses_long_rope for item in work):
         return Reason.LONG_ROPE
-    if not all(map(_is_decode, work)):
+    if not all(w.count == 1 and w.start > 0 and w.samples and w.scores is None for w in work):
         return Reason.PREFILL
     return None
-
-
-def _is_decode(work: TokenWork) -> bool:
-    """Return whether a request goes on by one token, of which logits are wanted."""
-    return work.count == 1 and work.start > 0 and work.samples and work.scores is None

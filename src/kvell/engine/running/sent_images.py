@@ -67,7 +67,6 @@ class SentImages:
         self._taken[attempt] = taken if self._keeps_tensors else replace(taken, tensors=())
 
     def of(self, attempt: Attempt) -> Taken | None:
-        """Return the images of a request that has not ended, or None."""
         return self._taken.get(attempt)
 
     def release(self, taken: Taken) -> None:

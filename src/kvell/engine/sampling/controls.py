@@ -27,7 +27,7 @@ So the budget of a request that was preempted or moved ends at the same token.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from math import isnan
 from types import MappingProxyType
 
@@ -72,18 +72,22 @@ def adjust(
     :param logits: float32 [vocabulary].
     :param past: the request's tokens so far; negative ids (images) are ignored.
     :param prompt_tokens: number of prompt tokens in ``past``.
-    :param end_token_ids: tokens that end an answer.
     """
     output = past[prompt_tokens:]
     window = params.repeat_last_n
     first = 0 if window == ALL_TOKENS else max(0, len(past) - window)
     if params.repetition_penalty != 1.0:
-        _repetition(logits, _distinct(past[first:]), params.repetition_penalty)
+        tokens = np.unique(past[first:])
+        there = _on(logits, tokens[tokens >= 0])
+        scores = logits[there]
+        penalty = params.repetition_penalty
+        # As CTRL (Keskar et al., 2019) and transformers penalise tokens.
+        logits[there] = torch.where(scores < 0, scores * penalty, scores / penalty)
     penalized = past[max(first, prompt_tokens) :]
     if (params.presence_penalty or params.frequency_penalty) and len(penalized):
         tokens, counts = np.unique(penalized, return_counts=True)
-        penalty = params.presence_penalty + params.frequency_penalty * counts
-        logits[_on(logits, tokens)] -= _on(logits, penalty.astype(np.float32))
+        penalties = params.presence_penalty + params.frequency_penalty * counts
+        logits[_on(logits, tokens)] -= _on(logits, penalties.astype(np.float32))
     if params.logit_bias:
         tokens = np.fromiter(params.logit_bias, np.int64)
         biases = np.fromiter(params.logit_bias.values(), np.float32)
@@ -92,30 +96,13 @@ def adjust(
         ends = {*params.stop_token_ids, *end_token_ids}.intersection(range(len(logits)))
         logits[_on(logits, np.array(sorted(ends), np.int64))] = -torch.inf
     if params.reasoning_budget is not None:
-        _force(logits, forced_token(params.reasoning_budget, output))
-
-
-def _force(logits: torch.Tensor, token: int | None) -> None:
-    """Exclude all tokens but a forced one, if there is one and the model has it."""
-    if token is not None and token < len(logits):
-        logits.fill_(-torch.inf)
-        logits[token] = 0.0
-
-
-def _repetition(logits: torch.Tensor, tokens: Ints, penalty: float) -> None:
-    """Penalise tokens as CTRL (Keskar et al., 2019) and transformers do."""
-    there = _on(logits, tokens)
-    scores = logits[there]
-    logits[there] = torch.where(scores < 0, scores * penalty, scores / penalty)
-
-
-def _distinct(tokens: Ints) -> Ints:
-    distinct: Ints = np.unique(tokens)
-    return distinct[distinct >= 0]
+        token = forced_token(params.reasoning_budget, output)
+        if token is not None and token < len(logits):
+            logits.fill_(-torch.inf)
+            logits[token] = 0.0
 
 
 def _on(logits: torch.Tensor, values: npt.NDArray[np.generic]) -> torch.Tensor:
-    """Return the values on the device of the logits, integers as int64."""
     wide = values.astype(np.int64) if values.dtype.kind == "i" else values
     return torch.from_numpy(wide).to(logits.device)
 
@@ -131,17 +118,13 @@ def permitted_tokens(
     permitted = np.ones(vocab_size, bool) if allowed is None else allowed.copy()
     if params.allowed_token_ids is not None:
         listed = np.zeros(vocab_size, bool)
-        listed[_array(params.allowed_token_ids)] = True
+        listed[np.array(params.allowed_token_ids, np.int64)] = True
         permitted &= listed
     for *before, last in params.bad_words_token_ids:
         # The first tokens of a word are permitted: another word may begin with them.
         if not before or output[-len(before) :].tolist() == before:
             permitted[last] = False
     return permitted
-
-
-def _array(tokens: tuple[int, ...]) -> npt.NDArray[np.int64]:
-    return np.fromiter(tokens, np.int64, len(tokens))
 
 
 def token_logprobs(logits: torch.Tensor, token: int, num_top: int) -> TokenLogprobs:
@@ -201,7 +184,6 @@ class Controls:
     """The sampling controls of one model's requests.
 
     :param grammars: None if the model has no tokenizer.
-    :param end_token_ids: tokens that end an answer.
     """
 
     def __init__(self, grammars: Grammars | None = None, end_token_ids: Iterable[int] = ()) -> None:
@@ -229,10 +211,7 @@ class Controls:
         return StepMasks(self.grammars.masks(wanted), partial(self.grammars.draft_masks, wanted))
 
     def begin_draft(self, work: Sequence[TokenWork]) -> "DraftControls | None":
-        """Ask for the masks of a draft model's rows; return None if all of its sampling is plain.
-
-        :param work: with the draft tokens before each row's token.
-        """
+        """Ask for the masks of a draft model's rows; return None if its sampling is plain."""
         if all(item.past is None for item in work):
             return None
         return DraftControls(work, self._ends, self._step_masks(work))
@@ -248,15 +227,12 @@ class StepMasks:
     def __init__(
         self, first: Masks | None = None, after_drafts: Callable[[], DraftMasks] = dict
     ) -> None:
-        self._first, self._after_drafts = first, after_drafts
+        self._first = first
+        self._drafted = cache(after_drafts)
 
     @cached_property
     def _known(self) -> RowMasks:
         return NO_MASKS if self._first is None else self._first.result()
-
-    @cached_property
-    def _drafted(self) -> DraftMasks:
-        return self._after_drafts()
 
     def after(self, work: TokenWork, num_drafts: int) -> RowMasks | None:
         """Return the mask of the token after some draft tokens of a work; None if it is late.
@@ -268,7 +244,7 @@ class StepMasks:
         if not num_drafts:
             is_masked = work.request_id in self._known
             return {work.request_id: self._known[work.request_id]} if is_masked else NO_MASKS
-        masks = self._drafted.get(work.request_id, ())
+        masks = self._drafted().get(work.request_id, ())
         if num_drafts > len(masks):
             return None
         mask = masks[num_drafts - 1]
@@ -276,10 +252,7 @@ class StepMasks:
 
 
 class DraftControls:
-    """The changes of a draft model's logits, as those of the model's logits will be.
-
-    :param work: with the draft tokens before each row's token.
-    """
+    """The changes of a draft model's logits, as those of the model's logits will be."""
 
     def __init__(
         self, work: Sequence[TokenWork], end_token_ids: frozenset[int], masks: StepMasks
@@ -307,10 +280,7 @@ class StepControls:
 
     @torch.inference_mode()  # the mode in which modules computed the logits
     def draw(self, logits: torch.Tensor, rows: Sequence[RowSampling]) -> SampledPart:
-        """Draw from the logits, float32 [n, vocabulary], and change them.
-
-        :param rows: sampling of the rows that draw.
-        """
+        """Draw from the logits, float32 [n, vocabulary], and change them."""
         logits, scored = self._scores(logits)
         first_rows = list(rows)
         draws: list[_Draw] = []
@@ -337,10 +307,7 @@ class StepControls:
         allowed: RowMasks,
         place: int = 0,
     ) -> "_Draw":
-        """Change one row of logits for the token after ``place`` draft tokens.
-
-        :param row: number of the row in the step.
-        """
+        """Change one row of logits for the token after ``place`` draft tokens."""
         params = work.spec.sampling
         past = _past(work, place)
         raw = None if params.logprobs is None else logits.clone()
@@ -354,11 +321,7 @@ class StepControls:
         rows: Sequence[RowSampling],
         tokens: list[int],
     ) -> tuple[TokenLogprobs, ...]:
-        """Draw the tokens after accepted draft tokens; return the logprobs to report.
-
-        :param draw: the first draw of a work, whose token is drawn.
-        :param tokens: the tokens of all rows, which are changed.
-        """
+        """Draw the tokens after accepted draft tokens; return the logprobs to report."""
         work = draw.work
         drafts = work.draft_tokens.tolist()
         reported = list[TokenLogprobs]()
@@ -407,12 +370,7 @@ class StepControls:
 
 @dataclass(frozen=True)
 class _Draw:
-    """A row of adjusted logits.
-
-    :param row: its number in the step.
-    :param raw: the model's logits, if logprobs are reported.
-    :param has_token: whether any token is left.
-    """
+    """A row of adjusted logits."""
 
     work: TokenWork
     row: int
@@ -443,7 +401,6 @@ def _bind(
 ) -> bool:
     """Exclude tokens by a row's grammar and token lists; return whether any token is left.
 
-    :param past: the request's tokens before the row's token.
     :param masks: masks of requests whose grammar is active; None if it allows no token.
     """
     allowed = masks.get(work.spec.request_id)

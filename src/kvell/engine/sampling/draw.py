@@ -22,11 +22,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 class RowSampling:
     """The sampling of one row's token, with the ranges of ``SamplingParams``.
 
-    :param temperature: 0 is greedy.
-    :param top_k: 0 or less keeps all tokens.
     :param top_p: 1 keeps all tokens; applies to the renormalised tokens that top_k keeps.
-    :param min_p: drops tokens below this fraction of the largest probability; 0 keeps all tokens.
-    :param seed: the request's seed.
     :param position: output position, 0 for the first token after the prompt.
     """
 
@@ -107,7 +103,6 @@ def _scramble(value: int) -> int:
 
 
 def _draw(logits: torch.Tensor, row: RowSampling) -> int:
-    """Draw from one row's distribution by inverting its cumulative sum in id order."""
     support = _support(logits, row)
     if support is None:
         return NOT_NUMBERS

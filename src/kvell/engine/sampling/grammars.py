@@ -70,7 +70,6 @@ class MaskPatience:
         return self._saved
 
     def spend(self, seconds: float) -> None:
-        """Count seconds that were waited."""
         self._saved = max(0.0, self._saved - seconds)
 
 
@@ -90,9 +89,6 @@ class Grammars:
 
     :param tokenizer_json: returns the model's tokenizer as JSON text of the tokenizers library;
         called at the first use.
-    :param vocab_size: size of the model's logits.
-    :param end_token_ids: tokens that end an answer.
-    :ivar answers: the masks of running answers.
     """
 
     def __init__(
@@ -103,10 +99,10 @@ class Grammars:
         clock: Clock | None = None,
     ) -> None:
         self._ends = sorted(end_token_ids)
-        self._processes = GrammarProcesses(tokenizer_json, self._ends)
-        self._checks = GrammarChecks(self._processes)
+        self.processes = GrammarProcesses(tokenizer_json, self._ends)
+        self.checks = GrammarChecks(self.processes)
         self.answers = AnswerMasks(
-            self._processes, self._checks, partial(_allowed, vocab_size, self._ends)
+            self.processes, self.checks, partial(_allowed, vocab_size, self._ends)
         )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvell-grammars")
         self._clock = clock or MonotonicClock()
@@ -120,16 +116,8 @@ class Grammars:
         if not self._ends:
             why = "needs a token that ends texts, and the model names none"
             raise ChangeSomething(constraint.field_name, "…", why, "leave it out")
-        verdict = self._checks.known(constraint)
+        verdict = self.checks.known(constraint)
         return verdict is not None and self.accept(constraint, verdict)
-
-    def begin_check(self, constraint: StructuredOutputs, tenant: str = "") -> Future[Verdict]:
-        """Begin to compile a grammar; pass the verdict to :meth:`accept`.
-
-        :param tenant: the tenant whose turn it takes.
-        :raises TryLater: if too many grammars wait; the future raises it if no process can start.
-        """
-        return self._checks.check(constraint, tenant)
 
     def accept(self, constraint: StructuredOutputs, verdict: Verdict) -> bool:
         """Return True for the verdict of a supported grammar.
@@ -160,7 +148,7 @@ class Grammars:
         :raises TryLater: if it cannot be compiled now.
         """
         if not self.known(constraint):
-            self.accept(constraint, self.begin_check(constraint).result())
+            self.accept(constraint, self.checks.check(constraint).result())
 
     def masks(self, wanted: Sequence[MaskedRequest]) -> Future[dict[RequestId, Allowed | None]]:
         """Return the allowed next tokens of each request, once all are computed.
@@ -193,10 +181,10 @@ class Grammars:
         return masks
 
     def close(self) -> None:
-        self._checks.close()
+        self.checks.close()
         self.answers.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
-        self._processes.close()
+        self.processes.close()
 
 
 def _allowed(vocab_size: int, ends: Sequence[int], found_mask: FoundMask) -> Allowed | None:
@@ -230,7 +218,7 @@ class AwaitedGrammars:
         ring: Callable[[], None],
         clock: Clock | None = None,
     ) -> None:
-        self._grammars, self._ring = grammars, ring
+        self.grammars, self._ring = grammars, ring
         self._clock = clock or MonotonicClock()
         self._patience = MaskPatience(self._clock.now_seconds())
         self._has_masks = self._follows = False
@@ -254,12 +242,11 @@ class AwaitedGrammars:
     def begin_check(self, constraint: StructuredOutputs, model: str) -> Future[Verdict] | None:
         """Begin to compile a grammar; return None if its verdict is known.
 
-        :param model: "" is the first.
         :raises ChangeSomething: if the grammar is not supported.
         :raises TryLater: if too many grammars are waiting to be compiled.
         """
         grammars = self._of(model, constraint)
-        return None if grammars.known(constraint) else grammars.begin_check(constraint)
+        return None if grammars.known(constraint) else grammars.checks.check(constraint)
 
     def awaits(self, command: Submit) -> bool:
         """Return whether a request waits for its grammar; :meth:`take_compiled` yields it later.
@@ -275,7 +262,7 @@ class AwaitedGrammars:
         grammars = self._of(command.spec.model, constraint)
         if grammars.known(constraint):
             return False
-        future = grammars.begin_check(constraint, command.spec.tenant)
+        future = grammars.checks.check(constraint, command.spec.tenant)
         self._waiting[command.request_id] = command, future
         future.add_done_callback(partial(self._note, command))
         return True
@@ -342,19 +329,18 @@ class AwaitedGrammars:
         return has_masks
 
     def _note_mask(self) -> None:
-        """Note that a late mask is ready; called on the thread that receives it."""
         self._has_masks = True
         self._ring()
 
     def _by_model(self) -> list[tuple[str, Grammars]]:
-        return [(name, grammars) for name, grammars in self._grammars.items() if grammars]
+        return [(name, grammars) for name, grammars in self.grammars.items() if grammars]
 
     def forget(self) -> None:
         self._waiting.clear()
         self._tried.clear()
 
     def close(self) -> None:
-        for grammars in self._grammars.values():
+        for grammars in self.grammars.values():
             if grammars is not None:
                 grammars.close()
 
@@ -370,12 +356,11 @@ class AwaitedGrammars:
         return None
 
     def _note(self, submit: Submit, future: Future[Verdict]) -> None:
-        """Note a compiled grammar; called on the thread that compiles."""
         self._tried.append((submit, future))
         self._ring()
 
     def _of(self, model: str, constraint: StructuredOutputs) -> Grammars:
-        grammars = self._grammars.get(model or next(iter(self._grammars), ""))
+        grammars = self.grammars.get(model or next(iter(self.grammars), ""))
         if grammars is None:
             why = "needs the model's tokenizer, and it has none"
             raise ChangeSomething("structured_outputs", constraint.kind, why, "leave it out")

@@ -27,7 +27,6 @@ _TAKEN = {
 def sampling_defaults(path: Path, chosen: GenerationConfig = "auto") -> SamplingParams:
     """Return the default sampling of requests to a model.
 
-    :param path: the model's directory.
     :raises ChangeSomething: naming the invalid field of the file.
     """
     if chosen == "vllm":

@@ -60,11 +60,7 @@ class ModelShare:
     requests_that_fit: tuple[tuple[int, int], ...]
 
     def request_lines(self, longest: str, together: str) -> list[str]:
-        """Return a line for the longest request, and one for the requests that fit together.
-
-        :param longest: title of the first line.
-        :param together: title of the second line.
-        """
+        """Return a line for the longest request, and one for the requests that fit together."""
         fits = ", ".join(
             f"{count:,}{' requests' * (number == 0)} of {tokens:,}{' tokens' * (number == 0)}"
             for number, (tokens, count) in enumerate(self.requests_that_fit)
@@ -222,10 +218,6 @@ def make_contract(
     """Return the contract of an engine before it serves.
 
     :param layout: layout of the whole pool; with several models, groups have their models' names.
-    :param shared_bytes: size of the pool, if activations share it; there is then no reserve.
-    :param floor_bytes: size of the process before it loaded anything.
-    :param steps: a remark on how steps are planned; "" for none.
-    :param dtype: dtype of the first model's computation.
     """
     seen = layout.held_by(model) if beside else layout
     return MemoryContract(

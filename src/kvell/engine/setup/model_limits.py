@@ -111,7 +111,9 @@ def make_limits(
     seen = layout.held_by(name) if name else layout
     fits = longest_request(seen, wanted, limits.min_chunk_tokens)
     if fits < (wanted if options.max_model_len else MIN_MODEL_LEN):
-        layers = _layers_of(model, draft) if layers is None else layers
+        if layers is None:
+            drafts = as_draft(draft.description.layers) if draft else ()
+            layers = (*model.description.layers, *drafts)
         enough_bytes = _enough_bytes(seen, layers, options.manager, limits, name)
         flag = flag or PoolFlag("--kv-memory", layout.pool_bytes)
         raise _too_small(flag, enough_bytes, wanted, fits, name)
@@ -128,11 +130,6 @@ def check_length(model_len: int, max_model_len: int | None) -> int:
         problem = f"is above the model's own limit of {model_len} tokens"
         raise ChangeSomething("--max-model-len", max_model_len, problem, f"use at most {model_len}")
     return model_len
-
-
-def _layers_of(model: DescribedModel, draft: DescribedModel | None) -> Sequence[LayerSpec]:
-    drafts = as_draft(draft.description.layers) if draft else ()
-    return (*model.description.layers, *drafts)
 
 
 def _too_small(

@@ -54,7 +54,6 @@ class ObjectiveWatch:
             self._watch.on_submitted(command.request_id, now_seconds)
 
     def after_step(self, events: Sequence[Event]) -> Lateness:
-        """Process a step's events; return whether requests are late."""
         return self._watch.step(events, self._clock.now_seconds())
 
 

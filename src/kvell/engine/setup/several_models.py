@@ -21,7 +21,6 @@ class ServedModel:
     """A model and its name in requests.
 
     :param name: "" if the engine has only one model.
-    :param tokenizer_json: returns its tokenizer, for grammars; None if it has none.
     """
 
     name: str

@@ -42,12 +42,7 @@ def can_share(models: "Sequence[PagedModel]", options: EngineOptions) -> bool:
 
 @dataclass(frozen=True)
 class Bound:
-    """The value of ``--memory``, and the parts that the pool does not get.
-
-    :param memory_bytes: the user's value.
-    :param weights_bytes: weights of all models.
-    :param reserve_bytes: reserve for activations; 0 if they share the pool.
-    """
+    """The value of ``--memory``, and the parts that the pool does not get."""
 
     memory_bytes: int
     weights_bytes: int
@@ -128,7 +123,6 @@ def share_pool(
 ) -> SharedPool:
     """Put KV cache into a device's chunks, and activations into chunks that KV does not need.
 
-    :param core: an empty memory core over the layout.
     :param kv_memory_bytes: KV's initial share; None for all of it.
     :param committed_chunks: number of chunks that are committed before this returns; None: all.
     """

@@ -35,8 +35,6 @@ def check_affordable(
 ) -> None:
     """Check a KV pool, its reserve and a CPU buffer against free memory; weights are loaded.
 
-    :param pool_bytes: size of the pool to reserve.
-    :param reserve_bytes: reserve for activations outside the pool.
     :param free_bytes: free memory of the device that holds the pool.
     :param host_bytes: free host memory; equal to ``free_bytes`` on a CPU.
     :raises ChangeSomething: naming the flag, and the largest value that fits.
@@ -82,8 +80,6 @@ GPU_KV_SHARE = 0.9
 class Sizes:
     """The division of an engine's memory.
 
-    :param reserve_bytes: reserve for activations; 0 if they share the pool.
-    :param shared_chunks: number of the pool's chunks, if activations share it; else 0.
     :param promised: the part of the pool that is guaranteed to one request.
     """
 

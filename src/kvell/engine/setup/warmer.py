@@ -46,10 +46,10 @@ class Warmer:
         self._told = 0
         rest = rest_seconds if is_patient else None
         arguments = (device, np.asarray(chunks, np.int32), self._progress, rest)
-        self._thread = threading.Thread(target=_warm, args=arguments, daemon=True)
+        self.thread = threading.Thread(target=_warm, args=arguments, daemon=True)
         # Also runs at exit: a thread returning from a system call during shutdown aborts Python.
-        weakref.finalize(self, _stop, self._progress, self._thread)
-        self._thread.start()
+        weakref.finalize(self, _stop, self._progress, self.thread)
+        self.thread.start()
 
     def take(self) -> int:
         done = self._progress.done
@@ -77,7 +77,6 @@ class Warmer:
             )
 
     def finish(self) -> None:
-        """Wait until the thread has ended."""
         with self._progress.changed:
             self._progress.changed.wait_for(lambda: self._progress.is_over)
 

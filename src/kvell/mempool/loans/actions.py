@@ -12,11 +12,6 @@ Counts = tuple[int, ...]
 """The number of pages of each group, or the pages of a group."""
 
 
-def encode_ints(values: Sequence[int]) -> bytes:
-    """Return integers as little-endian int32."""
-    return np.asarray(values, "<i4").tobytes()
-
-
 def decode_counts(encoded: bytes, num_groups: int) -> Counts | None:
     """Return the counts of all groups, or None unless all are valid and one is positive."""
     if len(encoded) != 4 * num_groups:
@@ -39,23 +34,6 @@ def by_group(pages: Sequence[int], counts: Counts) -> tuple[Counts, ...]:
     """Return the same pages, separated by group."""
     ends = np.cumsum(counts).tolist()
     return tuple(tuple(pages[end - n : end]) for end, n in zip(ends, counts, strict=True))
-
-
-@dataclass(frozen=True)
-class ReadableLoan:
-    """A loan that may be read while the creditor's right for it is valid.
-
-    :ivar incarnation: the creditor's incarnation.
-    :ivar right: the number of the creditor's right.
-    :ivar pages: the creditor's pages of each group, in the order in which they were filled.
-    :ivar deadline: when the creditor takes them, in ticks of this instance; None: not recalled.
-    """
-
-    creditor: str
-    incarnation: int
-    right: int
-    pages: tuple[Counts, ...]
-    deadline: Tick | None
 
 
 @dataclass(frozen=True)

@@ -19,16 +19,16 @@ recall of shared pages recalls all loans that share them.
 Source: Infinite-LLM §5.2.2 and §6.2.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from kvell.memory import Ints
-from kvell.mempool.exchanges import FIRST_TICKS, Exchange, Exchanges, send
+from kvell.mempool.exchanges import FIRST_TICKS, Exchange, ExchangeSide, send
 from kvell.mempool.holds import Holds
-from kvell.mempool.loans.actions import Counts, decode_counts, decode_pages, encode_ints
+from kvell.mempool.loans.actions import Counts, decode_counts, decode_pages
 from kvell.mempool.loans.messages import (
     Borrow,
     Fill,
@@ -54,8 +54,6 @@ class LentPages(Exchange):
     :ivar owner: the owner of the hold on its pages, common to loans that share them.
     :ivar rows: int32 [m, 2]: group, local page, in the order of groups.
     :ivar shares: whether it shares pages that are filled already.
-    :ivar deadline: when it must be filled or returned.
-    :ivar filling: the transfer that fills it.
     :ivar step_ticks: the duration of the debtor's steps, as reported.
     :ivar patience_ticks: the time that its recall left it.
     """
@@ -88,7 +86,6 @@ def lent_problems(
 ) -> list[str]:
     """Return all contradictions between loans, holds and rights, a sentence for each.
 
-    :param pulls: the pulls that fill loans.
     :param numbers: the numbers of rights in use.
     """
     problems = []
@@ -156,13 +153,11 @@ MOST_LOANS = SLOTS // 2
 """The most concurrent loans of all debtors: transfers need slots of rights too."""
 
 
-class CreditorLedger:
+class CreditorLedger(ExchangeSide[Loan, LentPages]):
     """The loans of one incarnation of a creditor.
 
     :param fingerprint: the fingerprint of its layout; debtors must have the same.
     :param holds: the holds of the instance; a loan's hold has owner kind ``loan``.
-    :param numbers: the numbers of its rights, shared with transfers.
-    :param most_lent: the most pages of each group to lend.
     :param most_loans: the most loans of one debtor; further ones are refused.
     """
 
@@ -176,10 +171,11 @@ class CreditorLedger:
         most_lent: Sequence[int],
         most_loans: int,
     ) -> None:
+        super().__init__()
         self._instance, self._incarnation = instance, incarnation
         self._fingerprint, self._holds, self._numbers = fingerprint, holds, numbers
-        self._most_lent = tuple(most_lent)
-        self._most_loans = most_loans
+        self.most_lent = tuple(most_lent)
+        self.most_loans = most_loans
         self.borrows: Callable[[], bool] = lambda: False
         """Whether the instance borrows memory; then it lends none."""
         self.is_wanted: Callable[[], bool] = lambda: True
@@ -188,43 +184,24 @@ class CreditorLedger:
         """Whether a transfer brings a text here, so that it cannot fill a loan."""
         self.is_closed = False
         """Whether the instance lends no more."""
-        self._lent: Exchanges[Loan, LentPages] = Exchanges()
-        self._pulls: dict[Transfer, Loan] = {}
+        self.pulls: dict[Transfer, Loan] = {}
         self.num_filled = 0
         """Number of loans that were filled so far."""
 
-    def __len__(self) -> int:
-        return len(self._lent)
-
-    @property
-    def open(self) -> Sized:
-        """The loans that have not ended; always the same container."""
-        return self._lent
-
-    def __contains__(self, transfer: Transfer) -> bool:
-        return transfer in self._pulls
-
     @property
     def lends(self) -> bool:
-        """Whether any pages are lent."""
-        return any(entry.has_pages for entry in self._lent.values())
+        return any(entry.has_pages for entry in self.open.values())
 
     @property
     def is_filling(self) -> bool:
-        """Whether pages of any loan are being pulled."""
-        return bool(self._pulls)
-
-    @property
-    def next_deadline(self) -> Tick | None:
-        """The next time at which :meth:`tick` has an effect; None if there is none."""
-        return self._lent.next_deadline
+        return bool(self.pulls)
 
     def pages(self) -> set[tuple[int, int]]:
         return {(group, page) for group, page in self.page_rows().tolist()}
 
     def page_rows(self) -> Ints:
         """Return int32 [m, 2]: group and page of all lent pages, each once."""
-        return rows_of(self._lent.values())
+        return rows_of(self.open.values())
 
     def borrow(self, debtor: str, message: Borrow, now: Tick) -> list[Action]:
         """Hold empty pages for a debtor, or refuse.
@@ -232,18 +209,18 @@ class CreditorLedger:
         This answers ``try_move_kvcache`` of Infinite-LLM's Listing 1.
         """
         loan = message.loan
-        if loan in self._lent and loan.debtor == debtor:  # a repetition
-            entry = self._lent[loan]
+        if loan in self.open and loan.debtor == debtor:  # a repetition
+            entry = self.open[loan]
             return [self._granted(loan, entry)] if entry.state == "granted" else []
-        counts = decode_counts(message.counts, len(self._most_lent))
+        counts = decode_counts(message.counts, len(self.most_lent))
         problem = self._problem(debtor, message)
         if problem or counts is None:
             return [_over(debtor, loan, problem or "there are no such pages")]
         deadline = now + min(message.ticks_left, MOST_TICKS)
         if message.shares:
             return self._shared(message, counts, deadline)
-        lent = self._sum(self._lent.values())
-        limits = zip(lent, counts, self._most_lent, strict=True)
+        lent = self.sum_of(self.open.values())
+        limits = zip(lent, counts, self.most_lent, strict=True)
         if any(wanted and had + wanted > most for had, wanted, most in limits):
             return [_over(debtor, loan, NO_ROOM)]
         owner = Owner("loan", loan.debtor, loan.incarnation, loan.number)
@@ -262,7 +239,7 @@ class CreditorLedger:
     def fill(self, debtor: str, message: Fill) -> list[Action]:
         """Begin to pull the debtor's pages, or its pages at another creditor."""
         loan = message.loan
-        entry = self._lent.of(debtor, loan)
+        entry = self.open.of(debtor, loan)
         if (
             entry is None
             or message.right != entry.right.number
@@ -279,13 +256,13 @@ class CreditorLedger:
         pages = decode_pages(message.pages, len(entry.rows))
         of = (message.source, message.incarnation) if message.source else (debtor, loan.incarnation)
         transfer = Transfer(*of, message.number)
-        is_taken = transfer in self._pulls or self.is_other_pull(transfer)
+        is_taken = transfer in self.pulls or self.is_other_pull(transfer)
         if pages is None or message.number < 1 or is_taken or message.source == self._instance:
             problem = "it cannot be filled from these pages"
             return [*self._ended(loan, entry), _over(debtor, loan, problem)]
         entry.state = "filling"
         entry.filling = transfer
-        self._pulls[transfer] = loan
+        self.pulls[transfer] = loan
         rows = np.insert(entry.rows, 1, np.asarray(pages, np.int32), axis=1)
         return [Pull(transfer, np.ascontiguousarray(rows, np.int32))]
 
@@ -294,13 +271,13 @@ class CreditorLedger:
 
         :param problem: "" if all pages were copied and the right to read was still valid then.
         """
-        loan = self._pulls.pop(transfer)
-        entry = self._lent[loan]
+        loan = self.pulls.pop(transfer)
+        entry = self.open[loan]
         entry.filling = None
         if entry.state == "ending" or problem:
             over = [] if entry.state == "ending" else [_over(loan.debtor, loan, problem)]
             self._let_go(entry)
-            del self._lent[loan]
+            del self.open[loan]
             return list(over)
         self.num_filled += 1
         return self._read(loan, entry)
@@ -309,12 +286,12 @@ class CreditorLedger:
         """Handle the debtor's notice that it no longer reads the pages."""
         if message.loan.debtor != debtor:
             return [_over(debtor, message.loan, UNKNOWN)]
-        entry = self._lent.get(message.loan)
+        entry = self.open.get(message.loan)
         ended = [] if entry is None else self._ended(message.loan, entry)
         return [*ended, Send(debtor, GivenBack(message.loan))]
 
     def over(self, debtor: str, message: LoanOver) -> list[Action]:
-        entry = self._lent.of(debtor, message.loan)
+        entry = self.open.of(debtor, message.loan)
         return [] if entry is None else self._ended(message.loan, entry)
 
     def recall(self, counts: Sequence[int], now: Tick, ticks: Tick) -> list[Action]:
@@ -323,14 +300,13 @@ class CreditorLedger:
         Loans that were never filled are first and end immediately.  Then the youngest are recalled,
         and revoked at a deadline unless they are returned before it.
 
-        :param counts: pages of each group.
         :param ticks: milliseconds until the deadline; 0: revoke immediately.  A debtor with long
             steps gets the time of two steps.
         """
         missing = np.asarray(counts)
         staying: list[list[tuple[Loan, LentPages]]] = []
-        for loans in together(self._lent):
-            some = [(loan, self._lent[loan]) for loan in loans]
+        for loans in together(self.open):
+            some = [(loan, self.open[loan]) for loan in loans]
             if all(entry.is_ending for _, entry in some):
                 missing = missing - some[0][1].counts
             else:
@@ -351,32 +327,36 @@ class CreditorLedger:
 
         :param ticks: milliseconds until the deadline; 0: revoke immediately.
         """
-        loans = [loan for some in together(self._lent) for loan in some]
+        loans = [loan for some in together(self.open) for loan in some]
         return [
-            a for loan in loans for a in self._recalled(loan, self._lent[loan], now, now + ticks)
+            a for loan in loans for a in self._recalled(loan, self.open[loan], now, now + ticks)
         ]
 
     def tick(self, now: Tick) -> list[Action]:
         """End expired loans and resend unanswered messages."""
         actions: list[Action] = [
             send(entry, Recall(loan, entry.patience_ticks), now)
-            for loan, entry in self._lent.items()
+            for loan, entry in self.open.items()
             if self._waits_on(entry, now)
         ]
-        for loan in self._lent.late(now):
-            actions += self._late(loan, self._lent[loan], now)
-        return actions + self._lent.resend(now)
+        for loan in self.open.late(now):
+            entry = self.open[loan]
+            if entry.state == "lent":
+                actions += self._revoked(loan, entry, now)
+            else:
+                actions += [*self._ended(loan, entry), _over(loan.debtor, loan, TOO_LONG)]
+        return actions + self.open.resend(now)
 
     def instance_died(self, instance: str, incarnation: int) -> list[Action]:
         """End the loans of a dead incarnation of a debtor and of earlier ones; 0: of all."""
-        gone = self._lent.of_instance(instance, incarnation)
-        return [action for loan in gone for action in self._ended(loan, self._lent[loan])]
+        gone = self.open.of_instance(instance, incarnation)
+        return [action for loan in gone for action in self._ended(loan, self.open[loan])]
 
     def audit(self) -> list[str]:
-        problems = lent_problems(self._lent, self._pulls, self._holds, self._numbers)
-        lent = self._sum(self._lent.values())
-        if any(had > most for had, most in zip(lent, self._most_lent, strict=True)):
-            problems.append(f"{lent} pages are lent, more than {self._most_lent}")
+        problems = lent_problems(self.open, self.pulls, self._holds, self._numbers)
+        lent = self.sum_of(self.open.values())
+        if any(had > most for had, most in zip(lent, self.most_lent, strict=True)):
+            problems.append(f"{lent} pages are lent, more than {self.most_lent}")
         return problems
 
     def _problem(self, debtor: str, message: Borrow) -> str:
@@ -390,13 +370,13 @@ class CreditorLedger:
             return BORROWS
         if message.ticks_left <= 0:
             return "its deadline has passed"
-        of_debtor = sum(loan.debtor == debtor for loan in self._lent)
-        if of_debtor >= self._most_loans or len(self._lent) >= MOST_LOANS:
+        of_debtor = sum(loan.debtor == debtor for loan in self.open)
+        if of_debtor >= self.most_loans or len(self.open) >= MOST_LOANS:
             return "too many loans"
         return ""
 
-    def _sum(self, loans: Iterable[LentPages]) -> Counts:
-        return pages_of(loans, len(self._most_lent))
+    def sum_of(self, loans: Iterable[LentPages]) -> Counts:
+        return pages_of(loans, len(self.most_lent))
 
     def _new(
         self, message: Borrow, deadline: Tick, owner: Owner, counts: Counts, rows: Ints
@@ -405,13 +385,12 @@ class CreditorLedger:
         right = Transfer(self._instance, self._incarnation, self._numbers.take())
         entry = LentPages(loan.debtor, deadline, owner, counts, rows, right, message.shares > 0)
         entry.incarnation = loan.incarnation
-        self._lent[loan] = entry
+        self.open[loan] = entry
         return entry
 
     def _shared(self, message: Borrow, counts: Counts, deadline: Tick) -> list[Action]:
-        """Share the pages of a loan, unless they are recalled."""
         loan = message.loan
-        other = self._lent.get(Loan(loan.debtor, loan.incarnation, message.shares))
+        other = self.open.get(Loan(loan.debtor, loan.incarnation, message.shares))
         if other is None or other.counts != counts or other.state != "lent" or other.is_ending:
             return [_over(loan.debtor, loan, UNKNOWN)]
         return [self._granted(loan, self._new(message, deadline, other.owner, counts, other.rows))]
@@ -423,7 +402,7 @@ class CreditorLedger:
         return [grant, Send(loan.debtor, Filled(loan))]
 
     def _granted(self, loan: Loan, entry: LentPages) -> Send:
-        pages = encode_ints(entry.rows[:, 1].tolist())
+        pages = entry.rows[:, 1].astype("<i4").tobytes()
         return Send(loan.debtor, Lent(loan, self._incarnation, entry.right.number, pages))
 
     def _recalled(self, loan: Loan, entry: LentPages, now: Tick, deadline: Tick) -> list[Action]:
@@ -450,11 +429,6 @@ class CreditorLedger:
         entry.deadline = max(entry.deadline, now + entry.patience_ticks)
         return True
 
-    def _late(self, loan: Loan, entry: LentPages, now: Tick) -> list[Action]:
-        if entry.state == "lent":
-            return self._revoked(loan, entry, now)
-        return [*self._ended(loan, entry), _over(loan.debtor, loan, TOO_LONG)]
-
     def _revoked(self, loan: Loan, entry: LentPages, now: Tick) -> list[Action]:
         """Take the pages of a readable loan."""
         actions: list[Action] = [Revoke(entry.right)]
@@ -472,7 +446,7 @@ class CreditorLedger:
         actions: list[Action] = [Revoke(entry.right)] if entry.state == "lent" else []
         if entry.has_pages:
             self._let_go(entry)
-        del self._lent[loan]
+        del self.open[loan]
         return actions
 
     def _let_go(self, entry: LentPages) -> None:
@@ -481,7 +455,7 @@ class CreditorLedger:
         The caller executes the actions before it allocates pages again.
         """
         self._numbers.free(entry.right.number)
-        owners = [o.owner for o in self._lent.values() if o is not entry and o.has_pages]
+        owners = [o.owner for o in self.open.values() if o is not entry and o.has_pages]
         if entry.owner not in owners:
             self._holds.release(entry.owner)
 

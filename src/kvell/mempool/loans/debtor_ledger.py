@@ -15,13 +15,13 @@ A reader checks the creditor's right after each read (:mod:`.transports.rights`)
 may be revoked before this side receives the message.
 """
 
-from collections.abc import Callable, Mapping, Sequence, Sized
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from kvell.mempool.exchanges import Exchange, Exchanges, send
+from kvell.mempool.exchanges import Exchange, ExchangeSide, send
 from kvell.mempool.loans.actions import (
     Counts,
     LoanFilled,
@@ -29,10 +29,8 @@ from kvell.mempool.loans.actions import (
     LoanLost,
     LoanRecalled,
     LoanRefused,
-    ReadableLoan,
     by_group,
     decode_pages,
-    encode_ints,
 )
 from kvell.mempool.loans.messages import (
     Borrow,
@@ -54,11 +52,12 @@ UNKNOWN = "there is no such loan"
 
 
 @dataclass
-class _Debt(Exchange):
+class Debt(Exchange):
     """One loan of this debtor.
 
-    :ivar deadline: when it must be filled or returned.
-    :ivar incarnation: arrives with ``right`` and ``pages`` in ``Lent``.
+    :ivar incarnation: the creditor's; arrives with ``right`` and ``pages`` in ``Lent``.
+    :ivar right: the number of the creditor's right.
+    :ivar pages: the creditor's pages of each group, in the order in which they were filled.
     :ivar filling: the transfer by which the creditor may read pages of this instance; None if
         the loan is filled from another creditor's pages.
     :ivar shares: whether it shares the pages of another loan.
@@ -74,65 +73,42 @@ class _Debt(Exchange):
     step_ticks: Tick = 0
 
 
-class DebtorLedger:
-    """The loans of one incarnation of a debtor.
-
-    :param fingerprint: the fingerprint of its layout; creditors must have the same.
-    :param numbers: the numbers of its rights, shared with transfers.
-    """
+class DebtorLedger(ExchangeSide[Loan, Debt]):
+    """The loans of one incarnation of a debtor."""
 
     def __init__(
         self, instance: str, incarnation: int, fingerprint: str, numbers: RightNumbers
     ) -> None:
+        super().__init__()
         self._instance, self._incarnation = instance, incarnation
         self._fingerprint, self._numbers = fingerprint, numbers
         self.lends: Callable[[], bool] = lambda: False
         """Whether the instance lends memory; then it borrows none."""
         self.is_closed = False
         """Whether the instance borrows no more."""
-        self._borrowed: Exchanges[Loan, _Debt] = Exchanges()
         self.num_filled = 0
         """Number of loans that creditors have filled so far."""
-        self._readable: dict[Loan, ReadableLoan] = {}
+        self.readable: dict[Loan, Debt] = {}
+        """The loans that may be read while the creditor's right for them is valid."""
         self._number = 0
         self._now: Tick = 0
-
-    def __len__(self) -> int:
-        return len(self._borrowed)
-
-    @property
-    def open(self) -> Sized:
-        """The loans that have not ended; always the same container."""
-        return self._borrowed
-
-    def __contains__(self, loan: Loan) -> bool:
-        return loan in self._borrowed
-
-    @property
-    def next_deadline(self) -> Tick | None:
-        """The next time at which :meth:`tick` has an effect; None if there is none."""
-        return self._borrowed.next_deadline
 
     @property
     def is_filling(self) -> bool:
         """Whether creditors are pulling pages of any loan."""
-        return any(debt.state == "filling" for debt in self._borrowed.values())
-
-    @property
-    def readable(self) -> Mapping[Loan, ReadableLoan]:
-        return self._readable
+        return any(debt.state == "filling" for debt in self.open.values())
 
     def creditor_of(self, loan: Loan) -> tuple[str, int]:
         """Return the creditor and its incarnation, 0 until it has answered.
 
         :raises KeyError: if the loan has ended.
         """
-        debt = self._borrowed[loan]
+        debt = self.open[loan]
         return debt.peer, debt.incarnation
 
     def is_shared(self, loan: Loan) -> bool:
         """Return whether a loan shares the pages of another; a loan that has ended does not."""
-        return loan in self._borrowed and self._borrowed[loan].shares
+        return loan in self.open and self.open[loan].shares
 
     def borrow(
         self, creditor: str, counts: Sequence[int], now: Tick, ticks: Tick, *, model: str = ""
@@ -158,7 +134,7 @@ class DebtorLedger:
         :param step_ticks: as for :meth:`fill`.
         :raises ValueError: if the other loan is not valid, or for no time.
         """
-        of = self._borrowed.get(other)
+        of = self.open.get(other)
         if of is None or of.state != "lent" or ticks <= 0:
             raise ValueError(f"{other} is not valid, or ends too soon to be shared")
         return self._asked(
@@ -169,7 +145,7 @@ class DebtorLedger:
         self,
         loan: Loan,
         pages: Sequence[int],
-        source: ReadableLoan | None = None,
+        source: Debt | None = None,
         *,
         step_ticks: Tick = 0,
     ) -> list[Action]:
@@ -184,15 +160,15 @@ class DebtorLedger:
         :param step_ticks: the duration of steps that read the loan.
         :raises ValueError: if the number of pages differs, or the loan is filled already.
         """
-        debt = self._borrowed.get(loan)
+        debt = self.open.get(loan)
         if debt is None or debt.state == "returning":
             return []
         if debt.state != "granted" or len(pages) != sum(debt.counts):
             raise ValueError(f"{loan} does not wait for {len(pages)} pages")
         debt.state = "filling"
-        encoded = encode_ints(pages)
+        encoded = np.asarray(pages, "<i4").tobytes()
         if source is not None:
-            of = source.creditor, source.incarnation
+            of = source.peer, source.incarnation
             fill = Fill(loan, debt.right, source.right, encoded, *of, step_ticks)
             return [send(debt, fill, self._now)]
         transfer = Transfer(self._instance, self._incarnation, self._numbers.take())
@@ -204,17 +180,16 @@ class DebtorLedger:
 
     def give_back(self, loan: Loan) -> list[Action]:
         """End a loan that is no longer read; no effect if it has ended."""
-        debt = self._borrowed.get(loan)
+        debt = self.open.get(loan)
         if debt is None or debt.state == "returning":
             return []
         if debt.state == "asked":
-            del self._borrowed[loan]
+            del self.open[loan]
             return [Send(debt.peer, LoanOver(loan, "it is no longer needed"))]
         return self._returned(loan, debt)
 
     def on_lent(self, creditor: str, message: Lent) -> list[Action]:
-        """Handle the creditor's grant."""
-        debt = self._borrowed.of(creditor, message.loan)
+        debt = self.open.of(creditor, message.loan)
         if debt is None:
             return [_over(creditor, message.loan, UNKNOWN)]
         if debt.state != "asked":  # a duplicate, or the answer to a duplicate ``Borrow``
@@ -234,21 +209,19 @@ class DebtorLedger:
 
     def on_filled(self, creditor: str, message: Filled) -> list[Action]:
         """Handle the creditor's notice that it has pulled the pages."""
-        debt = self._borrowed.of(creditor, message.loan)
+        debt = self.open.of(creditor, message.loan)
         if debt is None:
             return [_over(creditor, message.loan, UNKNOWN)]
         if debt.state != "filling":
             return []
         debt.state, debt.deadline, debt.unanswered = "lent", None, None
         self.num_filled += 1
-        self._readable[message.loan] = ReadableLoan(
-            creditor, debt.incarnation, debt.right, debt.pages, None
-        )
+        self.readable[message.loan] = debt
         return [*self._revoked(debt), LoanFilled(message.loan)]
 
     def on_recalled(self, creditor: str, message: Recall) -> list[Action]:
         """Handle a recall: the creditor wants its pages back, or has taken them."""
-        debt = self._borrowed.of(creditor, message.loan)
+        debt = self.open.of(creditor, message.loan)
         if debt is None:
             return [_over(creditor, message.loan, UNKNOWN)]
         if debt.state in ("asked", "returning"):  # the unanswered message is resent anyway
@@ -258,18 +231,17 @@ class DebtorLedger:
         deadline = self._now + message.ticks_left
         is_sooner = debt.deadline is None or deadline < debt.deadline
         debt.deadline = deadline  # a later one: the creditor needs them less urgently
-        self._readable[message.loan] = replace(self._readable[message.loan], deadline=deadline)
         return [LoanRecalled(message.loan, deadline)] if is_sooner else []
 
     def given_back(self, creditor: str, message: GivenBack) -> list[Action]:
-        debt = self._borrowed.of(creditor, message.loan)
+        debt = self.open.of(creditor, message.loan)
         if debt is not None and debt.state == "returning":
-            del self._borrowed[message.loan]
+            del self.open[message.loan]
         return []
 
     def over(self, creditor: str, message: LoanOver) -> list[Action]:
         """Handle the creditor's refusal, or its notice that it has no such loan."""
-        debt = self._borrowed.of(creditor, message.loan)
+        debt = self.open.of(creditor, message.loan)
         if debt is None or debt.state == "returning":
             return []
         if debt.state == "asked":
@@ -278,35 +250,29 @@ class DebtorLedger:
 
     def tick(self, now: Tick) -> list[Action]:
         self._now = now
-        late = self._borrowed.late(now)
-        actions = [action for loan in late for action in self._late(loan, self._borrowed[loan])]
-        return actions + self._borrowed.resend(now)
+        late = self.open.late(now)
+        actions = [action for loan in late for action in self._late(loan, self.open[loan])]
+        return actions + self.open.resend(now)
 
     def instance_died(self, instance: str, incarnation: int) -> list[Action]:
         """End the loans of a dead incarnation of a creditor and of earlier ones; 0: of all."""
         actions: list[Action] = []
         problem = f"{instance} died"
-        for loan in self._borrowed.of_instance(instance, incarnation):
-            debt = self._borrowed[loan]
+        for loan in self.open.of_instance(instance, incarnation):
+            debt = self.open[loan]
             if debt.state == "asked":
                 actions += self._refused(loan, problem)
                 continue
-            del self._borrowed[loan]
-            self._readable.pop(loan, None)
+            del self.open[loan]
+            self.readable.pop(loan, None)
             actions += self._revoked(debt)
             actions += [] if debt.state == "returning" else [LoanLost(loan, problem)]
         return actions
 
     def audit(self) -> list[str]:
-        """Return all contradictions in the loans, a sentence for each."""
-        lent = {loan for loan, debt in self._borrowed.items() if debt.state == "lent"}
-        problems = [
-            f"{loan} is readable or lent, not both" for loan in lent ^ self._readable.keys()
-        ]
-        for loan, debt in self._borrowed.items():
-            readable = self._readable.get(loan)
-            if readable is not None and readable.deadline != debt.deadline:
-                problems.append(f"{loan} is recalled at {debt.deadline}, not {readable.deadline}")
+        lent = {loan for loan, debt in self.open.items() if debt.state == "lent"}
+        problems = [f"{loan} is readable or lent, not both" for loan in lent ^ self.readable.keys()]
+        for loan, debt in self.open.items():
             has_pages = tuple(len(some) for some in debt.pages) == debt.counts
             if has_pages == (debt.state == "asked"):
                 problems.append(f"{loan} is {debt.state} with pages {debt.pages}")
@@ -337,9 +303,10 @@ class DebtorLedger:
         if problem := self._problem(creditor):
             return loan, [LoanRefused(loan, problem)]
         ticks = min(ticks, MOST_TICKS)
-        borrow = Borrow(loan, self._fingerprint, encode_ints(counts), ticks, model, shares)
-        debt = _Debt(creditor, now + ticks, counts, shares=shares > 0, step_ticks=step_ticks)
-        self._borrowed[loan] = debt
+        encoded = np.asarray(counts, "<i4").tobytes()
+        borrow = Borrow(loan, self._fingerprint, encoded, ticks, model, shares)
+        debt = Debt(creditor, now + ticks, counts, shares=shares > 0, step_ticks=step_ticks)
+        self.open[loan] = debt
         return loan, [send(debt, borrow, now)]
 
     def _problem(self, creditor: str) -> str:
@@ -351,25 +318,25 @@ class DebtorLedger:
             return "the instance lends memory itself"
         return ""
 
-    def _late(self, loan: Loan, debt: _Debt) -> list[Action]:
+    def _late(self, loan: Loan, debt: Debt) -> list[Action]:
         problem = "it was recalled" if debt.state == "lent" else "it timed out"
         if debt.state == "asked":
             return [_over(debt.peer, loan, problem), *self._refused(loan, problem)]
         return self._lost(loan, debt, problem)
 
     def _refused(self, loan: Loan, problem: str) -> list[Action]:
-        del self._borrowed[loan]
+        del self.open[loan]
         return [LoanRefused(loan, problem)]
 
-    def _lost(self, loan: Loan, debt: _Debt, problem: str) -> list[Action]:
+    def _lost(self, loan: Loan, debt: Debt, problem: str) -> list[Action]:
         return [*self._returned(loan, debt), LoanLost(loan, problem)]
 
-    def _returned(self, loan: Loan, debt: _Debt) -> list[Action]:
+    def _returned(self, loan: Loan, debt: Debt) -> list[Action]:
         debt.state, debt.deadline = "returning", None
-        self._readable.pop(loan, None)
+        self.readable.pop(loan, None)
         return [*self._revoked(debt), send(debt, GiveBack(loan), self._now)]
 
-    def _revoked(self, debt: _Debt) -> list[Action]:
+    def _revoked(self, debt: Debt) -> list[Action]:
         """Revoke the creditor's right to read this instance's pages, if it has one."""
         transfer, debt.filling = debt.filling, None
         if transfer is None:

@@ -47,13 +47,7 @@ def most_lendable(groups: Sequence[GroupSpec], num_large_pages: int) -> list[int
 
 
 class Ledger:
-    """The loans of one incarnation of an instance, as debtor and as creditor.
-
-    :param core: the core of ``holds``.
-    :param numbers: the numbers of its rights, shared with transfers.
-    :param most_lent: the most pages of each group to lend.
-    :param most_loans: the most loans of one debtor.
-    """
+    """The loans of one incarnation of an instance, as debtor and as creditor."""
 
     def __init__(
         self,
@@ -76,12 +70,10 @@ class Ledger:
 
     @property
     def num_filled(self) -> int:
-        """Number of sections that were copied to or from this instance so far."""
         return self.borrowing.num_filled + self.lending.num_filled
 
     @property
     def is_filling(self) -> bool:
-        """Whether sections are being copied to or from this instance."""
         return self.lending.is_filling or self.borrowing.is_filling
 
     @property
@@ -91,7 +83,6 @@ class Ledger:
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def on_message(self, peer: str, message: LoanMessage, now: Tick) -> list[Action]:
-        """Handle a message of another instance."""
         borrowing, lending = self.borrowing, self.lending
         if isinstance(message, Borrow):
             return lending.borrow(peer, message, now)

@@ -43,10 +43,8 @@ class Loan(Struct, frozen=True, order=True):
 class Borrow(Struct, frozen=True, tag=True):
     """A debtor's request for pages.
 
-    :param fingerprint: the fingerprint of the debtor's layout.
     :param counts: pages of each group, little-endian int32.
     :param ticks_left: the time after which the debtor gives up, unless the pages are filled.
-    :param model: the model of the groups.
     :param shares: the number of a loan of the same incarnation whose pages to share; 0: lend empty
         pages.
     """

@@ -27,7 +27,6 @@ Key = tuple[int, Digest, int]
 class _Page:
     """A page of the buffer.
 
-    :param end: the tokens of the prefix that it ends.
     :param used: the last plan that copied it.
     """
 
@@ -52,7 +51,7 @@ class BufferedPages:
         self._buffer = buffer
         self._pages: OrderedDict[Key, _Page] = OrderedDict()  # least recently used first
         self._ends: Counter[int] = Counter()
-        self._pins: Counter[Key] = Counter()
+        self.pins: Counter[Key] = Counter()
         self._reserved: dict[int, int] = {}  # pages without a text, by holder
         self._next_holder = FIRST_HOLDER
         self._plan = 0
@@ -74,7 +73,6 @@ class BufferedPages:
     # ------------------------------------------------------------------------- changes
 
     def put(self, group: int, place: Place, digests: PrefixDigests) -> int | None:
-        """Allocate a page of the buffer for a new page, or return None if there is no room."""
         reserved = self.reserve(group)
         if reserved is None:
             return None
@@ -102,8 +100,6 @@ class BufferedPages:
         """Give a reserved page, which has been written, to the texts that it belongs to.
 
         Its place is free again if another page has the key by now.
-
-        :param end: tokens of the prefix that it ends.
         """
         page = self._reserved.pop(holder)
         if not self._buffer.is_held(holder):
@@ -128,7 +124,6 @@ class BufferedPages:
         return self._pages[key].page
 
     def touch(self, keys: Iterable[Key]) -> None:
-        """Mark pages as used now, the last of them most recently."""
         for page_key in keys:
             if page_key in self._pages:
                 self._pages.move_to_end(page_key)
@@ -136,11 +131,11 @@ class BufferedPages:
 
     def pin(self, keys: Iterable[Key]) -> None:
         """Keep pages until :meth:`unpin` is called as often."""
-        self._pins.update(keys)
+        self.pins.update(keys)
 
     def unpin(self, keys: Iterable[Key]) -> None:
-        self._pins.subtract(keys)
-        self._pins = +self._pins
+        self.pins.subtract(keys)
+        self.pins = +self.pins
 
     def begin_read(self, keys: Iterable[Key]) -> "KeptPages":
         """Keep pages for another instance, which reads them, until :meth:`end_read`."""
@@ -156,14 +151,13 @@ class BufferedPages:
             self._buffer.end_read(holder)
 
     def is_pinned(self, key: Key) -> bool:
-        """Return whether a page is pinned."""
-        return key in self._pins
+        return key in self.pins
 
     def make_room(self, need: Sequence[int]) -> None:
         """Drop pages until ``need`` pages of each group fit, or no more can be dropped."""
         while not self._buffer.has_room(need):
             page_key = next(
-                (page_key for page_key in self._pages if page_key not in self._pins), None
+                (page_key for page_key in self._pages if page_key not in self.pins), None
             )
             if page_key is None or self._pages[page_key].used == self._plan:
                 return
@@ -172,14 +166,13 @@ class BufferedPages:
     def forget(self, keys: Iterable[Key]) -> int:
         """Drop stored pages that are not pinned, and return their number."""
         going = [
-            page_key for page_key in keys if page_key in self._pages and page_key not in self._pins
+            page_key for page_key in keys if page_key in self._pages and page_key not in self.pins
         ]
         for page_key in going:
             self._drop(page_key)
         return len(going)
 
     def clear(self) -> None:
-        """Drop all pages."""
         for page_key in list(self._pages):
             self._drop(page_key)
 
@@ -192,7 +185,6 @@ class BufferedPages:
 
 
 def key(group: int, place: Place, digests: PrefixDigests) -> Key:
-    """Return the key of a text's page."""
     return group, digests.of(place[0]), place[1]
 
 

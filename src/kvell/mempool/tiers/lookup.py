@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvell.cost.swap_rule import WAYS, SwapRule
-from kvell.memory import GroupKind, GroupPolicy, Ints, policy_of
+from kvell.memory import IMAGE_KINDS, GroupKind, GroupSpec, Ints, policy_of
 from kvell.mempool.tiers.buffered import BufferedPages, Key, Place, is_mark, key, needed_pages
 from kvell.mempool.tiers.digests import PrefixDigests
 
@@ -27,6 +27,13 @@ SERVED_KINDS = frozenset({GroupKind.FULL, GroupKind.SLIDING, GroupKind.CHUNKED, 
 """The kinds whose pages hold all data of the tokens up to their end."""
 
 LongInts = npt.NDArray[np.int64]
+
+
+def served_groups(groups: Sequence[GroupSpec], model: str) -> list[int]:
+    """Return the groups in which a text of a model without images has pages; none if a page of one
+    does not hold all data of its tokens."""
+    own = [i for i, g in enumerate(groups) if g.model == model and g.kind not in IMAGE_KINDS]
+    return own if all(groups[index].kind in SERVED_KINDS for index in own) else []
 
 
 class Tiers:
@@ -43,7 +50,7 @@ class Tiers:
     ) -> None:
         self._buffer, self._own, self._digests = pages, own, digests
         self._groups = pages.groups
-        self._pool = self._places_of(indexed)
+        self.pool = self._places_of(indexed)
         self._most = len(digests) - 1
         for index in own:
             if self._groups[index].kind is GroupKind.FULL:
@@ -77,15 +84,10 @@ class Tiers:
             for position, place in needed_pages(self._groups[index], length):
                 yield index, position, place
 
-    def pool_page(self, group: int, place: Place) -> int | None:
-        """Return the pool's page at a place, or None."""
-        return self._pool[group].get(place)
-
     def key(self, group: int, place: Place) -> Key:
         return key(group, place, self._digests)
 
     def is_buffered(self, group: int, place: Place) -> bool:
-        """Return whether the buffer has the page at a place."""
         return self.key(group, place) in self._buffer
 
     # ----------------------------------------------------------------------- internal
@@ -97,21 +99,21 @@ class Tiers:
             places[index][end, part] = page
         return places
 
-    def _has(self, group: int, place: Place) -> bool:
-        return place in self._pool[group] or self.is_buffered(group, place)
-
     def _reach(self, index: int) -> int:
         """Return the tokens of a group with full attention before the end of its first hole."""
         size = self._groups[index].page_tokens
         ends = range(size, self._most + 1, size)
-        hole = next((end for end in ends if not self._has(index, (end, 0))), None)
+        cached = self.pool[index]
+        hole = next(
+            (e for e in ends if (e, 0) not in cached and not self.is_buffered(index, (e, 0))), None
+        )
         return self._most if hole is None else hole - 1
 
     def _candidates(self) -> LongInts:
         own = [self._groups[index] for index in self._own]
         marks = {
             end
-            for index, places in self._pool.items()
+            for index, places in self.pool.items()
             for end, _ in places
             if is_mark(self._groups[index], end)
         }
@@ -130,7 +132,8 @@ class Tiers:
             if group.kind is GroupKind.STATE:
                 continue
             absent, copied = self._whole(index)
-            first = _starts(policy_of(group), lengths) // group.page_tokens
+            starts = (policy_of(group).active_start(length) for length in lengths.tolist())
+            first = np.fromiter(starts, np.int64) // group.page_tokens
             last = lengths // group.page_tokens
             is_there &= absent[last] == absent[first]
             copied_bytes += (copied[last] - copied[first]) * group.page_stride_bytes
@@ -147,7 +150,7 @@ class Tiers:
         absent, copied = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
         for at in range(count):
             place = ((at + 1) * size, 0)
-            if place in self._pool[index]:
+            if place in self.pool[index]:
                 continue
             is_buffered = self.is_buffered(index, place)
             copied[at + 1] = is_buffered
@@ -163,17 +166,12 @@ class Tiers:
                 continue
             parts = group.slices if group.kind is GroupKind.STATE else 1
             for place in ((length, part) for part in range(parts)):
-                if place in self._pool[index]:
+                if place in self.pool[index]:
                     continue
                 if not self.is_buffered(index, place):
                     return None
                 size_bytes += group.page_stride_bytes
         return size_bytes
-
-
-def _starts(policy: GroupPolicy, lengths: LongInts) -> LongInts:
-    """Return the first token that is read after each length."""
-    return np.fromiter((policy.active_start(length) for length in lengths.tolist()), np.int64)
 
 
 def _kinks(lengths: LongInts, sizes_bytes: LongInts) -> list[tuple[int, int]]:

@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kvell.elastic.page_buffer import first_pages
-from kvell.memory import IMAGE_KINDS, HoldingCore, Ints
+from kvell.memory import HoldingCore, Ints
 from kvell.mempool.owners import Owner
 from kvell.mempool.tiers.buffered import BufferedPages, Key
 from kvell.mempool.tiers.digests import PrefixDigests, full_root
-from kvell.mempool.tiers.lookup import SERVED_KINDS, Tiers
+from kvell.mempool.tiers.lookup import Tiers, served_groups
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,7 @@ class _Reserved:
 
 
 class ReceivedTexts:
-    """The texts that come into the buffer now.
-
-    :param first_large: number of the buffer's first large page, counted from the pool's first.
-    """
+    """The texts that come into the buffer now."""
 
     def __init__(self, core: HoldingCore, pages: BufferedPages, first_large: int) -> None:
         self._core, self._pages = core, pages
@@ -55,14 +52,11 @@ class ReceivedTexts:
     ) -> Ints | None:
         """Reserve pages for the first ``computed`` tokens of a text; no step may run.
 
-        :param tokens: int32.
         :returns: the pages to fill [m, 3]: group, position, page, counted from the pool's first;
             None if there is no room, or the text cannot be in the buffer.
         """
-        groups = self._pages.groups
-        own = [i for i, g in enumerate(groups) if g.model == model and g.kind not in IMAGE_KINDS]
-        is_plain = all(groups[index].kind in SERVED_KINDS for index in own)
-        if not own or not is_plain or (tokens < 0).any():
+        own = served_groups(self._pages.groups, model)
+        if not own or (tokens < 0).any():
             return None
         digests = PrefixDigests(tokens, full_root(root, model))
         tiers = Tiers(self._pages, own, digests, self._core.known(tokens, root, model=model))
@@ -72,7 +66,7 @@ class ReceivedTexts:
         reserved: list[_Reserved] = []
         rows: list[tuple[int, int, int]] = []
         for page_key, (group, position, place) in zip(keys, places, strict=True):
-            if page_key in self._pages or tiers.pool_page(group, place) is not None:
+            if page_key in self._pages or place in tiers.pool[group]:
                 continue
             taken = self._pages.reserve(group)
             if taken is None:
@@ -85,7 +79,6 @@ class ReceivedTexts:
         return np.asarray(rows, np.int32).reshape(-1, 3)
 
     def insert(self, owner: Owner) -> None:
-        """Cache a text whose pages have arrived."""
         for page in self._coming.pop(owner):
             self._pages.publish(page.key, page.end, page.holder)
 

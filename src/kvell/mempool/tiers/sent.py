@@ -9,15 +9,13 @@
 The buffer follows the pool in the same memory, so the numbers of its pages continue the pool's.
 """
 
-from collections.abc import Mapping
-
 from kvell.elastic.page_buffer import first_pages
-from kvell.memory import IMAGE_KINDS, HoldingCore, Ints
+from kvell.memory import HoldingCore
 from kvell.mempool.holds import Hold, Holds
 from kvell.mempool.owners import Owner
 from kvell.mempool.tiers.buffered import BufferedPages, KeptPages, Key
 from kvell.mempool.tiers.digests import PrefixDigests, full_root
-from kvell.mempool.tiers.lookup import SERVED_KINDS, Tiers
+from kvell.mempool.tiers.lookup import Tiers, served_groups
 
 Places = dict[tuple[int, int], int]
 """Pages by (group, position)."""
@@ -27,7 +25,6 @@ class SentTexts:
     """The texts in both tiers that other instances read now.
 
     :param holds: the holds over ``core``; a text has one there as long as it is read.
-    :param first_large: number of the buffer's first large page, counted from the pool's first.
     """
 
     def __init__(
@@ -47,8 +44,8 @@ class SentTexts:
         The text has an appended token, as for :func:`.copies.whole`.
         """
         hold = self._holds[owner]
-        own = self._own(hold)
-        if not len(self._pages) or not own:
+        own = served_groups(self._pages.groups, hold.model)
+        if not len(self._pages) or not own or (hold.tokens < 0).any():
             return
         digests = PrefixDigests(hold.tokens, full_root(hold.root, hold.model))
         indexed = self._core.known(hold.tokens, hold.root, model=hold.model)
@@ -61,8 +58,11 @@ class SentTexts:
         # A lease cannot hold a page of the pool behind a missing one.
         self._holds.release(owner)
         hold = self._holds.hold_text(owner, hold.deadline, hold.tokens, hold.root, model=hold.model)
-        held = self._held_of(indexed, self._holds.places(owner))
-        tiers = Tiers(self._pages, own, digests, held)
+        held = self._holds.places(owner)
+        is_held = [
+            held.get((group, position)) == page for group, position, page, _ in indexed.tolist()
+        ]
+        tiers = Tiers(self._pages, own, digests, indexed[is_held])
         if tiers.longest > hold.hit_tokens:
             self._take(hold, tiers)
 
@@ -83,7 +83,7 @@ class SentTexts:
         places: Places = {}
         keys: list[Key] = []
         for group, position, place in tiers.places(tiers.longest):
-            page = tiers.pool_page(group, place)
+            page = tiers.pool[group].get(place)
             if page is not None and in_pool.get((group, position)) == page:
                 places[group, position] = page
             elif tiers.is_buffered(group, place):
@@ -96,17 +96,3 @@ class SentTexts:
         self._read[hold.owner] = self._pages.begin_read(keys)
         self._places[hold.owner] = places
         return True
-
-    def _held_of(self, indexed: Ints, held: Mapping[tuple[int, int], int]) -> Ints:
-        """Return the rows of indexed pages that are held."""
-        is_held = [
-            held.get((group, position)) == page for group, position, page, _ in indexed.tolist()
-        ]
-        return indexed[is_held]
-
-    def _own(self, hold: Hold) -> list[int]:
-        """Return the groups of a text's pages; none if it is not stored in the buffer."""
-        groups = enumerate(self._pages.groups)
-        own = [i for i, g in groups if g.model == hold.model and g.kind not in IMAGE_KINDS]
-        is_plain = all(self._pages.groups[index].kind in SERVED_KINDS for index in own)
-        return own if is_plain and (hold.tokens >= 0).all() else []

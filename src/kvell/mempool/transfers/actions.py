@@ -93,8 +93,6 @@ class Ended:
     """A notice that the sender's side has ended. The user releases the pages, now unreadable.
 
     ``problem`` is "" if the receiver has the whole text.
-
-    :param pages: the number of copied pages of each group, up to the last with any.
     """
 
     transfer: Transfer
@@ -104,10 +102,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Fetched:
-    """A notice that a requested text is cached here up to ``computed`` tokens, or its problem.
-
-    :param pages: the number of copied pages of each group, up to the last with any.
-    """
+    """A notice that a requested text is cached here up to ``computed`` tokens, or its problem."""
 
     number: int
     computed: int

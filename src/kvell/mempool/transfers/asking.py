@@ -11,13 +11,11 @@
 Source: MemServe §6.2, where an instance pulls the part of a prompt that a third one has.
 """
 
-from collections.abc import Sized
-
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from kvell.mempool.exchanges import Exchange, Exchanges
+from kvell.mempool.exchanges import Exchange, ExchangeSide
 from kvell.mempool.owners import Tick
 from kvell.mempool.transfers.actions import Action, Arrived, Ended, Fetched, Send
 from kvell.mempool.transfers.copies import Copies
@@ -26,30 +24,14 @@ from kvell.mempool.transfers.messages import MOST_TICKS, Ask, Declined, Transfer
 NOTHING_MORE = "no more of it is cached"
 
 
-class Asking:
-    """Both sides of the requests for texts of one incarnation of an instance.
-
-    :param copies: the copies of the instance, which answer the requests of others.
-    """
+class Asking(ExchangeSide[int, Exchange]):
+    """Both sides of the requests for texts of one incarnation of an instance."""
 
     def __init__(self, incarnation: int, fingerprint: str, copies: Copies) -> None:
+        super().__init__()
         self._incarnation, self._fingerprint, self._copies = incarnation, fingerprint, copies
-        self._asked: Exchanges[int, Exchange] = Exchanges()
         self._answers: dict[Transfer, tuple[str, Ask]] = {}
         self._number = 0
-
-    def __len__(self) -> int:
-        return len(self._asked)
-
-    @property
-    def open(self) -> Sized:
-        """The requests that have no answer; always the same container."""
-        return self._asked
-
-    @property
-    def next_deadline(self) -> Tick | None:
-        """The deadline of the next request, or None."""
-        return self._asked.next_deadline
 
     def ask(
         self,
@@ -68,7 +50,7 @@ class Asking:
         :param beyond: the number of tokens that are cached here already.
         """
         self._number += 1
-        self._asked[self._number] = Exchange(owner, deadline)
+        self.open[self._number] = Exchange(owner, deadline)
         ask = Ask(
             self._incarnation,
             self._number,
@@ -110,16 +92,16 @@ class Asking:
     def on_declined(self, owner: str, message: Declined) -> list[Action]:
         """Handle an instance's refusal to send a text."""
         is_mine = message.incarnation == self._incarnation
-        if self._asked.of(owner, message.number) is None or not is_mine:
+        if self.open.of(owner, message.number) is None or not is_mine:
             return []
         return self._over(message.number, message.why)
 
     def on_arrived(self, action: Arrived) -> list[Action]:
         """Report an arrived text, if its private bytes name a request of this instance."""
-        for number, request in self._asked.items():
+        for number, request in self.open.items():
             is_it = action.announced == _named(self._incarnation, number)
             if is_it and action.transfer.sender == request.peer:
-                del self._asked[number]
+                del self.open[number]
                 return [Fetched(number, action.computed, "", action.pages)]
         return []
 
@@ -130,20 +112,19 @@ class Asking:
         return [_declined(*answered, action.problem)]
 
     def tick(self, now: Tick) -> list[Action]:
-        late = self._asked.late(now)
+        late = self.open.late(now)
         return [action for number in late for action in self._over(number, "it timed out")]
 
     def instance_died(self, instance: str) -> list[Action]:
-        gone = self._asked.of_instance(instance)
+        gone = self.open.of_instance(instance)
         return [a for number in gone for a in self._over(number, f"{instance} died")]
 
     def _over(self, number: int, why: str) -> list[Action]:
-        del self._asked[number]
+        del self.open[number]
         return [Fetched(number, 0, why)]
 
 
 def _named(incarnation: int, number: int) -> bytes:
-    """Return the private bytes that a requested text carries."""
     return msgspec.msgpack.encode(("asked", incarnation, number))
 
 

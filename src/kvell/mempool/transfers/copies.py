@@ -57,8 +57,6 @@ class Copies:
     ) -> tuple[Transfer | None, list[Action]]:
         """Begin to copy the cached part of a text; None if it has at most ``beyond`` tokens.
 
-        :param tokens: int32.
-        :param inserts: whether the receiver caches the text, or passes it to its waiting user.
         :param from_buffer: whether pages may be read from the CPU buffer.  No step may run, since
             it may write them.
         """
@@ -86,7 +84,6 @@ class Copies:
         return transfer, actions + self._sending.ready(transfer, held.places(owner))
 
     def length(self, transfer: Transfer) -> int:
-        """Return the number of tokens of a running copy."""
         return self._holds[self._owners[transfer]].hit_tokens
 
     def on_ended(self, transfer: Transfer) -> None:

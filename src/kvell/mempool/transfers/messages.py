@@ -36,11 +36,9 @@ class Transfer(Struct, frozen=True, order=True):
 class Prepare(Struct, frozen=True, tag=True):
     """A sender's request to make room for the first ``computed`` tokens of a text.
 
-    :param fingerprint: the fingerprint of the sender's layout.
     :param tokens: the text, little-endian int32.
     :param ticks_left: the time after which the sender gives up.
     :param inserts: whether the receiver caches the text, or passes it to its waiting user.
-    :param private: bytes for the receiver's user.
     :param images: first token, tokens and image tokens of each image of the text in order;
         little-endian int32.
     :param contents: the contents that some ids of the text name; ``attached`` is data sent with
@@ -72,7 +70,6 @@ class Prepared(Struct, frozen=True, tag=True):
 class Offer(Struct, frozen=True, tag=True):
     """A sender's offer: its page number for each missing page, little-endian int32.
 
-    :param private: bytes for the receiver's user.
     :param stages: 0 if all is written.  Otherwise the number of stages of layers
         (:func:`~kvell.pages.stages.stages_of`) in which the pages are being computed; the same
         offer follows when they are complete, with ``private``.
@@ -113,7 +110,6 @@ class Ask(Struct, frozen=True, tag=True):
     :param incarnation: the asker's incarnation; ``number`` is unique in it.
     :param tokens: the text, little-endian int32.
     :param ticks_left: the time after which the asker gives up.
-    :param contents: as in :class:`Prepare`.
     """
 
     incarnation: int

@@ -54,7 +54,6 @@ class LayerPull:
     """A candidate for a pull by layer.
 
     :param size_bytes: the bytes of the pages that the receiver lacks.
-    :param pages: the number of these pages.
     :param stages: the number of stages in which the pass writes them.
     :param tokens: the number of tokens that the pass computes, of all its requests.
     """

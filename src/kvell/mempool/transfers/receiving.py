@@ -15,13 +15,13 @@ right to read was still valid afterwards, as ``PullExecutor`` reports.  Unanswer
 resent, so a hold for a transfer that the sender has given up ends soon.
 """
 
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from kvell.memory import Ints
-from kvell.mempool.exchanges import Exchange, Exchanges, send
+from kvell.mempool.exchanges import Exchange, ExchangeSide, send
 from kvell.mempool.holds import Holds
 from kvell.mempool.owners import Owner, Tick
 from kvell.mempool.tiers.received import ReceivedTexts
@@ -49,7 +49,6 @@ class _IncomingTransfer(Exchange):
     """One incoming transfer.
 
     :ivar missing: int32 [m, 3]: group, position, local page.
-    :ivar pages: the sender's pages of the running pull.
     :ivar is_whole: whether the sender has written all of the text.
     """
 
@@ -65,7 +64,7 @@ class _IncomingTransfer(Exchange):
     is_over: bool = False
 
 
-class Receiving:
+class Receiving(ExchangeSide[Transfer, _IncomingTransfer]):
     """The incoming transfers of one instance.
 
     :param holds: the holds of the instance; a transfer's hold has owner kind ``arrival``.
@@ -73,6 +72,7 @@ class Receiving:
     """
 
     def __init__(self, fingerprint: str, holds: Holds, most_transfers: int = 256) -> None:
+        super().__init__()
         self._fingerprint, self._holds = fingerprint, holds
         self._most_transfers = most_transfers
         self.admits: Callable[[int, int], bool] = lambda _handle, _computed: True
@@ -83,32 +83,12 @@ class Receiving:
         """The texts that come into the CPU buffer; None: there is none."""
         self.is_closed = False
         """Whether further texts are refused."""
-        self._coming: Exchanges[Transfer, _IncomingTransfer] = Exchanges()
         self._came: dict[Transfer, None] = {}
-
-    def __len__(self) -> int:
-        return len(self._coming)
-
-    @property
-    def open(self) -> Sized:
-        """The transfers that have not ended; always the same container."""
-        return self._coming
-
-    def __contains__(self, transfer: Transfer) -> bool:
-        return transfer in self._coming
-
-    @property
-    def next_deadline(self) -> Tick | None:
-        """The next time at which :meth:`tick` has an effect; None if there is none."""
-        return self._coming.next_deadline
-
-    def owners(self) -> set[Owner]:
-        return {coming.owner for coming in self._coming.values()}
 
     def prepare(self, sender: str, message: Prepare, now: Tick) -> list[Action]:
         """Hold the cached part of a text, and pages for the rest."""
         transfer = message.transfer
-        if transfer in self._coming or transfer in self._came:
+        if transfer in self.open or transfer in self._came:
             return []
         problem = self._problem(sender, message)
         if problem:
@@ -141,7 +121,7 @@ class Receiving:
         if missing is None:
             return [Send(sender, Abandon(transfer, "there is no room"))]
         prepared = Prepared(transfer, missing[:, :2].astype("<i4").tobytes())
-        coming = self._coming[transfer] = _IncomingTransfer(
+        coming = self.open[transfer] = _IncomingTransfer(
             sender,
             deadline,
             owner,
@@ -165,7 +145,7 @@ class Receiving:
 
     def offer(self, sender: str, message: Offer) -> list[Action]:
         """Begin to pull the missing pages, or pull the rest once all is written."""
-        coming = self._coming.of(sender, message.transfer)
+        coming = self.open.of(sender, message.transfer)
         if message.transfer in self._came:
             return [Send(sender, Pulled(message.transfer))]
         if coming is None or coming.is_over:
@@ -195,7 +175,7 @@ class Receiving:
 
         :param problem: "" if all pages were copied and the right to read was still valid then.
         """
-        coming = self._coming.pop(transfer)
+        coming = self.open.pop(transfer)
         if coming.is_over:
             self._release(coming.owner)
             return []
@@ -223,37 +203,37 @@ class Receiving:
         return [Send(coming.peer, Pulled(transfer)), arrived]
 
     def on_abandoned(self, sender: str, message: Abandon) -> list[Action]:
-        if self._coming.of(sender, message.transfer) is None:
+        if self.open.of(sender, message.transfer) is None:
             return []
-        return self._ended(message.transfer)
+        return self.end(message.transfer)
 
     def refuse(self, is_unwanted: Callable[[bytes], bool]) -> list[Action]:
         """End incoming texts for the local user whose announcement ``is_unwanted``."""
         unwanted = [
             transfer
-            for transfer, coming in self._coming.items()
+            for transfer, coming in self.open.items()
             if not (coming.inserts or coming.is_over) and is_unwanted(coming.announced)
         ]
         return [a for transfer in unwanted for a in self._over(transfer, "it is not needed")]
 
     def tick(self, now: Tick) -> list[Action]:
-        late = self._coming.late(now)
+        late = self.open.late(now)
         actions = [a for transfer in late for a in self._over(transfer, "it timed out")]
-        return actions + self._coming.resend(now)
+        return actions + self.open.resend(now)
 
     def instance_died(self, instance: str) -> list[Action]:
-        gone = self._coming.of_instance(instance)
-        return [action for transfer in gone for action in self._ended(transfer)]
+        gone = self.open.of_instance(instance)
+        return [action for transfer in gone for action in self.end(transfer)]
 
     def _over(self, transfer: Transfer, why: str) -> list[Action]:
-        sender = self._coming[transfer].peer
-        return [*self._ended(transfer), Send(sender, Abandon(transfer, why))]
+        sender = self.open[transfer].peer
+        return [*self.end(transfer), Send(sender, Abandon(transfer, why))]
 
-    def _ended(self, transfer: Transfer) -> list[Action]:
+    def end(self, transfer: Transfer) -> list[Action]:
         """Release the pages, or stop the pull that writes into them."""
-        coming = self._coming[transfer]
+        coming = self.open[transfer]
         if not coming.is_pulling:
-            del self._coming[transfer]
+            del self.open[transfer]
             self._release(coming.owner)
             return []
         stops: list[Action] = [] if coming.is_over else [StopPull(transfer)]
@@ -272,7 +252,7 @@ class Receiving:
             return "the layouts of the two instances differ"
         if self.is_closed:
             return "the instance is draining"
-        if len(self._coming) >= self._most_transfers:
+        if len(self.open) >= self._most_transfers:
             return "too many texts are in transit"
         if len(message.tokens) % 4 or not 0 < message.computed <= len(message.tokens) // 4:
             return "there are no such tokens"

@@ -12,14 +12,14 @@ announced before it is computed, so that the receiver has room in time.  Unanswe
 resent.
 """
 
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from kvell.memory import Images
-from kvell.mempool.exchanges import Exchange, Exchanges, send
+from kvell.mempool.exchanges import Exchange, ExchangeSide, send
 from kvell.mempool.owners import Tick
 from kvell.mempool.transfers.actions import Action, Ended, Grant, Revoke, RoomGranted, Send
 from kvell.mempool.transfers.messages import Abandon, Offer, Prepare, Prepared, Pulled, Transfer
@@ -33,7 +33,6 @@ Places = Mapping[tuple[int, int], int]
 class _OutgoingTransfer(Exchange):
     """One outgoing transfer.
 
-    :ivar computed: the number of tokens to transfer.
     :ivar missing: (group, position) of the pages that the receiver lacks; None before ``Prepared``.
     :ivar ready: the text's pages, once they are computed, and the private bytes.
     :ivar early: the pages that were offered while they are computed, or None.
@@ -48,14 +47,12 @@ class _OutgoingTransfer(Exchange):
 
     @property
     def is_granted(self) -> bool:
-        """Whether the receiver may read the pages."""
         return self.is_offered or self.early is not None
 
 
-class Sending:
+class Sending(ExchangeSide[Transfer, _OutgoingTransfer]):
     """The outgoing transfers of one incarnation of an instance.
 
-    :param most_pages: the most pages of each group of the layout.
     :param numbers: the numbers of its rights, shared with loans.
     """
 
@@ -67,29 +64,13 @@ class Sending:
         most_pages: Sequence[int],
         numbers: RightNumbers,
     ) -> None:
+        super().__init__()
         self._instance, self._incarnation = instance, incarnation
         self._fingerprint = fingerprint
         self.most_pages = tuple(most_pages)
         """The most pages of each group of the layout that a text has here."""
-        self._sent: Exchanges[Transfer, _OutgoingTransfer] = Exchanges()
         self._numbers = numbers
         self._now: Tick = 0
-
-    def __len__(self) -> int:
-        return len(self._sent)
-
-    @property
-    def open(self) -> Sized:
-        """The transfers that have not ended; always the same container."""
-        return self._sent
-
-    def __contains__(self, transfer: Transfer) -> bool:
-        return transfer in self._sent
-
-    @property
-    def next_deadline(self) -> Tick | None:
-        """The next time at which :meth:`tick` has an effect; None if there is none."""
-        return self._sent.next_deadline
 
     def begin(
         self,
@@ -108,7 +89,6 @@ class Sending:
         """Announce the first ``computed`` tokens of a text, computed already or not.
 
         :param tokens: int32, at least ``computed`` of them.
-        :param images: int32 [n, 3], the images of the text.
         """
         transfer = Transfer(self._instance, self._incarnation, self._numbers.take())
         prepare = Prepare(
@@ -123,12 +103,12 @@ class Sending:
             private,
             b"" if images is None else images.astype("<i4").tobytes(),
         )
-        sent = self._sent[transfer] = _OutgoingTransfer(target, deadline, computed)
+        sent = self.open[transfer] = _OutgoingTransfer(target, deadline, computed)
         return transfer, [send(sent, prepare, now)]
 
     def missing(self, transfer: Transfer) -> list[list[int]]:
         """Return (group, position) of the receiver's missing pages; empty before ``Prepared``."""
-        sent = self._sent.get(transfer)
+        sent = self.open.get(transfer)
         return [] if sent is None else sent.missing or []
 
     def early(self, transfer: Transfer, places: Places, stages: int) -> list[Action]:
@@ -139,7 +119,7 @@ class Sending:
 
         :param stages: the number of stages of layers in which it is computed; 1 or more.
         """
-        sent = self._sent.get(transfer)
+        sent = self.open.get(transfer)
         if sent is None or sent.missing is None or sent.is_granted:
             return []
         pages = _pages(sent.missing, places)
@@ -155,7 +135,7 @@ class Sending:
         :param places: every page that a request needs to resume after the text.
         :param private: bytes for the receiver's user.
         """
-        sent = self._sent.get(transfer)
+        sent = self.open.get(transfer)
         if sent is None:
             return []
         sent.ready = places, private
@@ -163,7 +143,7 @@ class Sending:
 
     def on_prepared(self, sender: str, message: Prepared) -> list[Action]:
         """Handle the receiver's notice that it has room, and its missing pages."""
-        sent = self._sent.of(sender, message.transfer)
+        sent = self.open.of(sender, message.transfer)
         if sent is None:
             return [Send(sender, Abandon(message.transfer, "it has ended"))]
         if sent.missing is not None:  # a repetition: an offer may have been lost
@@ -176,28 +156,28 @@ class Sending:
         return [RoomGranted(message.transfer), *self._offered(message.transfer, sent)]
 
     def on_pulled(self, sender: str, message: Pulled) -> list[Action]:
-        sent = self._sent.of(sender, message.transfer)
+        sent = self.open.of(sender, message.transfer)
         if sent is None or not sent.is_offered:
             return []
         return self._ended(message.transfer, "")
 
     def on_abandoned(self, sender: str, message: Abandon) -> list[Action]:
-        if self._sent.of(sender, message.transfer) is None:
+        if self.open.of(sender, message.transfer) is None:
             return []
         return self._ended(message.transfer, message.why)
 
     def cancel(self, transfer: Transfer, why: str) -> list[Action]:
         """Give up a transfer; no effect if it has ended."""
-        return self._over(transfer, why) if transfer in self._sent else []
+        return self._over(transfer, why) if transfer in self.open else []
 
     def tick(self, now: Tick) -> list[Action]:
         self._now = now
-        late = self._sent.late(now)
+        late = self.open.late(now)
         actions = [action for transfer in late for action in self._over(transfer, "it timed out")]
-        return actions + self._sent.resend(now)
+        return actions + self.open.resend(now)
 
     def instance_died(self, instance: str) -> list[Action]:
-        gone = self._sent.of_instance(instance)
+        gone = self.open.of_instance(instance)
         return [action for transfer in gone for action in self._ended(transfer, f"{instance} died")]
 
     def _offered(self, transfer: Transfer, sent: _OutgoingTransfer) -> list[Action]:
@@ -215,12 +195,12 @@ class Sending:
         return [*grants, send(sent, Offer(transfer, pages, private), self._now)]
 
     def _over(self, transfer: Transfer, why: str) -> list[Action]:
-        target = self._sent[transfer].peer
+        target = self.open[transfer].peer
         return [*self._ended(transfer, why), Send(target, Abandon(transfer, why))]
 
     def _ended(self, transfer: Transfer, problem: str) -> list[Action]:
         """End a transfer. The revocation is first, because the pages may be reused after it."""
-        sent = self._sent.pop(transfer)
+        sent = self.open.pop(transfer)
         self._numbers.free(transfer.number)
         actions: list[Action] = [Revoke(transfer)] if sent.is_granted else []
         copied = [] if problem or sent.missing is None else [group for group, _ in sent.missing]

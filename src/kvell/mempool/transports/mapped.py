@@ -34,7 +34,7 @@ class MappedPages:
             if os.fstat(pool).st_size < pool_bytes:
                 raise ProtocolError("it is smaller than it says")
             self._map = mmap.mmap(pool, pool_bytes, prot=mmap.PROT_READ)
-            self._rights = RightsOfPeer(rights)
+            self.rights = RightsOfPeer(rights)
         except (OSError, ValueError, ProtocolError) as error:
             os.close(pool)
             raise ProtocolError(f"its memory cannot be mapped ({error})") from error
@@ -47,7 +47,6 @@ class MappedPages:
     def bring(
         self, number: int, pieces: Sequence[Piece], target: Bytes, stop: threading.Event
     ) -> str:
-        """Implement :meth:`.PageSource.bring`."""
         source = np.frombuffer(self._map, np.uint8)
         if any(
             piece.source < 0 or piece.source + piece.size_bytes > len(source) for piece in pieces
@@ -57,7 +56,7 @@ class MappedPages:
             if stop.is_set():
                 return STOPPED
             copy_pieces(pieces[start : start + BATCH_PIECES], source, target)
-        return "" if self._rights.stands(number) else RIGHT_GONE
+        return "" if self.rights.stands(number) else RIGHT_GONE
 
     def put_behind(self, neighbours: MappedPeers) -> int:
         """Map the peer's pool again after this instance's pool, where attention can read it.
@@ -75,9 +74,6 @@ class MappedPages:
         if self._neighbours is not None:
             self._neighbours.unmap(self._first_large)
             self._neighbours = None
-
-    def stands(self, number: int) -> bool:
-        return self._rights.stands(number)
 
     def close(self) -> None:
         if self._descriptor >= 0:

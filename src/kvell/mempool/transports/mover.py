@@ -61,7 +61,6 @@ class _Pulling:
     """A running pull.
 
     :ivar staged: the bytes to copy by stage; None if all bytes are written already.
-    :ivar is_last: whether its last pieces are queued.
     :ivar has_ended: whether its end was reported; then it writes no more.
     """
 

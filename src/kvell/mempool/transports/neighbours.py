@@ -46,7 +46,6 @@ def num_places(pool_bytes: int, large_page_bytes: int, most: int = MOST_NEIGHBOU
 class MappingSlots:
     """The free and taken places.  The first place begins at the end of the local pool's place.
 
-    :param pool_bytes: the size of the local pool.
     :param count: the number of places, each for a pool as large as the local one.
     """
 
@@ -83,7 +82,6 @@ class MappedPeers:
     """The pools mapped after this pool.  Any thread may call the methods.
 
     :param device: the device of this pool, which begins at its home address.
-    :param pool_bytes: the size of this pool.
     :ivar most: the number of places, each for a pool as large as this one.
     """
 

@@ -34,28 +34,21 @@ class Peer:
         partials: PartialsLine | None = None,
     ) -> None:
         self.greeting, self.socket, self.source, self.partials = greeting, sock, source, partials
-        self._line = BufferedSocket(sock)
+        self.line = BufferedSocket(sock)
 
     @property
     def pending(self) -> bool:
         """Whether unsent bytes wait until the peer reads."""
-        return self._line.unsent_bytes > 0
+        return self.line.unsent_bytes > 0
 
     def send(self, message: PeerMessage) -> None:
         """Send a message, or queue it until the peer reads.
 
         :raises PeerClosedError: when the peer closed the connection, or does not read.
         """
-        self._line.send(frame(_ENCODER.encode(message)))
-        if self._line.unsent_bytes > OUTGOING_LIMIT_BYTES:
+        self.line.send(frame(_ENCODER.encode(message)))
+        if self.line.unsent_bytes > OUTGOING_LIMIT_BYTES:
             raise PeerClosedError("it does not read its messages")
-
-    def flush(self) -> None:
-        """Send queued bytes without blocking.
-
-        :raises PeerClosedError: when the peer closed the connection.
-        """
-        self._line.flush()
 
     def receive(self) -> list[PeerMessage]:
         """Return the messages that are complete now.
@@ -63,7 +56,7 @@ class Peer:
         :raises PeerClosedError: when the peer closed the connection or violated the protocol.
         """
         try:
-            return [decode(_DECODER, body) for body in self._line.receive()]
+            return [decode(_DECODER, body) for body in self.line.receive()]
         except ProtocolError as error:
             raise PeerClosedError(str(error)) from error
 

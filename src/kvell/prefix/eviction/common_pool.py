@@ -182,12 +182,13 @@ class CommonPool:
             tuple(chain for key, chain in after.items() if key not in before),
         )
 
-    def least(self) -> Chain:
-        """Return the protected prefix with the least worth.
+    def least(self, but: Chain = ()) -> Chain:
+        """Return the protected prefix with the least worth, other than ``but``.
 
-        :raises ValueError: if no prefix is protected.
+        :raises ValueError: if no other prefix is protected.
         """
-        return min(self._protected.values(), key=lambda chain: (self._worth(chain), chain[-1]))
+        others = (chain for chain in self._protected.values() if chain != but)
+        return min(others, key=lambda chain: (self._worth(chain), chain[-1]))
 
     def remove(self, chain: Chain) -> None:
         del self._protected[chain[-1]]
@@ -206,21 +207,14 @@ class CommonPool:
             self.remove(other)
         self._add(chain)
         while self.protected_bytes > self.limit_bytes or len(self._protected) > MOST_PREFIXES:
-            least = self._least_beside(chain)
+            least = self.least(but=chain) if len(self._protected) > 1 else None
             if least is None or self._worth(least) + MARGIN > self._worth(chain):
-                self._restore(before)
+                self._protected.clear()
+                self._covered.clear()
+                for other in before:
+                    self._add(other)
                 return
             self.remove(least)
-
-    def _least_beside(self, chain: Chain) -> Chain | None:
-        others = [other for other in self._protected.values() if other != chain]
-        return min(others, key=lambda other: (self._worth(other), other[-1]), default=None)
-
-    def _restore(self, chains: Sequence[Chain]) -> None:
-        self._protected.clear()
-        self._covered.clear()
-        for chain in chains:
-            self._add(chain)
 
     def _add(self, chain: Chain) -> None:
         self._protected[chain[-1]] = chain

@@ -134,8 +134,10 @@ class ShadowCache:
     def use(self, chain: Chain) -> tuple[int, int]:
         """Replay a request and return two counts: its leading chunks that were present, and those
         of them before a protected branch point."""
-        there = sure = _leading(chain, self._has)
-        while sure and not self._is_sure(chain[sure - 1]):
+        there = sure = _leading(chain, lambda key: key in self._recent or key in self._protected)
+        while sure and not (
+            chain[sure - 1] in self._partings and chain[sure - 1] in self._protected
+        ):
             sure -= 1
         self._now += 1 / HALF_LIFE_REQUESTS
         seen = _leading(chain, self._values.__contains__)
@@ -148,12 +150,6 @@ class ShadowCache:
         while len(self._recent) > self._capacity - len(self._protected):
             self._recent.popitem(last=False)
         return there, sure
-
-    def _is_sure(self, key: int) -> bool:
-        return key in self._partings and key in self._protected
-
-    def _has(self, key: int) -> bool:
-        return key in self._recent or key in self._protected
 
     def _touch(self, key: int, depth: int) -> None:
         value = self._values[key] = renew(self._values.get(key), self._now)

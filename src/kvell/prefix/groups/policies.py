@@ -97,8 +97,7 @@ class ChunkedPolicy:
         """Return where the chunk of the next token starts."""
         return num_tokens // self.chunk_tokens * self.chunk_tokens
 
-    def kept_start(self, num_tokens: int) -> int:
-        return self.active_start(num_tokens)
+    kept_start = active_start
 
     def live_tokens(self, num_tokens: int) -> int:
         return num_tokens % self.chunk_tokens
@@ -108,26 +107,16 @@ class ChunkedPolicy:
 
 
 @dataclass(frozen=True)
-class StatePolicy:
-    """Recurrent state: it represents all tokens before it, so only a kept state can resume."""
+class StatePolicy(FullPolicy):
+    """Recurrent state: it represents all tokens before it, so only a kept state can resume.
 
-    required_for_hit: bool = True
-
-    def active_start(self, num_tokens: int) -> int:
-        """Return 0: a state is not made of tokens, so no token is released."""
-        return 0
-
-    def kept_start(self, num_tokens: int) -> int:
-        """Return 0: a state is not made of tokens, so no token is released."""
-        return 0
+    A state is not made of tokens: no token is released, and the group's unit is one state.
+    """
 
     def live_tokens(self, num_tokens: int) -> int:
-        """Return 1, one state: the unit of the group."""
         return min(1, num_tokens)
 
-    def most_kept_tokens(self, num_tokens: int) -> int:
-        """Return 1, one state."""
-        return min(1, num_tokens)
+    most_kept_tokens = live_tokens
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,8 @@ class InstanceMeter:
 
     def on_planned(self, plan: StepPlan) -> None:
         if self._metering is not None:
-            self._leaves_waiting = self.engine.num_waiting() > 0 or self._front.holds_requests
+            waits = self.engine.counters.num_waiting > 0
+            self._leaves_waiting = waits or self._front.holds_requests
             self.scheduled += len(plan.work)
             self.short_of_memory += self._is_short_of_memory(plan)
         self._front.note_admitted(plan)
@@ -138,18 +139,17 @@ class InstanceMeter:
         False if the first waiting requests only wait for a prefix that another request computes.
         """
         before, self._held_back = self._held_back, self.engine.counters.prefix_waits
-        limits = self.engine.limits
         held_back = self._held_back - before
-        has_tokens = plan.num_tokens < limits.max_num_batched_tokens
-        has_seats = self.engine.num_running() < limits.max_num_seqs
-        waiting = self.engine.num_waiting()
+        has_tokens = plan.num_tokens < self.engine.limits.max_num_batched_tokens
+        has_seats = len(self.engine.running) < self.engine.limits.max_num_seqs
+        waiting = self.engine.counters.num_waiting
         return has_tokens and has_seats and min(waiting, MAX_HELD_BACK) > held_back
 
     def _look(self) -> None:
         """Sample the pool after a step's tokens are computed."""
         assert self._metering is not None
         if self.means.num_steps % self._metering.look_every:
-            running = self.engine.num_running()
+            running = len(self.engine.running)
             self.latest = Sample(running, self._leaves_waiting, self.latest.groups)
         else:
             totals = self.memory.totals()
@@ -190,7 +190,7 @@ def moment_of(meters: Sequence[InstanceMeter], now_seconds: float, arrived: int)
         sum(engine.step for engine in engines),
         now_seconds,
         sum(meter.latest.running for meter in meters),
-        arrived - sum(engine.num_running() for engine in engines),
+        arrived - sum(len(engine.running) for engine in engines),
         layout.pool_bytes * len(meters),
         empty_large * layout.large_page_bytes,
         tuple(

@@ -21,7 +21,7 @@ _SPACES = (
 _CLASSES = {"d": "0-9", "w": "0-9A-Za-z_", "s": _SPACES}
 _CONTROLS = {"t": "\t", "n": "\n", "v": "\v", "f": "\f", "r": "\r"}
 _ESCAPES = {character: f"\\{letter}" for letter, character in _CONTROLS.items()}
-_PROPERTIES = frozenset(
+PROPERTIES = frozenset(
     (
         "Any ASCII Alphabetic Lowercase Uppercase White_Space ASCII_Hex_Digit Hex_Digit "
         "Ideographic ID_Start ID_Continue XID_Start XID_Continue Emoji Math Dash Diacritic L Lu "
@@ -35,7 +35,7 @@ _PROPERTIES = frozenset(
         "Format Private_Use Unassigned"
     ).split()
 )
-_SCRIPTS = frozenset(
+SCRIPTS = frozenset(
     (
         "Arabic Armenian Bengali Bopomofo Cherokee Common Cyrillic Devanagari Ethiopic Georgian "
         "Greek Gujarati Gurmukhi Han Hangul Hebrew Hiragana Inherited Kannada Katakana Khmer Lao "
@@ -109,7 +109,6 @@ class _Reader:
             self._does_dot_match_all = "s" in flags[1]
 
     def alternatives(self, depth: int) -> list[list[_Piece]]:
-        """Read up to the end of the pattern or of the group."""
         if depth > MOST_NESTED:
             raise _UnsupportedError
         alternatives = [list[_Piece]()]
@@ -194,7 +193,6 @@ class _Reader:
         return _written(self._character()) if named is None else named
 
     def _named_class(self) -> str | None:
-        """Read a class such as the one of digits after a backslash, if there is one."""
         letter = self._pattern[self.at : self.at + 1]
         if inside := _CLASSES.get(letter.lower()):
             self.at += 1
@@ -205,13 +203,12 @@ class _Reader:
         if match is None:
             raise _UnsupportedError
         is_script = match[1] is not None and match[1].lower().startswith("s")
-        if match[2] not in (_SCRIPTS if is_script else _PROPERTIES):
+        if match[2] not in (SCRIPTS if is_script else PROPERTIES):
             raise _UnsupportedError
         self.at = match.end()
         return rf"\{letter}{{{f'{match[1]}=' if is_script else ''}{match[2]}}}"
 
     def _character(self) -> int:
-        """Read one character after a backslash."""
         if code := _CODE.match(self._pattern, self.at):
             self.at = code.end()
             return self._with_low_surrogate(int(code[1] or code[2] or code[3], 16))
@@ -236,7 +233,6 @@ class _Reader:
         return code
 
     def _class(self) -> str:
-        """Read a class after its bracket."""
         is_negated = self._pattern.startswith("^", self.at)
         self.at += is_negated
         inside = _Characters()
@@ -283,7 +279,6 @@ class _Reader:
 
 
 def _class_of(inside: _Characters, *, is_negated: bool) -> str:
-    """Return a class in Rust's syntax."""
     ranges = list(_text_ranges(inside.ranges))
     if not ranges and not inside.named:
         if is_negated:

@@ -166,10 +166,7 @@ def _strings(value: object) -> list[str]:
 
 
 def are_apart(branches: Sequence[object], document: Document) -> bool:
-    """Return whether types and constants prove that no value fits two of the schemas.
-
-    :param document: the document of the schemas.
-    """
+    """Return whether types and constants prove that no value fits two of the schemas."""
     by_type: defaultdict[str, list[Schema]] = defaultdict(list)
     for branch in map(document.resolve, branches):
         if not isinstance(branch, dict):
@@ -337,7 +334,6 @@ class _Rewriting:
         return self._assertions(schema, source, path, closes=closes)
 
     def _assertions(self, schema: Schema, source: Schema, path: str, *, closes: bool) -> Schema:
-        """Return the rewritten schema of a value that has more keywords than a reference."""
         outer = self._parts.certain(schema)
         choices = self._parts.choices(source)
         given = source.get("unevaluatedProperties", False) if closes else True
@@ -404,10 +400,7 @@ class _Rewriting:
         return written
 
     def _reference(self, reference: object, path: str, *, closes: bool) -> Schema:
-        """Return a reference to a rewritten target.
-
-        :param path: place of the reference.
-        """
+        """Return a reference to a rewritten target."""
         target = self._document.target(reference)
         key = id(target), closes
         if key not in self._names:

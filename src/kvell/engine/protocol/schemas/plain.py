@@ -27,10 +27,7 @@ Tell = Callable[[str], None]
 
 
 def plain(schema: Schema, document: Document, tell: Tell) -> Schema:
-    """Return a schema without unsupported keywords; inner schemas stay as they are.
-
-    :param document: the document of the schema.
-    """
+    """Return a schema without unsupported keywords; inner schemas stay as they are."""
     resolve = document.resolve
     out = {key: value for key, value in schema.items() if key not in UNFOLLOWED}
     for key in schema:

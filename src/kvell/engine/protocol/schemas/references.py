@@ -13,10 +13,7 @@ than a tenth unless its references repeat large parts.
 
 
 class Operations:
-    """A counter of operations with a limit.
-
-    :param most: the most operations.
-    """
+    """A counter of operations with a limit."""
 
     def __init__(self, most: int = MOST_OPERATIONS) -> None:
         self._most = most
@@ -49,7 +46,6 @@ class ValueKeys:
         return cached[1]
 
     def key(self, value: object) -> Hashable:
-        """Return the key of a value."""
         self._operations.count(1)
         if isinstance(value, list):
             return (list, *map(self.key, value))
@@ -72,8 +68,6 @@ class Document:
     """A schema with its definitions.
 
     :param root: as parsed from JSON.
-    :ivar operations: the counter of all work on the schema.
-    :ivar values: the keys of the schema's values.
     """
 
     def __init__(self, root: object, operations: Operations | None = None) -> None:

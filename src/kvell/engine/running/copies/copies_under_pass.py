@@ -54,10 +54,7 @@ def copies_beside_passes(wanted: bool | None) -> bool:
 class Copier:
     """The executor of a plan's copies: before the pass, or during it if results do not change.
 
-    :param models: names, in the order of their passes in a step.
-    :param takes_images: whether one of the models takes images.
     :param has_spare: whether a processor is free for copies while a pass computes.
-    :ivar counts: counts since the start.
     """
 
     def __init__(
@@ -71,16 +68,16 @@ class Copier:
         has_spare: bool = True,
     ) -> None:
         self.counts = CopyCounts()
-        self._mover, self._groups = mover, groups
+        self.mover, self._groups = mover, groups
         self._on_host, self._takes_images, self._has_spare = on_host, takes_images, has_spare
-        self._stages = {name: stages_of(groups, name) for name in models}
+        self.stages = {name: stages_of(groups, name) for name in models}
         self._thread: ThreadPoolExecutor | None = None
 
     def begin(self, plan: StepPlan) -> "StepCopies":
         """Make the copies that must precede the pass, and start the others."""
         if not len(plan.offloads) and not len(plan.fetches):
             if plan.copies:
-                self._mover.copy(plan.copies)
+                self.mover.copy(plan.copies)
             return StepCopies(self.counts)
         order = copy_order(
             plan,
@@ -89,23 +86,20 @@ class Copier:
             takes_images=self._takes_images,
             has_spare=self._has_spare,
         )
-        self._count(order)
-        self._mover.offload(order.first_out)
-        self._mover.fetch(order.first_in)
-        self._mover.copy(plan.copies)
+        for rows in (order.first_out, order.first_in):
+            self.counts.before_bytes += moved_bytes(rows, self._groups)
+        for rows in (order.layered_out, order.layered_in, order.last_out):
+            self.counts.under_bytes += moved_bytes(rows, self._groups)
+        self.mover.offload(order.first_out)
+        self.mover.fetch(order.first_in)
+        self.mover.copy(plan.copies)
         if not order.is_under_pass:
             return StepCopies(self.counts)
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvell-copies")
         computing = {work.spec.model for work in plan.work}
-        stages = {name: some for name, some in self._stages.items() if name in computing}
-        return _Under(self.counts, self._mover, order, stages, self._thread)
-
-    def _count(self, order: CopyOrder) -> None:
-        before = (order.first_out, order.first_in)
-        under = (order.layered_out, order.layered_in, order.last_out)
-        self.counts.before_bytes += sum(moved_bytes(rows, self._groups) for rows in before)
-        self.counts.under_bytes += sum(moved_bytes(rows, self._groups) for rows in under)
+        stages = {name: some for name, some in self.stages.items() if name in computing}
+        return PassCopies(self.counts, self.mover, order, stages, self._thread)
 
 
 class StepCopies:
@@ -125,7 +119,7 @@ class StepCopies:
         return None
 
 
-class _Under(StepCopies):
+class PassCopies(StepCopies):
     """The copies of a step with copies during its passes."""
 
     def __init__(
@@ -137,22 +131,22 @@ class _Under(StepCopies):
         thread: ThreadPoolExecutor,
     ) -> None:
         super().__init__(counts)
-        self._mover = mover
+        self.mover = mover
         self._out = mover.pieces(order.layered_out, is_out=True)
         self._in = mover.pieces(order.layered_in, is_out=False)
-        self._stages = stages if self._out or self._in else {}
+        self.stages = stages if self._out or self._in else {}
         self._last = order.last_out
         self._has_failed = False
         self._copied = {
-            name: [threading.Event() for _ in some] for name, some in self._stages.items()
+            name: [threading.Event() for _ in some] for name, some in self.stages.items()
         }
-        self._made: Future[None] = thread.submit(self._make)
+        self.made: Future[None] = thread.submit(self._make)
 
     def __exit__(self, *_: object) -> None:
-        self._made.result()
+        self.made.result()
 
     def seams(self, model: str) -> LayerCallbacks | None:
-        stages = self._stages.get(model)
+        stages = self.stages.get(model)
         if not stages:
             return None
         seams = _Seams(self, model, [stage.after_layer for stage in stages])
@@ -173,12 +167,12 @@ class _Under(StepCopies):
 
     def _make(self) -> None:
         try:
-            for name, stages in self._stages.items():
+            for name, stages in self.stages.items():
                 for stage, copied in zip(stages, self._copied[name], strict=True):
-                    self._mover.move_parts(self._out, stage.parts, is_out=True)
-                    self._mover.move_parts(self._in, stage.parts, is_out=False)
+                    self.mover.move_parts(self._out, stage.parts, is_out=True)
+                    self.mover.move_parts(self._in, stage.parts, is_out=False)
                     copied.set()
-            self._mover.offload(self._last)
+            self.mover.offload(self._last)
         except BaseException:
             self._has_failed = True
             for copied in chain.from_iterable(self._copied.values()):
@@ -189,7 +183,7 @@ class _Under(StepCopies):
 class _Seams:
     """Callbacks that wait at the seams of one model's pass."""
 
-    def __init__(self, copies: _Under, model: str, after_layers: Sequence[int]) -> None:
+    def __init__(self, copies: PassCopies, model: str, after_layers: Sequence[int]) -> None:
         self._copies, self._model, self._after_layers = copies, model, after_layers
 
     def after_kv_write(self, layer: int) -> None:

@@ -13,7 +13,7 @@ pages of another group in the same large page, by a copy on the device, or by ac
 same pool.  A step's result waits for all of its copies.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -64,7 +64,6 @@ def has_spare_processor(processors: int, threads: int) -> bool:
     that thread: nothing is gained.
 
     :param processors: number of processors that the process may use.
-    :param threads: number of threads of a pass.
     """
     return processors > threads
 
@@ -79,9 +78,6 @@ def copy_order(
 ) -> CopyOrder:
     """Order a plan's copies between pool and CPU buffer.
 
-    :param groups: all groups of the pool.
-    :param on_host: whether the pool is host memory.
-    :param takes_images: whether a model of the pool takes images.
     :param has_spare: whether a processor is free for copies while a pass computes.
     """
     out, back = plan.offloads, plan.fetches
@@ -91,9 +87,8 @@ def copy_order(
     models = {work.spec.model for work in plan.work}
     layered = np.asarray([g.kind in BY_LAYER and g.model in models for g in groups])
     counts = np.asarray([group.pages_per_large for group in groups], np.int64)
-    copied = _pairs(
-        (copy.group, page) for copy in plan.copies for page in (copy.source, copy.target)
-    )
+    pairs = [(copy.group, page) for copy in plan.copies for page in (copy.source, copy.target)]
+    copied = np.asarray(pairs, np.int32).reshape(-1, 2)
     written = np.concatenate(
         [back[:, [0, 2]], plan.new_pages[:, [1, 3]], plan.checkpoints[:, [1, 4]]]
     )
@@ -136,10 +131,6 @@ def why_before(
     if plan.slot is not None and len(plan.offloads):
         return "activations may overwrite pages that are being copied out"
     return ""
-
-
-def _pairs(pairs: Iterable[tuple[int, int]]) -> NewPages:
-    return np.asarray(list(pairs), np.int32).reshape(-1, 2)
 
 
 def _are_same(rows: NewPages, others: NewPages) -> Mask:

@@ -44,26 +44,25 @@ class PageMover:
     def __init__(
         self, layout: Layout, slots: SlotTable, pool: torch.Tensor, buffer: torch.Tensor | None
     ) -> None:
-        self._layout, self._slots, self._pool, self._buffer = layout, slots, pool, buffer
+        self.layout, self.slots, self.pool, self.buffer = layout, slots, pool, buffer
         self._in_host = pool.device.type == "cpu"
 
     def offload(self, rows: NewPages) -> None:
         """Copy out [m, 3]: group, page, page of the buffer."""
         for piece in self.pieces(rows, is_out=True):
-            self._move(piece, self._pool, self._held)
+            self.move(piece, self.pool, self.held)
 
     def fetch(self, rows: NewPages) -> None:
         """Copy in [m, 3]: group, page of the buffer, page."""
         for piece in self.pieces(rows, is_out=False):
-            self._move(piece, self._held, self._pool)
+            self.move(piece, self.held, self.pool)
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
-        """Copy whole pages onto others of their groups, in order."""
         for copy in copies:
             pages = np.asarray([copy.source, copy.target], np.int32)
-            pages_per_large = self._layout.groups[copy.group].pages_per_large
-            source, target = self._slots.physical(pages, pages_per_large).tolist()
-            self._move(Piece(copy.group, source, target, 1), self._pool, self._pool)
+            pages_per_large = self.layout.groups[copy.group].pages_per_large
+            source, target = self.slots.physical(pages, pages_per_large).tolist()
+            self.move(Piece(copy.group, source, target, 1), self.pool, self.pool)
 
     def pieces(self, rows: NewPages, *, is_out: bool) -> list[Piece]:
         """Return the pieces that :meth:`offload`, or else :meth:`fetch`, copies for these rows."""
@@ -79,7 +78,7 @@ class PageMover:
         for piece in pieces:
             if piece.group in parts:
                 begin, end = parts[piece.group]
-                memories = (self._pool, self._held) if is_out else (self._held, self._pool)
+                memories = (self.pool, self.held) if is_out else (self.held, self.pool)
                 source, target = (self._pages(memory, piece.group) for memory in memories)
                 np.copyto(
                     target[piece.target : piece.target + piece.count, begin:end],
@@ -89,18 +88,18 @@ class PageMover:
     def _pieces(self, rows: NewPages, *, is_out: bool) -> Iterator[Piece]:
         groups, pages, held = rows[:, 0], rows[:, 1 if is_out else 2], rows[:, 2 if is_out else 1]
         for index in np.unique(groups).tolist():
-            group = self._layout.groups[index]
+            group = self.layout.groups[index]
             in_group = groups == index
-            here = self._slots.physical(pages[in_group], group.pages_per_large)
+            here = self.slots.physical(pages[in_group], group.pages_per_large)
             order = np.argsort(here, kind="stable")
             here, there = here[order], held[in_group][order]
             for start, count in runs(here, there):
                 first, other = int(here[start]), int(there[start])
                 yield Piece(index, *((first, other) if is_out else (other, first)), count)
 
-    def _move(self, piece: Piece, source: torch.Tensor, target: torch.Tensor) -> None:
+    def move(self, piece: Piece, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy whole pages; on a GPU the caller does not wait for it."""
-        stride_bytes = self._layout.groups[piece.group].page_stride_bytes
+        stride_bytes = self.layout.groups[piece.group].page_stride_bytes
         size_bytes = piece.count * stride_bytes
         read, written = (
             memory[first * stride_bytes :][:size_bytes]
@@ -113,12 +112,12 @@ class PageMover:
 
     def _pages(self, memory: torch.Tensor, group: int) -> Bytes:
         """Return host memory as pages of a group, uint8 [pages, stride]."""
-        stride_bytes = self._layout.groups[group].page_stride_bytes
+        stride_bytes = self.layout.groups[group].page_stride_bytes
         whole: Bytes = memory[: memory.numel() // stride_bytes * stride_bytes].numpy()
         return whole.reshape(-1, stride_bytes)
 
     @property
-    def _held(self) -> torch.Tensor:
-        if self._buffer is None:
+    def held(self) -> torch.Tensor:
+        if self.buffer is None:
             raise RuntimeError("a plan moves pages to or from a CPU buffer that is not there")
-        return self._buffer
+        return self.buffer

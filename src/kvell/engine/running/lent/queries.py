@@ -20,9 +20,9 @@ FindsPartials = Callable[[str, int], PartialsLine | None]
 class Queries:
     """The queries of an engine's passes to creditors.
 
-    :param finds: finds the line to a creditor.
     :param num_models: the number of models, a draft model included.
     :ivar remote: the remote sections of each model's passes.
+    :ivar lacking: handles of the step's work that some creditor did not answer.
     """
 
     def __init__(self, finds: FindsPartials, num_models: int = 1) -> None:
@@ -30,11 +30,10 @@ class Queries:
         self._finds = finds
         self._lines: dict[tuple[str, int], PartialsLine | None] = {}
         self._queried: list[BorrowedPages] = []
-        self._lacking: set[int] = set()
+        self.lacking: set[int] = set()
 
     def begin(self, plan: StepPlan) -> None:
-        """Prepare the queries of a plan's passes."""
-        self._lacking.clear()
+        self.lacking.clear()
         self._queried = [pages for pages in plan.borrowed if pages.by_queries]
         if not self._queried:
             return
@@ -53,10 +52,7 @@ class Queries:
 
     def note(self, model: int, work: Sequence[TokenWork]) -> None:
         if self._queried:
-            self._lacking |= {work[index].handle for index in self.remote[model].lacking}
-
-    def lacking(self) -> set[int]:
-        return self._lacking
+            self.lacking |= {work[index].handle for index in self.remote[model].lacking}
 
 
 def _runs(queried: Sequence[BorrowedPages], numbers: dict[int, int]) -> list[SectionRun]:

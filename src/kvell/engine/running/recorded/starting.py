@@ -108,7 +108,10 @@ class Flight:
 
 
 class StartingModelRunner(ModelRunner):
-    """Models on a device that records their decode steps."""
+    """Models on a device that records their decode steps.
+
+    The device computes a step while the next one is planned and started.
+    """
 
     _flight: Flight | None = None
 
@@ -116,12 +119,15 @@ class StartingModelRunner(ModelRunner):
     def _seats(self) -> dict[str, DeviceSeats]:
         return {
             name: DeviceSeats(model.captured.num_seats)
-            for name, (model, _) in self._models.items()
+            for name, (model, _) in self.models.items()
             if model.captured is not None
         }
 
     def start(self, plan: StepPlan) -> Callable[[], StepResult]:
-        """Give the device a step; return a function that waits for its result."""
+        """Give the device a step; return a function that waits for its result.
+
+        That raises :class:`StepFailed`, as :meth:`run` does.  Call it once, in order of the steps.
+        """
         for seats in self._seats.values():
             seats.release(plan.released)
         if plan.copies or len(plan.offloads) or len(plan.fetches):
@@ -137,22 +143,24 @@ class StartingModelRunner(ModelRunner):
         return flight.result
 
     def settle(self) -> None:
+        """Wait until no step runs, whatever comes of it."""
         if self._flight is not None:
             self._flight.settle()
 
     def device_steps(self) -> dict[str, int]:
-        passes = [model.captured for model, _ in self._models.values()]
+        """Return the numbers of ``recorded`` steps, and of others by reason."""
+        passes = [model.captured for model, _ in self.models.values()]
         counts = sum((each.counts for each in passes if each is not None), Counter[str]())
         return dict(counts)
 
     def _follow(self) -> None:
-        for model, _ in self._models.values():
+        for model, _ in self.models.values():
             if model.captured is not None:
                 model.captured.follow()
 
     @override
     def _decode_rows(self, name: str, work: Sequence[TokenWork]) -> DecodeRows:
-        _, batches = self._models[name]
+        _, batches = self.models[name]
         seats = self._seats[name]
         sources: Ints | None = None
         if self._flight is not None and not self._flight.is_done:
@@ -186,11 +194,7 @@ def record(
         pages = sum(_most_entries(group, layout, limits) for group in own.groups)
         tokens = max(group.page_tokens * _num_pages(group, layout) for group in own.groups)
         within = SlotLimits(limits.max_num_seqs, pages, limits.max_model_len, tokens)
-        model.capture(graphs, own, pool, within, _num_seats(limits))
-
-
-def _num_seats(limits: Limits) -> int:
-    return 2 * limits.max_num_seqs
+        model.capture(graphs, own, pool, within, 2 * limits.max_num_seqs)
 
 
 def _most_entries(group: GroupSpec, layout: Layout, limits: Limits) -> int:

@@ -68,7 +68,6 @@ class MaskedRequest:
 
     :param output: output tokens so far; the list may grow afterwards.
     :param attempt: number of the attempt, which has an output of its own; None: the latest one.
-    :param drafts: draft tokens after the output.
     """
 
     request_id: RequestId
@@ -86,7 +85,6 @@ class _Answer:
     :ivar is_ready: whether ``allowed`` is that mask.
     :ivar binds: False if any token is allowed; else ``allowed`` has the tokens, None for none.
     :ivar seconds: the processor time of its masks so far.
-    :ivar job: what a worker computes for it now.
     :ivar drafts: draft tokens after its ``length`` tokens, whose masks are needed.
     :ivar drafted: the masks after each of them, maybe not after all; None in it allows any token.
         None until they are computed.
@@ -132,7 +130,6 @@ class _Answer:
         self.drop_drafts()
 
     def drop_drafts(self) -> None:
-        """Forget its draft tokens, and the masks after them."""
         self.drafts = ()
         self.drafted = None
 
@@ -191,7 +188,6 @@ class AnswerMasks:
     """The masks of one model's answers.
 
     :param checks: verdicts on grammars; a grammar that ends a worker is added as too complex.
-    :param read: returns the allowed tokens of a mask.
     """
 
     def __init__(
@@ -275,7 +271,6 @@ class AnswerMasks:
     ) -> dict[RequestId, tuple[Allowed | None, ...]]:
         """Return the allowed tokens after each draft token, as far as they are known in time.
 
-        :param seconds: the longest wait for them.
         :returns: for each draft token bool [vocabulary]; None if any token may follow.
         """
         with self._changed:
@@ -297,7 +292,6 @@ class AnswerMasks:
         return answer.lane is self._quick and answer.has_time(answer.draft_seconds)
 
     def close(self) -> None:
-        """End the threads, after the masks that they compute."""
         for lane in (self._quick, *self._slow):
             lane.thread.shutdown(wait=False, cancel_futures=True)
 
@@ -339,7 +333,6 @@ class AnswerMasks:
         return answer
 
     def _enqueue(self, answer: _Answer) -> None:
-        """Let an answer wait for its lane; one whose mask is being computed is added again then."""
         if not answer.lane.line.knows(answer):
             answer.lane.add(answer)
             answer.lane.thread.submit(self._serve, answer.lane)
@@ -370,7 +363,6 @@ class AnswerMasks:
         outcome: Found | Trouble,
         allowed: tuple[Allowed | None, ...],
     ) -> None:
-        """End a job of a worker."""
         lane = answer.lane
         answer.job = None
         seconds = 0.0
@@ -399,7 +391,6 @@ class AnswerMasks:
     def _take(
         self, answer: _Answer, outcome: Found | Trouble, allowed: tuple[Allowed | None, ...]
     ) -> None:
-        """Take what a worker found for an answer."""
         if isinstance(outcome, FoundMask):
             if answer.has_time(answer.seconds):
                 answer.end(*allowed, binds=outcome.mask.kind != "free")

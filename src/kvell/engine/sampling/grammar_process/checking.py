@@ -52,7 +52,6 @@ class Verdict:
     """The result of a grammar's check.
 
     :param problem: the reason why it is not supported; "" if it is.
-    :param is_too_complex: whether it exceeds a limit.
     :param violation: a keyword of a strict part that it does not enforce.
     :param seconds: the processor time of compiling it, or of a slow mask of it.
     """
@@ -69,10 +68,7 @@ GOOD = Verdict()
 
 @dataclass(eq=False)
 class _Try:
-    """A grammar that waits for its check, or is being checked.
-
-    :param request_id: the key as a text, for the queue.
-    """
+    """A grammar that waits for its check, or is being checked."""
 
     request_id: RequestId
     turn: Turn
@@ -91,8 +87,8 @@ class GrammarChecks:
         self._known: OrderedDict[bytes, Verdict] = OrderedDict()
         self._tries: dict[bytes, _Try] = {}
         self._line: TurnQueue[_Try] = TurnQueue()
-        self._parts = EqualParts(MOST_WAITING, "grammar", "grammars are waiting to be compiled")
-        self._worker: Worker | None = None
+        self.parts = EqualParts(MOST_WAITING, "grammar", "grammars are waiting to be compiled")
+        self.worker: Worker | None = None
         self._told: set[str] = set()
 
     def known(self, constraint: StructuredOutputs) -> Verdict | None:
@@ -116,7 +112,7 @@ class GrammarChecks:
         with self._lock:
             if key in self._tries:
                 return self._tries[key].verdict
-            self._parts.take(tenant, 1)
+            self.parts.take(tenant, 1)
             attempt = _Try(RequestId(key.hex()), Turn(tenant=tenant), constraint, key)
             self._tries[key] = attempt
             self._line.add(attempt)
@@ -128,7 +124,6 @@ class GrammarChecks:
             self._remember(_key(constraint), verdict)
 
     def close(self) -> None:
-        """Cancel all waiting checks and the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             waiting = self._line.clear()
@@ -153,7 +148,7 @@ class GrammarChecks:
             del self._tries[attempt.key]
             self._line.charge(attempt.request_id, (perf_counter_ns() - began) // 1000)
             self._line.discard(attempt)
-            self._parts.give_back(attempt.turn.tenant, 1)
+            self.parts.give_back(attempt.turn.tenant, 1)
             if verdict is not None:
                 self._remember(attempt.key, verdict)
         if verdict is not None:
@@ -166,14 +161,14 @@ class GrammarChecks:
         code: int | None = None
         for _ in range(TRIES):
             try:
-                if self._worker is None:
-                    self._worker = self._processes.fork(CHECK_ROOM_BYTES, NICENESS)
-                return self._asked(self._worker, constraint)
+                if self.worker is None:
+                    self.worker = self._processes.fork(CHECK_ROOM_BYTES, NICENESS)
+                return self.ask_worker(self.worker, constraint)
             except (TokenizerError, ChangeSomething) as error:
                 return Verdict(str(error))
             except LineEnded as error:
-                assert self._worker is not None
-                worker, self._worker, ended = self._worker, None, error
+                assert self.worker is not None
+                worker, self.worker, ended = self.worker, None, error
                 code = self._processes.end(worker, f"{error}, in a check of {constraint.kind}")
                 if code == -signal.SIGPROF:
                     return TOO_COMPLEX
@@ -183,7 +178,7 @@ class GrammarChecks:
             raise TryLater("something else ended the process that compiles grammars")
         return TOO_COMPLEX
 
-    def _asked(self, worker: Worker, constraint: StructuredOutputs) -> Verdict:
+    def ask_worker(self, worker: Worker, constraint: StructuredOutputs) -> Verdict:
         worker.line.send(Check(constraint.bare()), ANSWER_SECONDS)
         reply = worker.line.receive(ANSWER_SECONDS)
         assert isinstance(reply, Checked)

@@ -50,8 +50,6 @@ class WorkerLimits:
     """The limits of a worker.
 
     :param room_bytes: memory that the grammars of its answers may take together.
-    :param niceness: increment of its nice value.
-    :param mask_seconds: the most processor time of a mask.
     :param tokens_per_second: the speed of reading unread output, which extends that time.
     :param lateness: factor of the time after which it hangs; higher for a worker of low priority.
     """
@@ -110,17 +108,14 @@ class MaskWorker:
 
     def __init__(self, processes: GrammarProcesses, limits: WorkerLimits) -> None:
         self._processes, self._limits = processes, limits
-        self._worker: Worker | None = None
+        self.worker: Worker | None = None
         self._read: dict[int, int] = {}
         """The number of output tokens that the worker has read, by answer."""
 
     def masks(
         self, jobs: Sequence[MaskJob], forget: Iterable[int]
     ) -> Iterator[tuple[MaskJob, Found | Trouble]]:
-        """Yield each job with its mask or masks, or with the reason why it has none.
-
-        :param forget: numbers of answers that have ended.
-        """
+        """Yield each job with its mask or masks, or with the reason why it has none."""
         gone = tuple(number for number in forget if self._read.pop(number, None) is not None)
         rest = deque(jobs)
         tries = 0
@@ -142,11 +137,10 @@ class MaskWorker:
             gone = ()
 
     def _ask(self, rest: deque[MaskJob], gone: tuple[int, ...]) -> Iterator[tuple[MaskJob, Found]]:
-        """Compute the masks of the rest, and remove each job when it has its mask."""
-        if self._worker is None:
+        if self.worker is None:
             limits = self._limits
-            self._worker = self._processes.fork(limits.room_bytes, limits.niceness)
-        line, vocab_size = self._worker.line, self._worker.vocab_size
+            self.worker = self._processes.fork(limits.room_bytes, limits.niceness)
+        line, vocab_size = self.worker.line, self.worker.vocab_size
         needs = self._needs(rest)
         later_seconds = LATER_SECONDS * self._limits.lateness
         line.send(AskMasks(gone, needs), later_seconds)
@@ -191,8 +185,8 @@ class MaskWorker:
 
     def _took_too_long(self, suspect: MaskJob, error: str) -> bool:
         """End the worker; return whether a mask took too much processor time."""
-        assert self._worker is not None
-        worker, self._worker = self._worker, None
+        assert self.worker is not None
+        worker, self.worker = self.worker, None
         self._read.clear()
         code = self._processes.end(worker, f"{error}, at a mask of {suspect.asked.kind}")
         return code == -signal.SIGPROF

@@ -36,7 +36,6 @@ class ReasoningReader:
 
     Its results depend on the output alone, not on the calls that pass it.
 
-    :param tokenizer: llguidance's tokenizer.
     :ivar start: the token that would begin the reasoning, until the first token; else None.
     """
 
@@ -79,7 +78,6 @@ class ReasoningReader:
             self._held = self._held[max(0, len(self._held) - self._longest_bytes) :]
 
     def _pass_ends(self) -> None:
-        """Find the ends, in order, in the held bytes."""
         while (at := self._held.find(self._ends[self._passed])) >= 0:
             self._held = self._held[at + len(self._ends[self._passed]) :]
             self._passed += 1
@@ -95,15 +93,12 @@ MAX_LEXER_STATES = 50_000
 
 
 class Matchers:
-    """Compiled grammars, and each answer's position in its grammar.
-
-    :param tokenizer: llguidance's tokenizer.
-    """
+    """Compiled grammars, and each answer's position in its grammar."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._compiled: OrderedDict[StructuredOutputs, Any] = OrderedDict()
-        self._places: dict[int, _Place] = {}
+        self.compiled: OrderedDict[StructuredOutputs, Any] = OrderedDict()
+        self.places: dict[int, _Place] = {}
 
     def check(self, constraint: StructuredOutputs) -> Checked:
         """Return a constraint's problem, and the keywords that it does not enforce.
@@ -124,35 +119,31 @@ class Matchers:
     def mask(self, need: Need) -> Mask:
         """Read new tokens of an answer; return the mask of the next token."""
         if need.asked is not None:
-            self._places[need.number] = self._place(need.asked)
-        return self._places[need.number].after(tokens_of(need.fresh))
+            self.places[need.number] = self._place(need.asked)
+        return self.places[need.number].after(tokens_of(need.fresh))
 
     def draft_masks(self, need: Need) -> DraftMasks:
         """Read new tokens of an answer; return the masks after each of its draft tokens."""
         if need.asked is not None or need.fresh:
             self.mask(need)
-        place = self._places[need.number]
+        place = self.places[need.number]
         masks = place.ahead(tokens_of(need.drafts))
         if is_lost := place.is_lost:
-            del self._places[need.number]
+            del self.places[need.number]
         return DraftMasks(masks, is_lost=is_lost)
 
     def forget(self, numbers: Iterable[int]) -> None:
         for number in numbers:
-            self._places.pop(number, None)
-
-    def drop_compiled(self) -> None:
-        """Drop compiled grammars; answers keep their positions."""
-        self._compiled.clear()
+            self.places.pop(number, None)
 
     def _place(self, constraint: StructuredOutputs) -> "_Place":
         bare = constraint.bare()
         reader = None
         if constraint.reasoning is not None:
             reader = ReasoningReader(constraint.reasoning, self._tokenizer)
-        if bare not in self._compiled:
-            self._compiled[bare] = self._compile(source_of(bare, self._tokenizer))
-        return _Place(self._compiled[bare].deep_copy(), reader)
+        if bare not in self.compiled:
+            self.compiled[bare] = self._compile(source_of(bare, self._tokenizer))
+        return _Place(self.compiled[bare].deep_copy(), reader)
 
     def _compile(self, source: GrammarSource) -> Any:
         """Return a matcher at its start; an unsupported grammar gives a matcher with an error."""
@@ -169,14 +160,14 @@ class _Place:
     is_lost = False
 
     def __init__(self, matcher: Any, reader: ReasoningReader | None) -> None:
-        self._matcher, self._reader = matcher, reader
+        self.matcher, self._reader = matcher, reader
         self._output: list[int] = []
         self._is_broken = False
         self._consumed = 0
 
     def ahead(self, drafts: Iterable[int]) -> tuple[Mask, ...]:
         """Return the masks after each draft token, up to a refused one; the position stays."""
-        if self._is_broken or self._matcher.is_error():
+        if self._is_broken or self.matcher.is_error():
             return ()
         until_seconds = process_time() + DRAFTS_SECONDS
         before = copy(self._reader), list(self._output), self._consumed
@@ -189,8 +180,8 @@ class _Place:
             if process_time() > until_seconds:
                 break
         if (consumed := self._consumed - before[2]) > 0:
-            self.is_lost = not self._matcher.rollback(consumed)
-        self.is_lost |= self._matcher.is_error()
+            self.is_lost = not self.matcher.rollback(consumed)
+        self.is_lost |= self.matcher.is_error()
         self._reader, self._output, self._consumed = before
         self._is_broken = False
         return tuple(masks)
@@ -208,7 +199,7 @@ class _Place:
         return self._mask(behind, start)
 
     def _mask(self, fresh: list[int], also: int | None = None) -> Mask:
-        matcher = self._matcher
+        matcher = self.matcher
         if fresh and not matcher.is_stopped():
             consumed = matcher.try_consume_tokens(fresh)
             self._consumed += consumed

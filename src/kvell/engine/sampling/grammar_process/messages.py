@@ -103,8 +103,6 @@ class Checked(_Message, frozen=True):
     """The answer to :class:`Check`: llguidance's error, or "".
 
     :param unfollowed: keywords of schemas that the grammar does not enforce.
-    :param violation: a keyword of a strict part that the grammar does not enforce.
-    :param seconds: the processor time that it took.
     """
 
     problem: str
@@ -145,7 +143,6 @@ class Mask(_Message, frozen=True):
         none, as the grammar is too complex or the output violates it; else ``bits``.
     :param bits: one bit for each token of the tokenizer, the lowest bit of a byte first.
     :param also: a further allowed token, which begins the reasoning.
-    :param seconds: the processor time that it took.
     """
 
     kind: Literal["free", "over", "stuck", "bits"]
@@ -159,7 +156,6 @@ class DraftMasks(_Message, frozen=True):
 
     They are fewer if they take long, or the grammar is too complex after a draft token.
 
-    :param seconds: the processor time that they took.
     :param is_lost: whether the worker has lost the answer's position.
     """
 
@@ -179,11 +175,11 @@ class Line:
     """One end of a conversation over a blocking stream socket."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
+        self.socket = sock
         self._reader = FrameReader()
         self._bodies: deque[bytes] = deque()
         self._clock = MonotonicClock()
-        self._descriptors: list[int] = []
+        self.descriptors: list[int] = []
 
     def send(
         self, message: Message, seconds: float | None = None, descriptors: Sequence[int] = ()
@@ -195,9 +191,9 @@ class Line:
         """
         try:
             data = frame(_ENCODER.encode(message))
-            self._socket.settimeout(seconds)
-            sent = socket.send_fds(self._socket, [data], descriptors) if descriptors else 0
-            self._socket.sendall(data[sent:])
+            self.socket.settimeout(seconds)
+            sent = socket.send_fds(self.socket, [data], descriptors) if descriptors else 0
+            self.socket.sendall(data[sent:])
         except TimeoutError as error:
             raise LineLate("it accepted no input in time") from error
         except (OSError, ProtocolError) as error:
@@ -213,23 +209,17 @@ class Line:
         while not self._bodies:
             if until_seconds is not None:
                 seconds = max(until_seconds - self._clock.now_seconds(), LEAST_SECONDS)
-            self._socket.settimeout(seconds)
+            self.socket.settimeout(seconds)
             self._read()
         try:
             return decode(_DECODER, self._bodies.popleft())
         except MalformedError as error:
             raise LineEnded(str(error)) from error
 
-    def take_descriptor(self) -> int:
-        return self._descriptors.pop()
-
-    def close(self) -> None:
-        self._socket.close()
-
     def _read(self) -> None:
         try:
-            data, descriptors, _, _ = socket.recv_fds(self._socket, READ_BYTES, 1)
-            self._descriptors += descriptors
+            data, descriptors, _, _ = socket.recv_fds(self.socket, READ_BYTES, 1)
+            self.descriptors += descriptors
             self._bodies += self._reader.feed(data)
         except TimeoutError as error:
             raise LineLate("it did not answer in time") from error

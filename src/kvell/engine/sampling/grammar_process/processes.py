@@ -37,13 +37,9 @@ class TokenizerError(KvellError):
 
 
 class Worker:
-    """A process that compiles grammars or computes masks.
+    """A process that compiles grammars or computes masks."""
 
-    :param line: the connection to it.
-    :param template: the template that forked it.
-    """
-
-    def __init__(self, line: Line, pid: int, template: "_Template") -> None:
+    def __init__(self, line: Line, pid: int, template: "GrammarTemplate") -> None:
         self.line, self.pid, self.template = line, pid, template
 
     @property
@@ -56,15 +52,13 @@ class GrammarProcesses:
     """The template and its workers.  The template starts with the first worker, or after its end.
 
     Several threads use it, each with a separate worker.
-
-    :param tokenizer_json: returns the tokenizer as JSON text of the tokenizers library.
     """
 
     def __init__(self, tokenizer_json: Callable[[], str], end_token_ids: Sequence[int]) -> None:
         self._tokenizer_json = tokenizer_json
         self._ends = tuple(end_token_ids)
         self._lock = threading.Lock()
-        self._template: _Template | None = None
+        self.template: GrammarTemplate | None = None
         self._is_closed = False
 
     def fork(self, room_bytes: int, niceness: int = 0) -> Worker:
@@ -83,12 +77,12 @@ class GrammarProcesses:
 
     def end(self, worker: Worker, why: str) -> int | None:
         """End a worker unless it has ended; return its exit code, or None if that is unknown."""
-        worker.line.close()
+        worker.line.socket.close()
         with self._lock:
             code = None
-            if worker.template is self._template:  # else it has ended with its template
+            if worker.template is self.template:  # else it has ended with its template
                 try:
-                    reply = self._template.ask(End(worker.pid), FORK_SECONDS)
+                    reply = self.template.ask(End(worker.pid), FORK_SECONDS)
                     code = reply.code if isinstance(reply, Ended) else None
                 except LineEnded:
                     self._drop_template()
@@ -100,29 +94,29 @@ class GrammarProcesses:
             self._is_closed = True
             self._drop_template()
 
-    def _forked(self, theirs: socket.socket, request: Fork) -> "tuple[_Template, Forked]":
+    def _forked(self, theirs: socket.socket, request: Fork) -> "tuple[GrammarTemplate, Forked]":
         """Fork from the template, or from a new one if it has ended or hangs."""
         for _ in range(2):
             if self._is_closed:
                 break
             try:
-                if self._template is None:
-                    self._template = _Template(self._tokenizer_json(), self._ends)
-                reply = self._template.ask(request, FORK_SECONDS, [theirs.fileno()])
+                if self.template is None:
+                    self.template = GrammarTemplate(self._tokenizer_json(), self._ends)
+                reply = self.template.ask(request, FORK_SECONDS, [theirs.fileno()])
                 if isinstance(reply, Forked):
-                    return self._template, reply
+                    return self.template, reply
             except (OSError, LineEnded) as error:
                 logger.warning("the template of grammar processes does not answer: %s", error)
                 self._drop_template()
         raise TryLater("no process for grammars could be started")
 
     def _drop_template(self) -> None:
-        if self._template is not None:
-            self._template.end()
-            self._template = None
+        if self.template is not None:
+            self.template.end()
+            self.template = None
 
 
-class _Template:
+class GrammarTemplate:
     """The running template with its tokenizer; it ends with this object at the latest."""
 
     def __init__(self, tokenizer_json: str, end_token_ids: tuple[int, ...]) -> None:
@@ -156,7 +150,7 @@ class _Template:
 
 
 def _end(process: "subprocess.Popen[bytes]", line: Line) -> None:
-    line.close()
+    line.socket.close()
     process.kill()  # its workers end with it
     process.wait()
 

@@ -143,10 +143,7 @@ ANY_OBJECT = '{"type": "object"}'
 
 @dataclass(frozen=True)
 class GrammarSource:
-    """A grammar, and keywords of its schemas that it does not enforce.
-
-    :param violation: such a keyword in a strict part.
-    """
+    """A grammar, and keywords of its schemas that it does not enforce."""
 
     grammar: str
     unfollowed: tuple[str, ...] = ()
@@ -156,7 +153,6 @@ class GrammarSource:
 def source_of(constraint: StructuredOutputs, tokenizer: LLTokenizer) -> GrammarSource:
     """Return a constraint in llguidance's format.
 
-    :param tokenizer: llguidance's tokenizer.
     :raises ValueError: if a schema is not JSON, or is invalid, or EBNF cannot be converted.
     """
     if constraint.calls is not None:
@@ -202,7 +198,6 @@ def _schema(text: str | None, strict: tuple[StrictPart, ...] = ()) -> GrammarSou
 
 
 def _or_calls(constraint: StructuredOutputs, calls: Calls, tokenizer: LLTokenizer) -> GrammarSource:
-    """Return a grammar of answers that match a schema or are calls."""
     answer = _schema(constraint.json, constraint.strict)
     unfollowed = answer.unfollowed
     more = f"({_written(calls.between, tokenizer)} call)*" if calls.repeats else ""

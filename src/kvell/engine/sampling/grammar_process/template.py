@@ -31,10 +31,7 @@ from kvell.engine.sampling.grammar_process.worker import serve_worker
 
 
 class Template:
-    """The server of one instance.
-
-    :param line: the connection to the instance.
-    """
+    """The server of one instance."""
 
     def __init__(self, line: Line) -> None:
         self._line = line
@@ -42,7 +39,6 @@ class Template:
         self._workers: set[int] = set()
 
     def serve(self) -> None:
-        """Answer until the instance closes the connection."""
         while True:
             try:
                 request = self._line.receive()
@@ -69,13 +65,13 @@ class Template:
         return Loaded(tokenizer.vocab_size)
 
     def _fork(self, request: Fork) -> int:
-        descriptor = self._line.take_descriptor()
+        descriptor = self._line.descriptors.pop()
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
             try:
                 end_with_parent(parent)
-                self._line.close()
+                self._line.socket.close()
                 os.nice(request.niceness)
                 serve_worker(descriptor, self._tokenizer, request.room_bytes)
             finally:

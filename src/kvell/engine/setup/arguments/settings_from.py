@@ -95,7 +95,6 @@ def _check_models(beside: object) -> None:
 def _check(name: str, value: object, flag: Flag) -> None:
     """Check that a value suits the flag of its setting.
 
-    :param name: the argument, as it was given.
     :raises ChangeSomething: naming the argument.
     """
     match flag.kind:

@@ -37,20 +37,14 @@ Answers = Callable[[str, bytes], bytes]
 """A function that computes the answer to an instance's query, valid or not, on any thread."""
 
 
-class PartialsServer:
+class PartialsServer(ServedPeers):
     """A server that answers the queries of debtors."""
 
     def __init__(self, answers: Answers, answer_seconds: float = ANSWER_SECONDS) -> None:
+        super().__init__(self._answer_query, "kvell-partials")
         self._answers, self._answer_seconds = answers, answer_seconds
-        self._peers = ServedPeers(self._answer, "kvell-partials")
 
-    def answer_peer(self, instance: str, channel: BlockingSocket) -> None:
-        self._peers.answer_peer(instance, channel)
-
-    def close(self) -> None:
-        self._peers.close()
-
-    def _answer(self, instance: str, channel: BlockingSocket) -> None:
+    def _answer_query(self, instance: str, channel: BlockingSocket) -> None:
         query = channel.hear_body(ROOM_BYTES, within(self._answer_seconds))
         answer = frame(self._answers(instance, query))
         channel.send([answer], within(self._answer_seconds))
@@ -148,7 +142,6 @@ class PartialsLine:
         return self._line
 
     def _open(self) -> None:
-        """Connect. Runs on a separate thread."""
         with contextlib.suppress(OSError, KvellError):
             channel = self._opens()
             with self._lock:

@@ -18,18 +18,17 @@ class ServedPeers:
     """The peers that are answered until they hang up, or until :meth:`close` has returned.
 
     :param answer: called repeatedly on the connection's thread.
-    :param name: the name of the threads.
     """
 
     def __init__(self, answer: Answer, name: str) -> None:
         self._answer, self._name = answer, name
         self._lock = threading.Lock()
         self._served: dict[str, BlockingSocket] = {}
-        self._threads: dict[BlockingSocket, threading.Thread] = {}
+        self.threads: dict[BlockingSocket, threading.Thread] = {}
         self._is_closed = False
 
     def __len__(self) -> int:
-        return len(self._threads)
+        return len(self.threads)
 
     def answer_peer(self, instance: str, channel: BlockingSocket) -> None:
         """Answer a peer until it hangs up, and end its earlier connection."""
@@ -37,21 +36,21 @@ class ServedPeers:
             target=self._run, args=(instance, channel), name=self._name, daemon=True
         )
         with self._lock:
-            if self._is_closed or len(self._threads) >= MOST_PEERS:
+            if self._is_closed or len(self.threads) >= MOST_PEERS:
                 channel.close()
                 return
             if instance in self._served:
                 self._served[instance].hang_up()
             self._served[instance] = channel
-            self._threads[channel] = thread
+            self.threads[channel] = thread
             thread.start()
 
     def close(self) -> None:
         """Close all connections, and wait until no request is answered any more."""
         with self._lock:
             self._is_closed = True
-            threads = list(self._threads.values())
-            for channel in self._threads:
+            threads = list(self.threads.values())
+            for channel in self.threads:
                 channel.hang_up()
         for thread in threads:
             thread.join()
@@ -64,7 +63,7 @@ class ServedPeers:
                     self._answer(instance, channel)
         finally:
             with self._lock:
-                del self._threads[channel]
+                del self.threads[channel]
                 if self._served.get(instance) is channel:
                     del self._served[instance]
             channel.close()

@@ -107,7 +107,6 @@ def in_pieces(extents: Iterable[Extent]) -> Iterator[list[Extent]]:
 
 
 def checksum(views: Sequence[memoryview]) -> int:
-    """Return the crc32 of concatenated parts."""
     crc = 0
     for view in views:
         crc = crc32(view, crc)
@@ -136,7 +135,6 @@ class TcpPages:
     def bring(
         self, number: int, pieces: Sequence[Piece], target: Bytes, stop: threading.Event
     ) -> str:
-        """Implement :meth:`.PageSource.bring`."""
         with self._reading:
             try:
                 return self._brought(number, pieces, target, unless(stop))
@@ -151,7 +149,6 @@ class TcpPages:
                     self._let_go()
 
     def close(self) -> None:
-        """Implement :meth:`.PageSource.close`."""
         self._is_closed = True
         channel = self._channel
         if channel is not None:
@@ -222,29 +219,18 @@ _REQUESTS = msgspec.msgpack.Decoder(ReadPages)
 _ENCODER = msgspec.msgpack.Encoder()
 
 
-class PageServer:
+class PageServer(ServedPeers):
     """A server that sends local pages to peers with the right to read them.
 
     :param memory: the local pool, uint8 [pool_bytes]; it is read until :meth:`close` has returned.
-    :param piece_seconds: the timeout of each piece.
     """
 
     def __init__(self, memory: Bytes, rights: Rights, piece_seconds: float = PIECE_SECONDS) -> None:
+        super().__init__(self._send_pages, "kvell-pages")
         self._memory, self._rights = memory, rights
         self._piece_seconds = piece_seconds
-        self._peers = ServedPeers(self._answer, "kvell-pages")
 
-    def __len__(self) -> int:
-        return len(self._peers)
-
-    def serve(self, instance: str, channel: BlockingSocket) -> None:
-        self._peers.answer_peer(instance, channel)
-
-    def close(self) -> None:
-        """Close all connections, and wait until no page is read any more."""
-        self._peers.close()
-
-    def _answer(self, instance: str, channel: BlockingSocket) -> None:
+    def _send_pages(self, instance: str, channel: BlockingSocket) -> None:
         request = channel.hear(_REQUESTS, REQUEST_BYTES, within(self._piece_seconds))
         problem = self._sent(instance, channel, request)
         channel.say(ReadEnded(problem), within(self._piece_seconds))
