@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from kvell.load.answers import AnswerReader
-from kvell.load.http.wire import Client, ConnectionFailed, RefusedResponse, Wire
+from kvell.load.http.client import HttpClient
+from kvell.load.http.wire import ConnectionFailed, RefusedResponse, Wire
 
 FIRST_ID = 256
 """Ids below it may be special."""
@@ -124,7 +125,7 @@ class MixedLoad:
     :param model: that requests name.
     """
 
-    def __init__(self, client: Client, model: str, mix: Mix) -> None:
+    def __init__(self, client: HttpClient, model: str, mix: Mix) -> None:
         self.tally = Tally()
         self._client, self._wire, self._mix = client, Wire(model), mix
 
@@ -158,7 +159,7 @@ class MixedLoad:
 
     async def _listen(self, body: bytes, reader: AnswerReader, pieces: int | None) -> bool:
         """Whether the client left after ``pieces`` pieces."""
-        async with aclosing(self._client.post(self._wire.path, body)) as stream:
+        async with aclosing(self._client.stream_of(self._wire.path, body)) as stream:
             async for at_seconds, data in stream:
                 reader.feed(at_seconds, data)
                 heard = len(reader.content_seconds)

@@ -8,8 +8,8 @@ import torch
 
 from bench.replay.shapes import read_shape
 from kvell.attention.choice import choose_kernels
-from kvell.models.loading.random_model import random_paged_model
 from kvell.models.paged_model import PagedModel
+from tests.models.random_model import random_paged_model
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from bench import result_file
+from bench.elastic.activation_bytes import activation_model
 from bench.replay.shapes import ELEMENT_BYTES, Shape, layout_of, read_shape
 from kvell.elastic.arena import ActivationModel
 from kvell.elastic.memory import ElasticMemory
@@ -20,7 +21,6 @@ from kvell.memory import MemoryCore, VisibleCore, create_core
 from kvell.simulator.cluster.cluster import ALONE, ClusterSpec, EngineParts, VirtualCluster
 from kvell.simulator.cluster.figures import engine_figures
 from kvell.simulator.cluster.meter import Metering
-from kvell.simulator.hardware.activation_bytes import activation_model
 from kvell.simulator.hardware.model_cost import model_cost
 from kvell.simulator.hardware.profiles import load_profile
 from kvell.simulator.replay.runner import Machine

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import result_file
+from bench.elastic.activation_bytes import activation_model
 from bench.elastic.offline import CHUNK_BYTES, MIN_CHUNK_TOKENS, counting_device
 from bench.elastic.online_cases import (
     ATTAINMENT,
@@ -46,7 +47,6 @@ from kvell.memory import Layout, MemoryCore, create_core
 from kvell.simulator.cluster.cluster import ALONE, ClusterSpec, EngineParts, VirtualCluster
 from kvell.simulator.cluster.figures import engine_figures
 from kvell.simulator.cluster.meter import Metering
-from kvell.simulator.hardware.activation_bytes import activation_model
 from kvell.simulator.hardware.model_cost import model_cost
 from kvell.simulator.hardware.profiles import load_link, load_profile
 from kvell.simulator.replay.host_link import WAITS, WithHostLink

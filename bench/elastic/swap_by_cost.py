@@ -1,23 +1,20 @@
 """A swap rule of the replays: the seconds of a cost model on both sides."""
 
-from dataclasses import dataclass
-
 from kvell.cost.model import CostModel
-from kvell.cost.swap_rule import WAYS
+from kvell.cost.swap_rule import WAYS, SwapRule
 from kvell.cost.work import Chunk
 
 
-@dataclass(frozen=True)
-class SwapByCost:
+class SwapByCost(SwapRule):
     """A rule that compares the seconds of a cost model.
 
     :param bytes_per_second: of the link between device and host, one way.
     :param most_tokens: computed in one step.
     """
 
-    model: CostModel
-    bytes_per_second: float
-    most_tokens: int
+    def __init__(self, model: CostModel, bytes_per_second: float, most_tokens: int) -> None:
+        super().__init__(0.0)
+        self.model, self.bytes_per_second, self.most_tokens = model, bytes_per_second, most_tokens
 
     def swaps(self, tokens: int, size_bytes: int) -> bool:
         """Compare a copy out and in with the steps; others pay the fixed part of a step."""

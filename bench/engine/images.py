@@ -41,9 +41,9 @@ from kvell.engine.running.runner import Runner
 from kvell.memory import Embeddings
 from kvell.models.images.image_content import ImagePrompt
 from kvell.models.images.image_store import ImageStore
-from kvell.models.loading.random_model import random_paged_model
 from kvell.models.paged_model import PagedModel
 from kvell.vocabulary import MIB, RequestId
+from tests.models.random_model import random_paged_model
 
 PIECE_PIXELS, PATCH_PIXELS = 112, 14
 PLACEHOLDER = 4000
@@ -140,7 +140,7 @@ def prompts(store: ImageStore, options: argparse.Namespace) -> list[ImagePrompt]
             generator=torch.Generator().manual_seed(index // options.questions),
         )
         tensors = {"pixel_values": pixels, "image_sizes": torch.tensor([[side, side]])}
-        [image] = store.family.images(tensors)
+        [image] = store.family.read_images(tensors)
         before, after = (draw.integers(0, PLACEHOLDER, options.text_tokens) for _ in range(2))
         ids = np.concatenate([before, np.full(image.tokens, PLACEHOLDER), after])
         told.append(store.take(ids.astype(np.int32), tensors))

@@ -1,6 +1,6 @@
 """What chunks of memory cost that the driver maps, and whether all addresses of one agree.
 
-``--memory`` on a GPU is planned on these figures: ``kvell.device.cuda_chunks``.
+``--memory`` on a GPU is planned on these figures: ``bench.gpu.cuda_chunks``.
 """
 
 import time

@@ -20,10 +20,10 @@ from kvell.engine.assembly import EngineOptions, build_engine
 from kvell.engine.protocol.messages import Finished
 from kvell.models.forward.segments import LayerCallbacks
 from kvell.models.loading.loading import describe_as
-from kvell.models.loading.random_model import random_paged_model
 from kvell.models.paged_model import ForwardBatch, PagedModel
 from kvell.vocabulary import GIB, KIB, MIB
 from tests.models.harness import prompt_ids, tiny_module
+from tests.models.random_model import random_paged_model
 from tests.models.served import Recorder, Served, assert_all
 
 FAMILIES = (

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import torch
 
+from bench.gpu.cuda_chunks import CudaChunks
 from kvell.attention.interface import AttentionKernels
 from kvell.attention.portable import PortableKernels
 from kvell.attention.triton.backend import TritonKernels
 from kvell.attention.triton.sizes import Blocks
 from kvell.device.chunks import ChunkDevice
-from kvell.device.cuda_chunks import CudaChunks
 from kvell.device.host_chunks import HostChunks
 from kvell.models.captured.graphs import CudaGraphs, Graphs
 from tests.models.captured.fake_graphs import FakeGraphs, Launched

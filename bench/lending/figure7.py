@@ -123,7 +123,7 @@ def moved(way: str, seats: int, pool_gib: int, sections: int, requests: int) -> 
     model = predicted(run, sections)
     queue = run.cluster.front.queue
     for name, command in queue.move("0", CREDITOR, sections) if sections else []:
-        run.cluster.instances[name].tell(command)
+        run.cluster.instances[name].take(command)
     run.run_until(run.cluster.loop.now_seconds + SETTLING_SECONDS)
     run.batches()
     begin, before = run.cluster.loop.now_seconds, run.tokens()

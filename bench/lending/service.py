@@ -23,8 +23,8 @@ from kvell.cli.terminal.environment import process_cache_dir
 from kvell.models.forward.forward_batch import ForwardBatch
 from kvell.models.loading.loading import load_paged_model
 from kvell.models.partials import _partials
+from kvell.models.partials.attention_service import AttentionService
 from kvell.models.partials.remote_sections import RemoteSections, SectionRun
-from kvell.models.partials.served_layers import AttentionService
 from kvell.models.sources.packaged import packaged_model
 from kvell.pages.layout import GroupKind, GroupSpec, Layout
 from kvell.vocabulary import SECTION_TOKENS

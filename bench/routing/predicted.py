@@ -91,7 +91,7 @@ async def answers(url: str, given: Sequence[list[int]], in_flight: int) -> list[
             began_seconds = monotonic()
             seconds, answer_id = 0.0, ""
             body = wire.body({"prompt": prompt}, OUTPUT_TOKENS)
-            async for _, piece in client.post(wire.path, body):
+            async for _, piece in client.stream_of(wire.path, body):
                 if not answer_id and DATA in piece:
                     seconds = monotonic() - began_seconds
                     line = piece[piece.index(DATA) + len(DATA) - 1 :].split(b"\n", 1)[0]

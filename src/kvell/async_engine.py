@@ -429,7 +429,6 @@ def _spec(
 def _longer(
     output: StreamedOutput, delta: TextDelta, params: SamplingParams, served: TextModel
 ) -> StreamedOutput:
-    """Return an output with a further piece of its answer."""
     token_ids = [*output.token_ids, *delta.token_ids]
     text = output.text + delta.text
     likely = None if params.logprobs is None else [*(output.logprobs or ()), *delta.logprobs]
@@ -467,7 +466,6 @@ def _longer(
 
 
 def _part(output: StreamedOutput, earlier: StreamedOutput) -> StreamedOutput:
-    """Return what is new in an output since the earlier one."""
     new = delta_of(output.outputs[0], earlier.outputs[0] if earlier.outputs else None)
     start, scored = len(earlier.token_ids), len(earlier.prompt_logprobs or ())
     return replace(

@@ -16,7 +16,6 @@ class MonotonicClock:
     """The system's monotonic clock."""
 
     def now_seconds(self) -> float:
-        """Return seconds of the system's monotonic clock."""
         return time.monotonic()
 
 
@@ -53,7 +52,6 @@ class VirtualClock:
         self._now_seconds = start_seconds
 
     def now_seconds(self) -> float:
-        """Return seconds of virtual time."""
         return self._now_seconds
 
     def advance(self, seconds: float) -> None:

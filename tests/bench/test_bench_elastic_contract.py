@@ -18,6 +18,7 @@ from bench.elastic.mixed_load import Asked, Mix, MixedLoad, Tally, figures
 from bench.elastic.process_sizes import Sample, Sampler, import_bytes, tree_bytes
 from kvell.clock import MonotonicClock
 from kvell.errors import KvellError
+from kvell.load.http.client import HttpClient
 from kvell.load.http.wire import ConnectionFailed, RefusedResponse
 from kvell.vocabulary import MIB
 from tests.load.virtual_time import run_virtually
@@ -65,7 +66,7 @@ def event(payload: object) -> bytes:
     return b"data: " + json.dumps(payload).encode() + b"\n\n"
 
 
-class Client:
+class Client(HttpClient):
     """Answers as asked; ``fails`` breaks every third request."""
 
     def __init__(self, fails: Exception | None = None, short: int = 0) -> None:
@@ -73,10 +74,10 @@ class Client:
         self.asked = list[int]()
         self.closed = 0
 
-    async def get(self, path: str) -> tuple[int, bytes]:
+    async def answer_to(self, path: str) -> tuple[int, bytes]:
         raise AssertionError(path)
 
-    async def post(self, path: str, body: bytes) -> AsyncGenerator[tuple[float, bytes], None]:
+    async def stream_of(self, path: str, body: bytes) -> AsyncGenerator[tuple[float, bytes], None]:
         asked = json.loads(body)
         self.asked.append(len(asked["prompt"]))
         if self.fails is not None and len(self.asked) % 3 == 0:

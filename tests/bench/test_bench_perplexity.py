@@ -7,8 +7,8 @@ import torch
 
 from bench.engine.perplexity import TEXT, quality, windows
 from kvell.attention.choice import choose_kernels
-from kvell.models.loading.random_model import random_paged_model
 from tests.models.harness import tiny_config
+from tests.models.random_model import random_paged_model
 
 
 def test_windows_are_whole() -> None:

@@ -2,11 +2,11 @@
 
 import pytest
 
-from kvell.cost.swap_rule import BytesPerToken, rule_of_weights
+from kvell.cost.swap_rule import SwapRule, rule_of_weights
 
 
 def test_bytes_are_counted_both_ways() -> None:
-    rule = BytesPerToken(100.0)
+    rule = SwapRule(100.0)
     assert rule.swaps(10, 500)
     assert not rule.swaps(10, 501)
     assert not rule.swaps(0, 0), "nothing was computed"

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
+from bench.gpu.cuda_chunks import CudaChunks
 from kvell.device import host_chunks
 from kvell.device.chunks import NOT_MAPPED, ChunkDevice, Ints
-from kvell.device.cuda_chunks import CudaChunks
 from kvell.device.host_chunks import HostChunks
 from kvell.errors import TryLater
 from tests.device.fake_chunks import FakeChunks

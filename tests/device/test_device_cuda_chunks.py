@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from bench.gpu.cuda_chunks import CudaChunks
 from kvell.device.chunks import Ints
-from kvell.device.cuda_chunks import CudaChunks
 from kvell.errors import ChangeSomething, TryLater
 from tests.device.faked_driver import CUresult, FakedDriver
 

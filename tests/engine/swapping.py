@@ -16,17 +16,21 @@ from kvell.pages.layout import Layout
 from tests.engine.conftest import EOS
 
 
-class Always:
+class Always(SwapRule):
     """A rule that always swaps."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
 
     def swaps(self, tokens: int, size_bytes: int) -> bool:
         return True
 
 
-class AtRandom:
+class AtRandom(SwapRule):
     """A rule that swaps at random, from a seed."""
 
     def __init__(self, seed: int) -> None:
+        super().__init__(0.0)
         self._draw = random.Random(seed)
 
     def swaps(self, tokens: int, size_bytes: int) -> bool:

@@ -18,11 +18,11 @@ from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.plan import StepPlan
 from kvell.memory import create_core
-from kvell.models.loading.random_model import random_paged_model
 from kvell.serving.lone import LocalInstance
 from kvell.vocabulary import KIB, RequestId
 from tests.llm.exactness import assert_same, cut, prompts_with_shared_halves, read_oracle, smollm2
 from tests.models.harness import tiny_module
+from tests.models.random_model import random_paged_model
 
 OUTPUT_TOKENS = 24
 ROOMY_KIB = 4096

@@ -223,7 +223,7 @@ def test_virtual_time_and_memory_are_told(report: JournalReport) -> None:
     ends = [step.end_seconds for step in report.steps]
     assert all(before < after for before, after in zip([0.0, *ends], ends, strict=False))
     means = report.means.means()
-    assert report.means.num_steps == len(ends)
+    assert len(report.means.samples) == len(ends)
     assert 0 < means.waste < 0.5
     assert means.batch > 1
 

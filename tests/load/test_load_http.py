@@ -68,7 +68,7 @@ def says(*answers: bytes) -> Handler:
 
 
 async def body_of(client: HttpClient, path: str = "/v1/completions") -> list[bytes]:
-    return [data async for _, data in client.post(path, b"{}")]
+    return [data async for _, data in client.stream_of(path, b"{}")]
 
 
 def on(say: Handler, work: Callable[[Server, HttpClient], Awaitable[Any]], **more: Any) -> Any:
@@ -97,7 +97,7 @@ def test_pieces_of_a_stream_and_when_they_came() -> None:
         writer.write(b"0\r\n\r\n")
 
     async def work(_server: Server, client: HttpClient) -> list[tuple[float, bytes]]:
-        return [piece async for piece in client.post("/v1/completions", b"{}")]
+        return [piece async for piece in client.stream_of("/v1/completions", b"{}")]
 
     (first_seconds, first), (second_seconds, second) = on(say, work)
     assert (first, second) == (b"one", b"two")
@@ -112,9 +112,9 @@ def test_what_is_sent() -> None:
         writer.write(STREAM)
 
     async def work(server: Server, client: HttpClient) -> str:
-        async with aclosing(client.post("/v1/completions", b'{"a": 1}')) as pieces:
+        async with aclosing(client.stream_of("/v1/completions", b'{"a": 1}')) as pieces:
             assert b"".join([data async for _, data in pieces]) == b"data: a\n\ndata: b\n\n"
-        await client.get("/metrics")
+        await client.answer_to("/metrics")
         return server.url
 
     url = on(say, work, api_key="secret")
@@ -171,7 +171,7 @@ def test_a_connection_that_breaks_within_an_answer() -> None:
     async def work(_server: Server, client: HttpClient) -> list[bytes]:
         heard = []
         with pytest.raises(ConnectionFailed, match="the connection was lost"):
-            async for _, data in client.post("/v1/completions", b"{}"):
+            async for _, data in client.stream_of("/v1/completions", b"{}"):
                 heard.append(data)
         return heard
 
@@ -198,7 +198,7 @@ def test_a_client_that_leaves_closes_the_connection() -> None:
         await reader.readexactly(1)  # raises when the client has gone
 
     async def work(server: Server, client: HttpClient) -> int:
-        async with aclosing(client.post("/v1/completions", b"{}")) as pieces:
+        async with aclosing(client.stream_of("/v1/completions", b"{}")) as pieces:
             async for _ in pieces:
                 break
         await server.gone.wait()
@@ -213,7 +213,7 @@ def test_a_client_that_leaves_closes_the_connection() -> None:
 
 def test_one_with_an_answer_that_nobody_read_is_not_used_again() -> None:
     async def work(server: Server, client: HttpClient) -> int:
-        async with aclosing(client.post("/v1/completions", b"{}")) as pieces:
+        async with aclosing(client.stream_of("/v1/completions", b"{}")) as pieces:
             async for _ in pieces:  # the rest is there already
                 break
         assert await body_of(client) == [b"data: a\n\n", b"data: b\n\n"]
@@ -229,7 +229,7 @@ def test_refusals_say_why_and_keep_the_connection() -> None:
         with pytest.raises(RefusedResponse, match="HTTP 429: full") as raised:
             await body_of(client)
         assert raised.value.status == 429
-        assert await client.get("/v1/models") == (429, b'{"error": {"message": "full"}}')
+        assert await client.answer_to("/v1/models") == (429, b'{"error": {"message": "full"}}')
         assert len(await body_of(client)) == 2
         return server.connections
 
@@ -239,14 +239,14 @@ def test_refusals_say_why_and_keep_the_connection() -> None:
 def test_what_is_not_http() -> None:
     async def work(_server: Server, client: HttpClient) -> None:
         with pytest.raises(ConnectionFailed, match="not HTTP"):
-            await client.get("/v1/models")
+            await client.answer_to("/v1/models")
 
     on(says(b"SSH-2.0-nothing\r\n\r\n"), work)
 
 
 def test_informational_answers_are_skipped() -> None:
     async def work(_server: Server, client: HttpClient) -> tuple[int, bytes]:
-        return await client.get("/health")
+        return await client.answer_to("/health")
 
     assert on(says(b"HTTP/1.1 103 Early Hints\r\n\r\n" + with_length("200 OK", b"ok")), work) == (
         200,

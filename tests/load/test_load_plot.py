@@ -7,8 +7,9 @@ import pytest
 
 from kvell.errors import ChangeSomething
 from kvell.load.outcome import Outcome
-from kvell.load.plot import check_plot, draw_load
+from kvell.load.plot import draw_load
 from kvell.load.report import Objectives, summary
+from kvell.simulator.report.pictures import check_picture
 
 OBJECTIVES = Objectives(0.5, 0.1)
 
@@ -50,12 +51,12 @@ def test_few_answers_or_none(tmp_path: Path, outcomes: list[Outcome]) -> None:
 
 
 def test_names_are_checked_before_a_run() -> None:
-    check_plot(Path("a.html"))
+    check_picture("--plot", Path("a.html"), "load")
     with pytest.raises(ChangeSomething, match=r"--plot=run\.gif: .*use run\.png"):
-        check_plot(Path("run.gif"))
+        check_picture("--plot", Path("run.gif"), "load")
 
 
 def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ChangeSomething, match="needs matplotlib"):
-        check_plot(Path("a.png"))
+        check_picture("--plot", Path("a.png"), "load")

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from kvell.load.http.client import HttpClient
 from kvell.load.http.wire import RefusedResponse
 
 Result = TypeVar("Result")
@@ -64,7 +65,7 @@ class Asked:
 
 
 @dataclass
-class FakeServer:
+class FakeServer(HttpClient):
     """Answers with one piece of text per token, after known times.
 
     :param problem: returns the failure of a request by number; None if it succeeds.
@@ -80,13 +81,13 @@ class FakeServer:
     ended: list[int] = field(default_factory=list)
     left: list[int] = field(default_factory=list)
 
-    async def get(self, path: str) -> tuple[int, bytes]:
+    async def answer_to(self, path: str) -> tuple[int, bytes]:
         if path == "/metrics":
             return (200, self.metrics.pop(0).encode()) if self.metrics else (404, b"")
         cards = [{"id": name} for name in self.models]
         return 200, json.dumps({"object": "list", "data": cards}).encode()
 
-    async def post(self, path: str, body: bytes) -> AsyncGenerator[tuple[float, bytes], None]:
+    async def stream_of(self, path: str, body: bytes) -> AsyncGenerator[tuple[float, bytes], None]:
         loop, number = asyncio.get_running_loop(), len(self.asked)
         asked = Asked(loop.time(), path, body)
         self.asked.append(asked)

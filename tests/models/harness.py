@@ -17,7 +17,6 @@ from kvell.attention.interface import GroupBatch
 from kvell.attention.portable import PortableKernels
 from kvell.attention.states import StateBatch
 from kvell.memory import policy_of
-from kvell.models.config import parallel_heads_config
 from kvell.models.config.description import ModelDescription, describe
 from kvell.models.forward.segments import LayerCallbacks
 from kvell.models.loading.random_weights import random_module
@@ -144,17 +143,6 @@ STATES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "OlmoHybridForCausalLM": ("OlmoHybridConfig", LINEAR | {"linear_allow_neg_eigval": True}),
-    "ParallelHeadsForCausalLM": (
-        "ParallelHeadsConfig",
-        WINDOW
-        | {
-            "num_hidden_layers": 5,
-            "global_attn_idx": [0, 4],
-            "kv_reuse_group": [[1, 2]],
-            "mamba_d_state": 8,
-            "mamba_dt_rank": 6,
-        },
-    ),
     "Qwen3NextForCausalLM": (
         "Qwen3NextConfig",
         LINEAR | FEW_EXPERTS | {"shared_expert_intermediate_size": 32},
@@ -218,8 +206,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 def tiny_config(architecture: str, **changes: Any) -> Any:
     class_name, particulars = FAMILIES[architecture]
     fields = SMALL | particulars | changes
-    own = getattr(parallel_heads_config, class_name, None)
-    return (own or getattr(transformers, class_name))(**fields, architectures=[architecture])
+    return getattr(transformers, class_name)(**fields, architectures=[architecture])
 
 
 @cache

@@ -13,8 +13,9 @@ from kvell.attention.interface import GroupBatch
 from kvell.models.forward.forward_batch import ForwardBatch
 from kvell.models.paged_model import PagedModel
 from kvell.models.partials import _partials
+from kvell.models.partials.attention_service import AttentionService
 from kvell.models.partials.remote_sections import RemoteSections, SectionRun
-from kvell.models.partials.served_layers import AttentionService, ServedLayers
+from kvell.models.partials.served_layers import ServedLayers
 from kvell.vocabulary import SECTION_TOKENS
 from tests.models.fused_models import bf16_module, fused_model, generic_model
 from tests.models.harness import PAGE_TOKENS, PagedRunner, prompt_ids, runner_over, tiny_module

@@ -22,9 +22,9 @@ from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.running.runner import Runner
 from kvell.engine.setup.options import EngineOptions
 from kvell.memory import Manager
-from kvell.models.loading.random_model import random_paged_model
 from kvell.testing.accepting import is_accepted
 from kvell.vocabulary import RequestId
+from tests.models.random_model import random_paged_model
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 """``cpu`` counts the CPU time of this process, on all its threads."""

@@ -34,20 +34,38 @@ def check_layer(layer: LayerPages, dtypes: Container[torch.dtype]) -> None:
         )
 
 
-def check_query(layer: LayerPages, query: torch.Tensor) -> None:
-    """Check that query is [T, heads, head_size] of a float dtype, heads a multiple of kv_heads."""
-    _check_rows("query", layer, query, FLOATS)
-    if query.shape[1] == 0 or query.shape[1] % layer.kv_heads:
-        raise ValueError(f"query: {query.shape[1]} heads over {layer.kv_heads} kv heads")
+def check_query(
+    layer: LayerPages,
+    query: torch.Tensor,
+    sinks: torch.Tensor | None = None,
+    floats: Sequence[torch.dtype] = FLOATS,
+) -> None:
+    """Check that query is [T, heads, head_size], heads a multiple of kv_heads, and sinks [heads].
+
+    :param floats: the dtypes of queries that the kernels read.
+    """
+    _check_rows("query", layer, query, floats)
+    heads = query.shape[1]
+    if heads == 0 or heads % layer.kv_heads:
+        raise ValueError(f"query: {heads} heads over {layer.kv_heads} kv heads")
+    if sinks is None:
+        return
+    wanted = (torch.float32, (heads,), query.device)
+    if (sinks.dtype, sinks.shape, sinks.device) != wanted or not sinks.is_contiguous():
+        raise ValueError(f"sinks: must be contiguous float32 [{heads}] on {query.device}")
 
 
 def check_kv(
-    layer: LayerPages, batch: GroupBatch, key: torch.Tensor, value: torch.Tensor | None
+    layer: LayerPages,
+    batch: GroupBatch,
+    key: torch.Tensor,
+    value: torch.Tensor | None,
+    floats: Sequence[torch.dtype] = FLOATS,
 ) -> None:
     """Check that key and value are [T, kv_heads, head_size], and that the batch places T tokens."""
     if (value is None) != bool(layer.value_size):
         raise ValueError("value: must be given, unless it is a part of the key")
-    dtypes = FLOATS if layer.quantised else (layer.dtype,)
+    dtypes = floats if layer.quantised else (layer.dtype,)
     stored = (("key", key),) if value is None else (("key", key), ("value", value))
     for name, tensor in stored:
         _check_rows(name, layer, tensor, dtypes)
@@ -58,16 +76,7 @@ def check_kv(
         raise ValueError(f"key: {key.shape[0]} tokens, but value or the batch have another number")
 
 
-def check_sinks(sinks: torch.Tensor | None, heads: int) -> None:
-    """Check that sinks are float32 [heads] or None."""
-    if sinks is None:
-        return
-    if sinks.dtype != torch.float32 or sinks.shape != (heads,) or not _dense(sinks):
-        raise ValueError(f"sinks: must be contiguous float32 [{heads}]")
-
-
 def int32_pointer(name: str, tensor: torch.Tensor) -> int:
-    """Return the address of a contiguous int32 tensor in host memory."""
     if tensor.dtype != torch.int32 or not _dense(tensor):
         raise ValueError(f"{name}: must be contiguous int32 in host memory")
     return tensor.data_ptr()
@@ -76,9 +85,9 @@ def int32_pointer(name: str, tensor: torch.Tensor) -> int:
 def _check_rows(
     name: str, layer: LayerPages, tensor: torch.Tensor, dtypes: Sequence[torch.dtype]
 ) -> None:
-    if tensor.dtype not in dtypes or tensor.device.type != "cpu":
+    if tensor.dtype not in dtypes or tensor.device != layer.pool.device:
         wanted = " or ".join(map(str, dtypes))
-        raise ValueError(f"{name}: must be {wanted} in host memory, is {tensor.dtype}")
+        raise ValueError(f"{name}: must be {wanted} on {layer.pool.device}, is {tensor.dtype}")
     if tensor.dim() != 3 or tensor.shape[2] != layer.head_size:
         raise ValueError(f"{name}: must be [tokens, heads, {layer.head_size}]")
     if tensor.shape[0] and tensor.stride(2) != 1:

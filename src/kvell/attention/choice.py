@@ -26,7 +26,6 @@ def choose_kernels(
 
     :param name: ``auto`` (native on a CPU if it was compiled, triton on a GPU if it is
         installed, else portable), ``native``, ``triton`` or ``portable``.
-    :param num_threads: threads of the native kernels; 0 for torch's number.
     :raises ChangeSomething: if the name is unknown or cannot run here.
     """
     if name not in _NAMES.split(", "):
@@ -48,7 +47,6 @@ def kernels_for(
     On a GPU the scale that follows a quantised vector must be aligned.
 
     :param sizes: lengths of a head's keys and values, in numbers.
-    :param kv_dtype: dtype of stored keys and values.
     """
     aligned = SCALE_BYTES if is_quantised(kv_dtype) else 1
     unit = {"native": UNIT, "triton": aligned}.get(kernels.name, 1)

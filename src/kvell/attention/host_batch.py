@@ -27,8 +27,6 @@ class HostRows:
     """Consecutive arrays in one buffer.
 
     :param flat: the buffer: contiguous, int32 or int64.
-    :param address: address of ``flat``.
-    :param sizes: length of each array.
     """
 
     flat: Whole

@@ -47,7 +47,6 @@ class LayerPages:
 
     @property
     def tensor_bytes(self) -> int:
-        """Bytes of a page's keys (or values) in this layer."""
         return self.kv_heads * self.page_tokens * self.row_bytes
 
     @property
@@ -147,7 +146,6 @@ class AttendParams:
     chunk_tokens: int = 0
 
     def first_readable(self, position: int) -> int:
-        """Return the first position that the token at ``position`` reads."""
         behind_window = position - self.window_tokens + 1 if self.window_tokens else 0
         chunk_start = position - position % self.chunk_tokens if self.chunk_tokens else 0
         return max(0, behind_window, chunk_start)

@@ -27,7 +27,6 @@ def merge(partials: Sequence[Partial], sinks: torch.Tensor | None = None) -> tor
 
 
 def merge_partials(partials: Sequence[Partial]) -> Partial:
-    """Return the parts as one part, which may be merged with more parts."""
     maximum = torch.stack([part.maximum for part in partials]).amax(0)
     weights = [part.denominator * _shrink(part.maximum, maximum) for part in partials]
     denominator = torch.stack(weights).sum(0)

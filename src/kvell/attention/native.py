@@ -3,7 +3,7 @@
 import torch  # first: the extension then shares torch's OpenMP runtime
 
 from kvell.attention import _kernels
-from kvell.attention.checks import check_kv, check_layer, check_query, check_sinks, int32_pointer
+from kvell.attention.checks import check_kv, check_layer, check_query, int32_pointer
 from kvell.attention.host_batch import HostGroupBatch
 from kvell.attention.interface import AttendParams, GroupBatch, LayerPages, Partial
 from kvell.attention.quantised import quantise
@@ -12,6 +12,7 @@ from kvell.errors import ChangeSomething
 
 _EightInts = tuple[int, int, int, int, int, int, int, int]
 _NineInts = tuple[int, int, int, int, int, int, int, int, int]
+instruction_sets, processor_sets = _kernels.instruction_sets, _kernels.processor_sets
 _ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 3}
 
 
@@ -89,7 +90,6 @@ class NativeKernels:
     def attend_partial(
         self, layer: LayerPages, batch: GroupBatch, query: torch.Tensor, params: AttendParams
     ) -> Partial:
-        """Compute attention as :meth:`attend`, in float32 and mergeable; sinks are not applied."""
         output = torch.empty((*query.shape[:2], layer.output_size), dtype=torch.float32)
         maximum = torch.empty(query.shape[:2], dtype=torch.float32)
         partial = Partial(output, maximum, torch.empty_like(maximum))
@@ -125,8 +125,7 @@ class NativeKernels:
         records: SectionRecords | None = None,
     ) -> None:
         check_layer(layer, _ELEMENTS)
-        check_query(layer, query)
-        check_sinks(params.sinks, query.shape[1])
+        check_query(layer, query, params.sinks)
         _kernels.attend(
             self.instruction_set,
             layer_args(layer),
@@ -170,20 +169,11 @@ class _KnownBatches:
         return args
 
 
-def instruction_sets() -> list[str]:
-    return _kernels.instruction_sets()
-
-
-def processor_sets() -> list[str]:
-    return _kernels.processor_sets()
-
-
 def _records_args(records: SectionRecords | None) -> tuple[int, int]:
     return (0, 0) if records is None else (records.values.data_ptr(), records.starts.data_ptr())
 
 
 def layer_args(layer: LayerPages) -> _NineInts:
-    """Return a layer's pages as the arguments of compiled modules."""
     return (
         layer.pool.data_ptr(),
         layer.pool.shape[0],

@@ -128,7 +128,6 @@ class PortableKernels:
     def attend_partial(
         self, layer: LayerPages, batch: GroupBatch, query: torch.Tensor, params: AttendParams
     ) -> Partial:
-        """Compute attention as :meth:`attend`, in float32 and mergeable; sinks are not applied."""
         return self._whole(layer, batch, query, params, None)
 
     def partials(
@@ -221,7 +220,6 @@ def _rows_of(partial: Partial, rows: slice) -> Partial:
 
 
 def _tiles(request: _Request) -> Iterator[tuple[slice, _Tile]]:
-    """Yield tiles of ROW_TOKENS positions, each with its slice of the request's rows."""
     query, first = request.query, request.first
     last = first + query.shape[0]
     for tile_first in range(first // ROW_TOKENS * ROW_TOKENS, last, ROW_TOKENS):
@@ -253,7 +251,6 @@ def _folded(states: Sequence[SoftmaxState]) -> SoftmaxState:
 
 
 def _sections(spans: Spans, tile: _Tile, params: AttendParams) -> list[SoftmaxState]:
-    """Return the softmax of a tile over each section that has spans, in order."""
     tokens, heads, head_size = tile.query.shape
     kv_heads, count = spans.key.shape[:2]
     if count == 0:
@@ -271,7 +268,6 @@ def _sections(spans: Spans, tile: _Tile, params: AttendParams) -> list[SoftmaxSt
 
 
 def _cuts(first: int, count: int) -> list[slice]:
-    """Cut ``count`` spans from position ``first`` on into sections."""
     each = SECTION_TOKENS // SPAN_TOKENS
     before = first % SECTION_TOKENS // SPAN_TOKENS
     bounds = range(-before, count, each)

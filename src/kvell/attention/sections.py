@@ -106,7 +106,6 @@ def check_elsewhere(
     params: AttendParams,
     elsewhere: SectionRecords,
 ) -> None:
-    """Check that records fit a batch: shape, number, and the first position of each table."""
     check_full("elsewhere", params)
     starts, values = elsewhere.starts, elsewhere.values
     on_host = values.device.type == "cpu"
@@ -145,7 +144,6 @@ def check_elsewhere(
 
 
 def _check_request(request: int, length: int, rows: int, begin: int, first_row: int) -> None:
-    """Check one request's ``length`` rows of records against a table that begins at ``begin``."""
     if length < 0 or length % rows:
         raise ValueError(
             f"elsewhere.starts: request {request} has {length} rows of records for {rows} query "

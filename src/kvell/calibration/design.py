@@ -97,11 +97,6 @@ decode and of a prompt, then what batches, contexts and long prompts add."""
 def possible(
     points: Iterable[Point], fits: Callable[[int, int], bool], budget_tokens: int, max_seqs: int
 ) -> list[Point]:
-    """Return the points that an engine can run.
-
-    :param fits: whether the pool holds a number of requests of a number of tokens each.
-    :param budget_tokens: of a step.
-    """
     return [
         point
         for point in points

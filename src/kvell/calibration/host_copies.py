@@ -40,7 +40,6 @@ class SideSeconds:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> "SideSeconds":
-        """Summarise the seconds of all rounds."""
         return cls(min(seconds), median(seconds), max(seconds))
 
 
@@ -140,7 +139,6 @@ def _rows(first: NewPages, second: NewPages) -> NewPages:
 
 
 def moved_bytes(plan: StepPlan, layout: Layout) -> int:
-    """Return the bytes of a plan's copies, out and in."""
     return (len(plan.offloads) + len(plan.fetches)) * layout.groups[0].page_stride_bytes
 
 
@@ -173,7 +171,6 @@ def link_of(
     on_host: bool,
     slows: float = 1.0,
 ) -> WithHostLink:
-    """Return the replay's link at the rate of the copies alone, with medians of rounds."""
     rate = moved_bytes(plan, layout) / seen[ALONE].middle
     machine = KnownSeconds(seen[NONE].middle)
     return WithHostLink(machine, layout, rate, on_host=on_host, slows=slows)

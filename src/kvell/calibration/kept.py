@@ -92,7 +92,6 @@ def _take(file: BinaryIO) -> bool:
 
 
 def _read(path: Path) -> Calibration | None:
-    """Return a kept calibration; None if there is none, or it is damaged."""
     try:
         return decode_calibration(read_bounded(path), str(path))
     except (OSError, ChangeSomething):

@@ -42,7 +42,6 @@ class OwnPricing:
 
     :param file: calibration that the user gave; None to calibrate now, or at an earlier start.
     :param transport: of pages from other instances, ``memory`` or ``tcp``.
-    :param process_seconds: processor time of this process.
     """
 
     kept: KeptCalibrations
@@ -154,7 +153,6 @@ def _check_described(file: Path, settings: EngineSettings) -> None:
 
 
 def _alone(settings: EngineSettings) -> EngineSettings:
-    """Return the settings without what a calibration does not time."""
     return replace(
         settings,
         beside=(),

@@ -21,11 +21,6 @@ DIGEST_CHARACTERS = 16
 
 
 def machine_print(device: str, threads: int | None = None) -> MachinePrint:
-    """Identify the machine that runs this process.
-
-    :param device: ``cpu`` or ``cuda``.
-    :param threads: of a step; None: torch's number.
-    """
     if device == "cuda":
         return MachinePrint(device, torch.cuda.get_device_name(), 1, ())
     chip = processor()
@@ -55,10 +50,6 @@ def code_digest(
 def model_print(
     name: str, dtype: str, description: ModelDescription, active_weights: int
 ) -> ModelPrint:
-    """Identify a model, from its config alone.
-
-    :param dtype: ``auto``, ``float32`` or ``bfloat16``.
-    """
     dtype = "bfloat16" if dtype == "auto" else dtype
     contents: Any = (dtype, description, active_weights)
     digest = hashlib.sha256(repr(contents).encode()).hexdigest()[:DIGEST_CHARACTERS]

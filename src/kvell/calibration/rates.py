@@ -34,7 +34,6 @@ def product_flops_per_second(
 def copy_bytes_per_second(
     clock: Clock, device: torch.device, size_bytes: int = COPY_BYTES
 ) -> float:
-    """Measure copies from the host's memory to the device's."""
     source = torch.ones(size_bytes, dtype=torch.uint8)
     target = torch.ones(size_bytes, dtype=torch.uint8, device=device)
     return size_bytes / _best(clock, lambda: target.copy_(source), device)

@@ -108,7 +108,6 @@ class Rig:
         self._model.skips = False
 
     def step(self) -> TimedStep:
-        """Run and time the next step."""
         started = self._clock.now_seconds()
         self._events = self._engine.step()
         seconds = self._clock.now_seconds() - started

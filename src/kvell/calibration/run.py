@@ -89,7 +89,6 @@ def measure(
 
 
 def _time_within(rig: Rig, point: Point, budget: TimeBudget | None) -> list[TimedStep]:
-    """Time a point once; return nothing if the budget does not allow it."""
     if budget is None:
         return time_point(rig, point)
     if not budget.allows(point):

@@ -104,8 +104,6 @@ def _served(outcomes: Sequence[Outcome]) -> ServingRound:
 
 
 class _Asker:
-    """A client that sends concurrent requests, always with new prompts, so that no cache hits."""
-
     def __init__(self, url: str, vocab_size: int) -> None:
         self._url, self._vocab_size = url, vocab_size
         self._asked = 0

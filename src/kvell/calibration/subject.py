@@ -52,11 +52,9 @@ class Subject:
         return self.model.whole
 
     def rig(self, clock: Clock, seed: int = 0) -> Rig:
-        """Return a rig that owns the engine."""
         return Rig(self.engine, self.model, clock, seed)
 
     def can(self, points: tuple[Point, ...]) -> list[Point]:
-        """Return the points that pool and model allow."""
         limits, layout = self.engine.core.limits, self.engine.core.memory.layout
 
         def fits(requests: int, tokens: int) -> bool:
@@ -107,7 +105,6 @@ def load_subject(
 ) -> Subject:
     """Load the model that ``--model`` names.
 
-    :param threads: of a step; None: torch's number.
 
     :raises ChangeSomething: if there is no such model, or it cannot be served.
     """

@@ -45,8 +45,6 @@ class Amounts:
     """The work of a step, by operator.
 
     :param tokens: that pass through the layers.
-    :param rows: of logits.
-    :param sequences: requests.
     :param prompts: requests that compute more than one token.
     :param pairs: of query and key, over all layers of attention.
     :param read_tokens: keys and values read, over all layers of attention.
@@ -82,7 +80,6 @@ class ModelShape:
         return sum(reach.layers for reach in self.reaches if not reach.window_tokens)
 
     def amounts(self, work: Sequence[Work]) -> Amounts:
-        """Return the amounts of a step of this work."""
         pairs = read = 0
         for reach in self.reaches:
             before, live = reach.pairs_before, reach.live_tokens

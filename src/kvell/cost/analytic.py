@@ -54,7 +54,6 @@ class LayerCost:
     """Layers with one rule for the tokens that they read.
 
     :param policy: the tokens that are read; None for a state, which is read in every step.
-    :param layers: number of layers.
     :param unit_bytes: of a token, or of a state, over all layers.
     """
 
@@ -78,7 +77,6 @@ class ModelCost:
     layers: tuple[LayerCost, ...] = ()
 
     def of_step(self, work: Sequence[Work]) -> StepCost:
-        """Return the cost of computing ``work``."""
         tokens = sum(each.count for each in work)
         flops = float(FLOPS_PER_WEIGHT * self.active_weights * tokens)
         read_bytes = float(self.weight_bytes)
@@ -110,7 +108,6 @@ class LinkProfile:
 
     :param bandwidth_bytes: per second in one direction.
     :param bandwidth_efficiency: fraction of it that large messages reach.
-    :param latency_seconds: of a message.
     """
 
     name: str

@@ -22,7 +22,6 @@ class MachinePrint:
     """The facts about the machine that decide its speed.
 
     :param cores: number of cores that the process may use.
-    :param features: features of the cores that kernels choose by.
     :param threads: number of threads of a step; 0 on a GPU.
     """
 
@@ -66,7 +65,6 @@ class Serving:
     """The time that serving over HTTP adds to the engine's.
 
     :param request_seconds: for each request, before its first step and after its first token.
-    :param step_seconds: for each step.
     :param token_seconds: for each token that a step streams out.
     :param prompt_token_seconds: for each token of a prompt that a step computes: the front accepts
         prompts while the engine computes, and shares its cores.
@@ -127,7 +125,6 @@ class Calibration:
         return self.operators.step_seconds(work)
 
     def served_step_seconds(self, work: Sequence[Work]) -> float:
-        """Return the seconds of a step, with the time that serving adds."""
         streamed = sum(w.num_logits > 0 for w in work)
         prompt_tokens = sum(w.count for w in work if w.count > 1)
         return (
@@ -154,8 +151,6 @@ _JSON = msgspec.json.Decoder()
 def decode_calibration(data: bytes, name: str, field: str = "--hardware") -> Calibration:
     """Decode the file of a calibration.
 
-    :param name: of the file, as the user gave it.
-    :param field: the flag that names the file, for errors.
     :raises ChangeSomething: if it is not a calibration, or of another schema.
     """
     try:
@@ -185,7 +180,6 @@ def require_fresh(
 
     :param machine: None accepts any: a replay predicts another machine.
     :param software: None accepts any.
-    :param field: the flag that names the file, for errors.
     :raises ChangeSomething: naming all differences.
     """
     if calibration.model.digest != model.digest:

@@ -48,7 +48,6 @@ def fit_operators(
 def median_error(
     seconds_of: Callable[[Sequence[Work]], float], steps: Sequence[MeasuredStep]
 ) -> float:
-    """Return the median miss of the predictions, as a fraction of the measured seconds."""
     return median(abs(seconds_of(step.work) / step.seconds - 1.0) for step in steps) + 1e-12
 
 

@@ -72,8 +72,6 @@ class Attention:
 class Constants:
     """The costs that no operator's size explains.
 
-    :param step_seconds: of any step.
-    :param sequence_seconds: for each request of it.
     :param round_seconds: for each round of a scan.
     :param share: part of a token's time in its layers for norms and activations: every device of a
         tensor-parallel group computes all of it.
@@ -94,11 +92,7 @@ class Constants:
 
 @dataclass(frozen=True)
 class Operators:
-    """All operators of one model on one machine: a cost model.
-
-    :param layers: over tokens.
-    :param head: over rows of logits.
-    """
+    """All operators of one model on one machine: a cost model."""
 
     shape: ModelShape
     layers: Waves
@@ -108,7 +102,6 @@ class Operators:
     parallel: Parallel = ALONE
 
     def step_seconds(self, work: Sequence[Work]) -> float:
-        """Implement :meth:`kvell.cost.model.CostModel.step_seconds`."""
         amounts = self.shape.amounts(work)
         constant = self.constants
         serial, tensor = constant.share, self.parallel.tensor

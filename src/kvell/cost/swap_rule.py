@@ -5,7 +5,6 @@ compared as bytes: how many could be copied while one token is computed.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from kvell.cost.prices import InstancePrices
 
@@ -17,17 +16,9 @@ WINT8_PER_BYTE = {"cpu": 16, "cuda": 4096}
 at 400 GFLOP/s and 12 GB/s on a server's cores, and 200 TFLOP/s and 25 GB/s on a GPU."""
 
 
-class SwapRule(Protocol):
-    """A decision for one request at a time."""
-
-    def swaps(self, tokens: int, size_bytes: int) -> bool:
-        """Return whether to copy ``size_bytes`` out and in instead of recomputing ``tokens``."""
-        ...
-
-
-@dataclass(frozen=True)
-class BytesPerToken:
-    """A rule by a fixed number of bytes that are worth a token.
+@dataclass
+class SwapRule:
+    """A decision for one request at a time: a fixed number of bytes is worth a token.
 
     :param most_bytes: copied, both ways together, for each token that is not computed again.
     """
@@ -35,18 +26,16 @@ class BytesPerToken:
     most_bytes: float
 
     def swaps(self, tokens: int, size_bytes: int) -> bool:
+        """Return whether to copy ``size_bytes`` out and in instead of recomputing ``tokens``."""
         return tokens > 0 and WAYS * size_bytes <= tokens * self.most_bytes
 
 
-def rule_of_weights(weights: int, device: str) -> BytesPerToken:
-    """Return a rule for a model that multiplies a token with ``weights`` numbers.
-
-    :param device: ``cpu`` or ``cuda``.
-    """
-    return BytesPerToken(weights / WINT8_PER_BYTE[device])
+def rule_of_weights(weights: int, device: str) -> SwapRule:
+    """Return a rule for a model that multiplies a token with ``weights`` numbers."""
+    return SwapRule(weights / WINT8_PER_BYTE[device])
 
 
-def rule_of_prices(prices: InstancePrices) -> BytesPerToken | None:
+def rule_of_prices(prices: InstancePrices) -> SwapRule | None:
     """Return the rule of a calibrated instance; None if its copies or tokens have no price."""
     most_bytes = prices.costs.token_seconds * prices.swap_bytes_per_second
-    return BytesPerToken(most_bytes) if most_bytes > 0 else None
+    return SwapRule(most_bytes) if most_bytes > 0 else None

@@ -37,8 +37,6 @@ def available_bytes(root: Path = Path("/")) -> int:
     """Return the bytes that the system reports as available, or that a cgroup leaves if less.
 
     All cgroups count, from the process's own up to the mounted root.
-
-    :param root: the parent of ``proc`` and ``sys``.
     """
     limits = [_meminfo_bytes(root / "proc/meminfo")]
     limits += [
@@ -57,7 +55,6 @@ def _meminfo_bytes(path: Path) -> int | None:
 
 
 def _cgroup_folders(root: Path, mount: Path) -> Iterator[Path]:
-    """Return the mount and all folders from there to the process's own cgroup."""
     folders = {mount}
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
@@ -100,7 +97,6 @@ def process_bytes(pid: int | None = None, root: Path = Path("/")) -> int:
     A shared page is divided among its processes. The result is 0 if the system does not report it.
 
     :param pid: None for this process.
-    :param root: the parent of ``proc``.
     """
     try:
         lines = (root / f"proc/{pid or 'self'}/smaps_rollup").read_text().splitlines()
@@ -110,10 +106,7 @@ def process_bytes(pid: int | None = None, root: Path = Path("/")) -> int:
 
 
 def tree_bytes(pid: int, root: Path = Path("/")) -> int:
-    """Return the same for a process and all its descendants, each page counted once.
-
-    :param root: the parent of ``proc``.
-    """
+    """Return the same for a process and all its descendants, each page counted once."""
     lists = (root / f"proc/{pid}/task").glob("*/children")
     with contextlib.suppress(OSError):
         started = [int(child) for children in lists for child in children.read_text().split()]

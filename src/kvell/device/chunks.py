@@ -110,7 +110,6 @@ def check_ids(ids: Ints, count: int, what: str) -> None:
 
 
 def check_map(home: AddressRange, area: AddressRange, positions: Ints, chunks: Ints) -> None:
-    """Raise ValueError if :meth:`ChunkDevice.map` may not do this."""
     if area is home:
         raise ValueError("chunks have their own positions from their commit on")
     if len(positions) != len(chunks):

@@ -22,7 +22,6 @@ class HostPool:
     def __init__(self, size_bytes: int, flag: str = "--kv-memory") -> None:
         """Reserve ``size_bytes``, rounded up to chunks.
 
-        :param flag: the flag that sets the size, for errors.
         :raises ChangeSomething: if the system refuses so large a range.
         """
         self.size_bytes = -(-size_bytes // CHUNK_BYTES) * CHUNK_BYTES

@@ -37,7 +37,6 @@ class HostChunks:
     def __init__(self, num_chunks: int, flag: str = "--memory", beyond_bytes: int = 0) -> None:
         """Reserve addresses for ``num_chunks``, without memory; a first touch adds small pages.
 
-        :param flag: the flag that sets the number, for errors.
         :param beyond_bytes: addresses right after home, for the memory of other owners: see
             :class:`kvell.mempool.transports.neighbours.MappedPeers`.
         :raises ChangeSomething: if the system refuses that number.
@@ -63,7 +62,6 @@ class HostChunks:
             ) from error
 
     def commit(self, chunks: Ints) -> None:
-        """Implement :meth:`ChunkDevice.commit`."""
         self._require_open()
         bare = np.ascontiguousarray(find_uncommitted(self.home, chunks), np.int32)
         done, huge, error = _host.commit_chunks(
@@ -148,7 +146,6 @@ class HostChunks:
         return not _host.unmap_range(self._beyond(at_bytes, size_bytes), size_bytes)
 
     def close(self) -> None:
-        """Implement :meth:`ChunkDevice.close`."""
         if not self._open:
             return
         self._open = False
@@ -156,8 +153,7 @@ class HostChunks:
             _host.release(address, size_bytes)
         os.close(self.descriptor)
 
-    def __del__(self) -> None:
-        self.close()
+    __del__ = close
 
     def _beyond(self, at_bytes: int, size_bytes: int) -> int:
         self._require_open()

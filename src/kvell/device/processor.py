@@ -17,10 +17,7 @@ class Processor:
 
 
 def processor(root: Path = Path("/")) -> Processor:
-    """Return this machine's processor; facts that the system does not report are left out.
-
-    :param root: the parent of ``proc``.
-    """
+    """Return this machine's processor; facts that the system does not report are left out."""
     try:
         text = (root / "proc/cpuinfo").read_text()
     except OSError:

@@ -162,8 +162,6 @@ class _Writable:
 
 
 class _Mapped:
-    """The pieces of a complete entry, in the order in which they were written."""
-
     is_shared = True
 
     def __init__(self, descriptor: int, entry: ModelEntry) -> None:

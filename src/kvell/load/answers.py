@@ -79,7 +79,6 @@ class AnswerReader:
         self._silent_seconds: list[float] = []
 
     def feed(self, at_seconds: float, data: bytes) -> None:
-        """Parse bytes that arrived at ``at_seconds``."""
         self.last_seconds = at_seconds
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:

@@ -17,9 +17,9 @@ from typing import Any
 
 from kvell.errors import ChangeSomething
 from kvell.load.answers import AnswerReader
-from kvell.load.http.client import served_model
+from kvell.load.http.client import HttpClient, served_model
 from kvell.load.http.scrape import scrape
-from kvell.load.http.wire import Client, ConnectionFailed, RefusedResponse, Wire
+from kvell.load.http.wire import ConnectionFailed, RefusedResponse, Wire
 from kvell.load.outcome import Outcome
 from kvell.load.prompts import Prompts
 from kvell.simulator.replay.schedule import Schedule
@@ -37,7 +37,6 @@ class Load:
     :param rows: requests, with arrival times from 0.
     :param hang_ups: draws of :func:`kvell.load.arrivals.hang_ups`, by request.
     :param think_seconds: by request; see :class:`kvell.simulator.replay.schedule.Schedule`.
-    :param timeout_seconds: limit for a whole answer.
     """
 
     rows: Sequence[TraceRow]
@@ -55,7 +54,7 @@ class Driver:
 
     def __init__(
         self,
-        client: Client,
+        client: HttpClient,
         wire: Wire,
         prompts: Prompts[Any],
         load: Load,
@@ -154,7 +153,7 @@ class Driver:
 
     async def _listen(self, body: bytes, reader: AnswerReader, pieces: int | None) -> bool:
         """Read the answer; return whether the client disconnected after ``pieces`` pieces."""
-        async with aclosing(self._client.post(self._wire.path, body)) as stream:
+        async with aclosing(self._client.stream_of(self._wire.path, body)) as stream:
             async for at_seconds, data in stream:
                 reader.feed(at_seconds - self._started_seconds, data)
                 has_heard = pieces is not None and len(reader.content_seconds) >= pieces
@@ -174,7 +173,6 @@ class Driver:
 
 
 def refused_from_the_start(error: RefusedResponse, model: str) -> ChangeSomething:
-    """Return the error to show when the first request was refused."""
     says = f"({error})"
     if error.status in (401, 403):
         return ChangeSomething("--api-key", "…", f"is not accepted {says}", "give the server's key")
@@ -201,7 +199,7 @@ class LoadResult:
 
 
 async def measure(
-    client: Client,
+    client: HttpClient,
     base_url: str,
     wire: Wire,
     prompts: Prompts[Any],

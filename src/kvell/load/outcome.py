@@ -8,7 +8,6 @@ from itertools import pairwise
 class Outcome:
     """An ended request; times are seconds since the run began.
 
-    :param due_seconds: scheduled time of sending.
     :param sent_seconds: time of sending, before a connection was open.
     :param token_seconds: arrival times of the pieces of its answer; pieces of one network
         packet have the same time.

@@ -1,16 +1,14 @@
 """Plots of a run: the latencies of clients, and the number of open requests."""
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvell.errors import ChangeSomething
 from kvell.load.outcome import Outcome
 from kvell.load.report import Objectives, open_over_time
-from kvell.simulator.report.pictures import FORMATS, GREY, INK, STYLE, quiet, save
+from kvell.simulator.report.pictures import GREY, INK, quiet, write_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,21 +25,6 @@ SPREADS = {
 """The figures with a mean and percentiles in the report."""
 
 
-def check_plot(path: Path) -> None:
-    """Check the picture's name before the run, so that a wrong name does not cost a run.
-
-    :raises ChangeSomething: if the suffix is unknown or matplotlib is not installed.
-    """
-    if path.suffix.lower() not in FORMATS:
-        problem = f"ends in none of {', '.join(FORMATS)}"
-        raise ChangeSomething("--plot", path, problem, f"use {path.stem or 'load'}.png")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        problem = "needs matplotlib, which is not installed"
-        raise ChangeSomething("--plot", path, problem, "run pip install 'kvell[plot]'") from error
-
-
 def draw_load(
     path: Path,
     title: str,
@@ -54,12 +37,7 @@ def draw_load(
     :raises OSError: if the file cannot be written.
     """
     figure = _figure(title, outcomes, objectives)
-    if path.suffix.lower() == ".png":
-        path.write_bytes(save(figure, "png"))
-        return
-    svg = save(figure, "svg").decode()
-    whole = svg if path.suffix.lower() == ".svg" else _page(title, svg, report)
-    path.write_text(whole, encoding="utf-8")
+    write_picture(path, figure, title, lambda: _table(report))
 
 
 def _figure(title: str, outcomes: Sequence[Outcome], objectives: Objectives) -> "Figure":
@@ -94,7 +72,6 @@ def _draw_shares(
 
 
 def _draw_waits(axes: "Axes", outcomes: Sequence[Outcome]) -> None:
-    """Draw time to first token over the time of sending, with failed requests at 0."""
     complete = [outcome for outcome in outcomes if outcome.is_complete]
     failed = [outcome.sent_seconds for outcome in outcomes if outcome.failure is not None]
     sent, waits = [o.sent_seconds for o in complete], [o.ttft_seconds for o in complete]
@@ -103,8 +80,7 @@ def _draw_waits(axes: "Axes", outcomes: Sequence[Outcome]) -> None:
     axes.set(xlabel="sent at, seconds", ylabel="time to first token, s", ylim=(0, None))
 
 
-def _page(title: str, svg: str, report: Mapping[str, Any]) -> str:
-    """Return a self-contained page: the picture, and its figures as a table."""
+def _table(report: Mapping[str, Any]) -> str:
     heads = "".join(f"<th>{head}</th>" for head in ("seconds", "mean", "p50", "p90", "p99"))
     rows = "".join(
         f"<tr><th>{name}</th>{_cells(report[key])}</tr>" for key, name in SPREADS.items()
@@ -119,11 +95,7 @@ def _page(title: str, svg: str, report: Mapping[str, Any]) -> str:
             ("goodput", "good requests/s"),
         )
     )
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style>{svg[svg.index('<svg') :]}"
-        f"<table><caption>{rates}</caption><tr>{heads}</tr>{rows}</table></html>\n"
-    )
+    return f"<caption>{rates}</caption><tr>{heads}</tr>{rows}"
 
 
 def _cells(figures: Mapping[str, float | None]) -> str:

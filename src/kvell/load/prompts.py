@@ -112,7 +112,6 @@ class TokenSource:
 class Prompts(Generic[Said]):
     """The prompts of a run; the content of a session is kept until its next turn is sent.
 
-    :param field: field of the body that has a prompt.
     :param to_prompt: converts new tokens to a prompt's form.
     :param answered: converts an answer to a prompt's form.
     """

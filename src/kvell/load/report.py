@@ -67,7 +67,6 @@ def summary(outcomes: Sequence[Outcome], objectives: Objectives) -> dict[str, An
 
 
 def spread(values: Iterable[float]) -> Figures:
-    """Return mean and linearly interpolated percentiles; None if there are no values."""
     samples = np.fromiter(values, np.float64)
     if not len(samples):
         return dict.fromkeys(("mean", "p50", "p90", "p99"))

@@ -55,7 +55,6 @@ class PagedModel:
         :param fused: a compiled pass that has taken over the module's weights and computes
             every step instead of it.
         :param has_head: whether the model has a head of its own to write text with.
-        :param quantization: one of ``quantization.QUANTIZATIONS``, in which it stores its weights.
         """
         self.module = module.eval()
         self.description = description
@@ -94,12 +93,10 @@ class PagedModel:
 
     @property
     def passed(self) -> PassRecord | None:
-        """The record of the last compiled pass; None: there was none."""
         return self.fused.passed if self.fused else None
 
     @property
     def images(self) -> ImageStore | None:
-        """Images of requests in flight; None if the model takes text only."""
         return self._modules.images if self._modules else None
 
     @property
@@ -151,7 +148,6 @@ class PagedModel:
         """Record decode steps from now on, over attached memory.
 
         :param pool: with a large page behind the layout's, if the model has states.
-        :param limits: of a step.
         :param seats: requests whose last token stays on the device.
         """
         groups = [None if group.kind in IMAGE_KINDS else group for group in layout.groups]
@@ -176,7 +172,7 @@ class PagedModel:
                 raise RuntimeError("a recorded step calls nothing back, and needs its record")
             return self.captured.launch(batch)
         if self.captured is not None:
-            self.captured.follow()
+            self.captured.graphs.follow()
         return self._computed(batch, callbacks)
 
     def _computed(
@@ -206,7 +202,7 @@ class PagedModel:
         """
         if isinstance(batch, SlotStep) or not batch.wants_hidden:
             raise ValueError("the step was not asked to keep what its head reads")
-        return self._modules.hidden() if self._modules else self._fused.hidden().float()
+        return self._modules.head_input.rows() if self._modules else self._fused.hidden().float()
 
     @property
     def _pass(self) -> "FusedDecoder | ModulePass":

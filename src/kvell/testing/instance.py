@@ -90,7 +90,6 @@ def fake_logprobs(prompt: bytes, index: int, count: int) -> TokenLogprobs:
 
 
 def fake_vector(prompt: bytes) -> NDArray[np.float32]:
-    """Return a vector of length 1 that depends on the prompt's tokens alone."""
     drawn = np.frombuffer(hashlib.blake2b(prompt, digest_size=VECTOR_SIZE).digest(), np.uint8)
     vector = drawn.astype(np.float32) - 127.5
     return vector / np.linalg.norm(vector)
@@ -147,7 +146,6 @@ class FakeEngine:
         return Ready(self._schema_version, self._facts)
 
     def pulse(self) -> LoadStats:
-        """Return a load, with ``TOKEN_BYTES`` in use for each token of a running request."""
         held = [each.submit.spec.prompt_tokens + each.emitted for each in self._running.values()]
         return LoadStats(
             step=self._steps,
@@ -160,7 +158,6 @@ class FakeEngine:
         )
 
     def wakes(self) -> int | None:
-        """Return None: events have no other source than commands and steps."""
         return None
 
     def woken(self) -> list[Event]:
@@ -173,7 +170,6 @@ class FakeEngine:
         return bool(self._running)
 
     def handle(self, command: Command) -> list[Event]:
-        """Handle a command and return its events."""
         if isinstance(command, Submit):
             return self._submit(command)
         if isinstance(command, Cancel) and command.request_id in self._running:
@@ -185,7 +181,6 @@ class FakeEngine:
         return [self._stats()] if isinstance(command, AskStats) else []
 
     def step(self) -> list[Event]:
-        """Make one token for each running request."""
         time.sleep(self._step_seconds)
         self._steps += 1
         return [event for each in list(self._running.values()) for event in self._advance(each)]
@@ -316,13 +311,11 @@ class ByteText:
         return {"tokenizer_class": type(self).__name__}
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> NDArray[np.int32]:
-        """Return one token per byte, int32 ``[bytes]``."""
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
     most_token_bytes = 1
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> NDArray[np.int32]:
-        """Return one token per byte of a conversation's text, int32 ``[bytes]``."""
         return self.encode(self.rendered_chat(messages))
 
     def rendered_chat(
@@ -334,7 +327,6 @@ class ByteText:
         opens_answer: bool = True,
         continues_last: bool = False,
     ) -> str:
-        """Return lines of tools, of fields and of ``role: content``, then the answer's start."""
         lines = [f"tool: {tool['function']['name']}\n" for tool in tools or ()]
         lines += [f"{name}={value}\n" for name, value in fields.items()]
         plain = with_content(messages, frozenset())
@@ -349,11 +341,9 @@ class ByteText:
         raise NotImplementedError("takes_images is False")
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of bytes."""
         return bytes(token_ids).decode(errors="replace")
 
     def token_text(self, token_id: int) -> str:
-        """Return the character of a byte; U+FFFD for a part of a character."""
         return self.decode([token_id])
 
     def token_bytes(self, token_id: int) -> bytes:

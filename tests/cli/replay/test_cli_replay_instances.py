@@ -18,7 +18,7 @@ from kvell.front.request_queue import RequestQueue
 from kvell.memory import GroupKind, LayerSpec
 from kvell.simulator.clock.links import Link
 from kvell.simulator.cluster.network import Links
-from kvell.simulator.hardware.profiles import hardware_names, link_names
+from kvell.simulator.hardware.profiles import LINKS_DIR, hardware_names
 from kvell.simulator.replay.runner import CalibratedMachine, Machine
 from kvell.simulator.report.timeline import read_timeline
 from tests.cost.made import MADE
@@ -191,7 +191,7 @@ class TestLinks:
     def test_every_profile_has_a_link_of_its_own(self) -> None:
         kinds = {name.partition("-")[0] for name in hardware_names()}
         assert kinds == set(LINKS)
-        assert set(LINKS.values()) <= set(link_names())
+        assert set(LINKS.values()) <= set(hardware_names(LINKS_DIR))
 
     def test_of_a_profile_by_its_name(self) -> None:
         assert Together().pages_link("a100-80", MACHINE).bandwidth_bytes == 240e9

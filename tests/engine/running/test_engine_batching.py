@@ -14,7 +14,7 @@ from kvell.attention.states import StateBatch
 from kvell.engine.requests.plan import NewPages
 from kvell.engine.running.batching import FIELDS, GroupArrays, PageTables, WorkRows, token_positions
 from kvell.memory import GroupKind, GroupSpec, SlotTable
-from kvell.models.fused.decoder import batch_args
+from kvell.models.fused.decoder import states_args
 from tests.engine.running.batches import FULL, SLIDING, Row, as_lists, plan, tables, work
 from tests.oracle.tables import ReferenceTables
 from tests.pages.pools import group
@@ -291,7 +291,7 @@ def test_running_states_are_those_of_a_step_without_checkpoints(kind: type[PageT
         else:
             assert (getattr(told, name).tolist(), values.dtype) == (values.tolist(), np.int32)
     plain = StateBatch(*(getattr(told, name) for name in HostStateBatch.MADE))
-    (counts, ours), (theirs_counts, theirs) = told.args, batch_args(plain)
+    (counts, ours), (theirs_counts, theirs) = told.args, states_args(plain)
     assert counts == theirs_counts == (2, 0, 2)
     assert ours[:3] == theirs[:3]
     assert ours[6] == theirs[6] == 0

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvell.cost.swap_rule import BytesPerToken
+from kvell.cost.swap_rule import SwapRule
 from kvell.elastic.page_buffer import PageBuffer
 from kvell.memory import GroupSpec
 from kvell.mempool.tiers.buffered import BufferedPages, key, needed_pages
@@ -217,7 +217,7 @@ class TestBestLength:
         self, bytes_per_token: float, best: int
     ) -> None:
         """A page of 64 bytes saves four tokens at first, and then nothing more is copied."""
-        assert self.both().tiers().best(16, BytesPerToken(bytes_per_token)) == best
+        assert self.both().tiers().best(16, SwapRule(bytes_per_token)) == best
 
     def test_a_part_may_be_better_than_all(self) -> None:
         """Beyond a point every length needs a state as large as the tokens before it."""
@@ -227,8 +227,8 @@ class TestBestLength:
         assert tiers.lengths.tolist() == [20, 40]
         assert tiers.copied_bytes[0] == 0
         further = int(tiers.copied_bytes[1]) / 20
-        assert tiers.best(0, BytesPerToken(0.9 * further)) == 20
-        assert tiers.best(0, BytesPerToken(1.1 * further)) == 40
+        assert tiers.best(0, SwapRule(0.9 * further)) == 20
+        assert tiers.best(0, SwapRule(1.1 * further)) == 40
 
     def test_it_is_the_best_of_all_lengths(self) -> None:
         """Against trying every one of them."""
@@ -240,7 +240,7 @@ class TestBestLength:
                 tier = draw.choice(["pool", "buffer", "none"], 10, p=[0.5, 0.42, 0.08])
                 both.pooled(whole(index, np.flatnonzero(tier == "pool").tolist()))
                 both.buffered(whole(index, np.flatnonzero(tier == "buffer").tolist()))
-            tiers, rule = both.tiers(), BytesPerToken(float(draw.integers(1, 80)))
+            tiers, rule = both.tiers(), SwapRule(float(draw.integers(1, 80)))
             hit = int(draw.integers(0, 12))
             gains = {hit: 0.0} | {
                 int(length): (length - hit) * rule.most_bytes - float(size)

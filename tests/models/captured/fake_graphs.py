@@ -89,7 +89,7 @@ class LazyMark:
     def __init__(self, stream: LazyStream, place: int) -> None:
         self._stream, self._place = stream, place
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         """Do everything before it."""
         self._stream._advance(self._place)
 

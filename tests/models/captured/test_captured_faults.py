@@ -89,7 +89,7 @@ def test_a_slot_that_is_filled_while_the_device_still_reads_it() -> None:
         one.slots[at] = slot
 
     class Early:
-        def wait(self) -> None:
+        def synchronize(self) -> None:
             """Waits for nothing."""
 
     real = one.step

@@ -16,12 +16,12 @@ import pytest
 import torch
 import transformers
 from transformers import CONFIG_MAPPING
+from transformers.models.auto import modeling_auto
 
 from kvell.attention.portable import PortableKernels
 from kvell.errors import ChangeSomething
 from kvell.models.config.configs import config_from_dict
 from kvell.models.config.description import describe
-from kvell.models.families import parallel_heads
 from kvell.models.families.families import (
     AUDIO,
     CROSS,
@@ -33,15 +33,16 @@ from kvell.models.families.families import (
     REFUSED,
     UNKNOWN,
     WITH_IMAGES,
-    check_architecture,
     require_plain_weights,
 )
 from kvell.models.families.refusals import (
     ENCODED,
     TEXT,
     WRITES_NOTHING,
+    check_architecture,
     class_run,
     find_needed,
+    tables_of,
 )
 from kvell.models.loading.loading import check_model
 from kvell.models.paged_model import PagedModel
@@ -49,7 +50,7 @@ from kvell.models.states.mixer_slots import place_mixers
 from tests.models.cases import MECHANISMS, long_unless, some_fast
 from tests.models.harness import STATES, tiny_config
 
-GENERATING = sorted({name for table in (*TEXT, *ENCODED) for name in table})
+GENERATING = sorted({name for table in (*TEXT, *ENCODED) for name in getattr(modeling_auto, table)})
 MUSIC: dict[str, Any] = {
     "text_encoder": {"model_type": "t5"},
     "audio_encoder": {"model_type": "encodec"},
@@ -103,7 +104,7 @@ def own_class(model_type: str) -> str:
 
 def may_be_served(model_type: str) -> bool:
     """Whether transformers names one of our classes for a type; a config would cost more."""
-    tables = (*TEXT, *ENCODED)
+    tables = tables_of((*TEXT, *ENCODED))
     classes = {str(table[model_type]) for table in tables if model_type in table}
     return any(name in found for name in EXACT | WITH_IMAGES.keys() for found in classes)
 
@@ -138,11 +139,6 @@ def test_all_that_is_listed_as_exact_is_served_by_its_type_alone() -> None:
     assert {own_class(model_type) for model_type in SERVED} == EXACT | WITH_IMAGES.keys()
 
 
-def class_named(name: str) -> Any:
-    """transformers' class, or ours where it has none."""
-    return getattr(parallel_heads, name, None) or getattr(transformers, name)
-
-
 @pytest.mark.parametrize(
     "model_type",
     [
@@ -155,7 +151,7 @@ def test_what_is_served_stands_over_pages(model_type: str) -> None:
     """At the size of transformers' defaults, on the meta device: every layer finds its mixer."""
     config = config_from_dict({"model_type": model_type, **COMPLETED.get(model_type, {})})
     with torch.device("meta"):
-        module = class_named(own_class(model_type))._from_config(config)
+        module = getattr(transformers, own_class(model_type))._from_config(config)
     model = PagedModel(module, describe(config, 4), PortableKernels())
     assert model.description.layers
 
@@ -174,7 +170,7 @@ def test_a_family_that_lost_its_mixer_is_refused(name: str) -> None:
     """By the class of the module that nothing stands in for."""
     config = tiny_config(name)
     with torch.device("meta"):
-        module = class_named(name)._from_config(config)
+        module = getattr(transformers, name)._from_config(config)
     own = {type(child).__name__ for child in module.modules()} & MIXER_KINDS.keys()
     assert len(own) == 1
     others = {kind: mixer for kind, mixer in MIXER_KINDS.items() if kind not in own}
@@ -267,7 +263,7 @@ def test_what_a_config_would_need(config: Any, need: str) -> None:
 
 def test_a_type_that_is_text_and_more_is_run_as_what_it_is() -> None:
     """Some types have a class of text alone, too; a config with images runs the whole."""
-    assert any("mllama" in table for table in TEXT)
+    assert any("mllama" in table for table in tables_of(TEXT))
     assert own_class("mllama") == "MllamaForConditionalGeneration"
     assert class_run(SimpleNamespace(model_type="mllama")) == "MllamaForCausalLM"
 

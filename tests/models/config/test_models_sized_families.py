@@ -138,10 +138,7 @@ def test_each_sized_family_of_images_is_served_and_has_tensors() -> None:
     assert SIZED_IMAGES.keys() == BESIDE_TEXT.keys()
 
 
-FAMILIES_WITH_TORCH = {
-    "Gemma4",
-    "ParallelHeads",
-}
+FAMILIES_WITH_TORCH = {"Gemma4"}
 """Families whose tensors are not listed: transformers makes the model without storage."""
 ARCHITECTURES = sorted(
     {family.architecture for family in SIZED.values()}

@@ -45,7 +45,7 @@ def test_the_largest_image_takes_no_more_than_said(
     module = copy.deepcopy(picture_module(architecture))
     module.set_attn_implementation("sdpa")  # as it is served: no scores of all pairs
     family = FAMILIES[KINDS[architecture]](module)
-    [image] = family.images(pictured(architecture, 3).tensors)
+    [image] = family.read_images(pictured(architecture, 3).tensors)
     monkeypatch.setattr("kvell.models.config.activations.MOST_GRID_TOKENS", image.tokens)
     gc.freeze()  # what was there before is looked at no more
     try:

@@ -98,7 +98,7 @@ def test_what_stands_in_a_prompt_for_its_images(architecture: str) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_pieces_of_an_image_are_counted_as_transformers_makes_them(seed: int) -> None:
     store, prompt = store_of(PATCHES), pictured(PATCHES, seed)
-    [image] = store.family.images(prompt.tensors)
+    [image] = store.family.read_images(prompt.tensors)
     with torch.inference_mode():
         assert store.family.encode(image).shape == (image.tokens, 48)
 

@@ -52,7 +52,7 @@ def index_of(prompt: Prompt, output: Sequence[int] = ()) -> Any:
 
 def grids_of(prompt: Prompt) -> list[Grid]:
     family = FAMILIES[KINDS[GRIDS]](picture_module(GRIDS))
-    images = family.images(prompt.tensors)
+    images = family.read_images(prompt.tensors)
     spans = family.spans(np.asarray(prompt.token_ids, np.int32), images)
     shapes = [image.grid for image in images if image.grid]
     return [Grid(at, *shape) for (at, _), shape in zip(spans, shapes, strict=True)]

@@ -12,7 +12,6 @@ from kvell.attention.portable import PortableKernels
 from kvell.models.config.description import describe
 from kvell.models.forward import hook
 from kvell.models.forward.kv_memory import host_pool, layer_pages, pool_tensor
-from kvell.models.loading.random_model import random_paged_model
 from kvell.models.loading.random_weights import random_module
 from kvell.models.paged_model import PagedModel
 from tests.models.harness import (
@@ -26,6 +25,7 @@ from tests.models.harness import (
     tiny_module,
 )
 from tests.models.loading.recorder import Recorder, assert_every_seam_in_order, batch_of
+from tests.models.random_model import random_paged_model
 
 CPU = torch.device("cpu")
 

@@ -78,7 +78,7 @@ def test_what_others_compute_changes_no_bit(
     lent = lent_logits(prefix, drawn, elsewhere, lent_runs(lenders, drawn))
     assert elsewhere.lacking == []
     assert torch.equal(lent, local)
-    assert [one.service.wrong + one.service.reading for one in lenders.values()] == [0, 0]
+    assert [one.service.wrong() + one.service.reading() for one in lenders.values()] == [0, 0]
 
 
 @both_passes

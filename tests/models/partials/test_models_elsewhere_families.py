@@ -45,4 +45,4 @@ def test_what_others_compute_changes_no_bit_of_any_family(architecture: str) -> 
     assert torch.equal(lent, local)
     full = [x for x in prefix.model.description.layers if x.kind is GroupKind.FULL]
     assert [one.line.posted for one in lenders.values()] == [len(full)] * 2
-    assert [one.service.wrong for one in lenders.values()] == [0, 0]
+    assert [one.service.wrong() for one in lenders.values()] == [0, 0]

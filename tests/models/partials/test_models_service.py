@@ -129,7 +129,7 @@ def test_records_are_those_of_the_attention_room(layer: int, softcap: float) -> 
     first = partials(lent, layer, given_pages[0][0] + given_pages[1][0], 0, whole, params)
     second = partials(lent, layer, given_pages[2][0], 2, later, params)
     assert torch.equal(records, torch.cat([first, second]))
-    assert (lent.service.reading, lent.service.wrong) == (0, 0)
+    assert (lent.service.reading(), lent.service.wrong()) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_layers_with_windows_lend_nothing() -> None:
         for layer in range(3)
     ]
     assert found == [WRONG, FINE, WRONG]
-    assert lent.service.wrong == 2
+    assert lent.service.wrong() == 2
 
 
 @pytest.mark.parametrize("debtor", [DEBTOR, OTHER])
@@ -179,7 +179,7 @@ def test_what_is_not_lent_is_never_read(what: str, debtor: int) -> None:
     elif what == "revoked":
         lent.revoke(right)
     elif what == "ended":
-        assert lent.service.end(right)
+        assert lent.service.end(right, 0.0)
     else:
         lent.words[right] = right + WORDS  # who has the word now
     runs = [Run(0, (asked,), rows(1)), Run(0, (good, asked), rows(1))]
@@ -191,7 +191,7 @@ def test_what_is_not_lent_is_never_read(what: str, debtor: int) -> None:
         _, _, states, records = answer_of(lent.service.answer(DEBTOR, query_of(2, 0, alone)))
         assert states == [0]
         assert records.any(), "the canary is what would have been seen"
-    assert lent.service.reading == 0
+    assert lent.service.reading() == 0
 
 
 GOOD = [Run(0, (1, 2), rows(2)), Run(2, (3,), rows(1))]
@@ -212,7 +212,7 @@ def test_bad_bytes_are_answered_and_crash_nothing(data: st.DataObject) -> None:
     assert answered in (FINE, WRONG)
     assert len(states) in (0, 2)
     assert not records.isnan().any(), "pages that no loan names hold NaN"
-    assert lent.service.reading == 0
+    assert lent.service.reading() == 0
 
 
 @cache
@@ -260,10 +260,10 @@ def test_a_right_that_goes_while_it_is_read_makes_its_run_gone() -> None:
         lent.words[right] = right
         thread = threading.Thread(target=lambda: answers.put(lent.service.answer(DEBTOR, query)))
         thread.start()
-        while not lent.service.reading and thread.is_alive():
+        while not lent.service.reading() and thread.is_alive():
             pass
         lent.revoke(right)
-        was_read = bool(lent.service.reading)
+        was_read = bool(lent.service.reading())
         thread.join()
         _, answered, states, records = answer_of(answers.get())
     assert (answered, states) == (FINE, [1])
@@ -287,12 +287,12 @@ def test_a_fence_waits_until_nobody_reads() -> None:
         thread.start()
     assert [seen.get(timeout=60.0) for _ in range(4)] == [[0]] * 4
     lent.revoke(rights[1])
-    assert lent.service.end(rights[1], patience_seconds=60.0)
+    assert lent.service.end(rights[1], 60.0)
     lent.pool.fill_(0xFF)  # the pages are others', and a record of NaN would show
     asked = lent.service.answer(DEBTOR, query)
     stop.set()
     for thread in threads:
         thread.join()
     assert not answer_of(asked)[3].isnan().any()
-    assert lent.service.reading == 0
-    assert lent.service.end(rights[1]), "it is over already"
+    assert lent.service.reading() == 0
+    assert lent.service.end(rights[1], 0.0), "it is over already"

@@ -17,7 +17,6 @@ from kvell.engine.setup.options import EngineOptions
 from kvell.memory import audit
 from kvell.models.captured.passes import SlotStep
 from kvell.models.forward.segments import LayerCallbacks
-from kvell.models.loading.random_model import random_paged_model
 from kvell.models.paged_model import ForwardBatch, PagedModel
 from kvell.testing.accepting import is_accepted
 from kvell.vocabulary import MIB, RequestId
@@ -27,6 +26,7 @@ from tests.engine.speculating import served, words_module
 from tests.models import served_together as together
 from tests.models.cases import some_fast
 from tests.models.harness import tiny_module
+from tests.models.random_model import random_paged_model
 from tests.models.served import Served, assert_all
 from tests.models.served_together import Together
 from tests.models.serving.buffers import PROMPTS, TEXT, ask_again, caching, force, outputs

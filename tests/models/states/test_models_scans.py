@@ -98,7 +98,7 @@ def test_pieces_give_what_the_recurrence_gives(kind: str, length: int) -> None:
     scan, draw, step, shape = KINDS[kind]
     inputs, state = draw(3, length), torch.randn(2, *shape)
     prepared = scan.prepare(*inputs)
-    outputs, after = prepared.advance(1, 3, state)
+    outputs, after = prepared(1, 3, state)
     for index in range(2):
         own = tuple(values[index + 1].double() for values in inputs)
         expected, expected_state = token_by_token(step, own, state[index].double())
@@ -111,8 +111,8 @@ def test_places_without_a_token_leave_the_state_as_it_is(kind: str) -> None:
     scan, draw, _, shape = KINDS[kind]
     inputs, state = draw(1, 6), torch.randn(1, *shape)
     padded = tuple(torch.cat((v, torch.zeros_like(v)), 1) for v in inputs)
-    outputs, after = scan.prepare(*inputs).advance(0, 1, state)
-    padded_outputs, padded_after = scan.prepare(*padded).advance(0, 1, state)
+    outputs, after = scan.prepare(*inputs)(0, 1, state)
+    padded_outputs, padded_after = scan.prepare(*padded)(0, 1, state)
     assert_close(padded_outputs[:, :6], outputs)
     assert_close(padded_after, after)
 
@@ -121,11 +121,11 @@ def test_places_without_a_token_leave_the_state_as_it_is(kind: str) -> None:
 def test_a_piece_after_another_is_as_one(kind: str) -> None:
     scan, draw, _, shape = KINDS[kind]
     inputs, state = draw(1, 20), torch.randn(1, *shape)
-    whole, after = scan.prepare(*inputs).advance(0, 1, state)
+    whole, after = scan.prepare(*inputs)(0, 1, state)
     parts = []
     for part in (slice(0, 7), slice(7, 20)):
         cut = scan.prepare(*(values[:, part] for values in inputs))
-        output, state = cut.advance(0, 1, state)
+        output, state = cut(0, 1, state)
         parts.append(output)
     assert_close(torch.cat(parts, 1), whole)
     assert_close(state, after)
@@ -140,7 +140,7 @@ def test_what_is_small_beside_an_earlier_decay_is_not_lost() -> None:
     x[0, 3] = 0
     read = torch.randn(1, 64, 1, 3)
     state = torch.randn(1, 1, 2, 3)
-    outputs, after = scan.prepare(x, dt, write, read).advance(0, 1, state)
+    outputs, after = scan.prepare(x, dt, write, read)(0, 1, state)
 
     def step(old: torch.Tensor, token: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
         x_t, dt_t, write_t, read_t = token

@@ -55,12 +55,12 @@ def test_no_number_goes_back(name: str, place: int) -> None:
     torch.manual_seed(place)
     scan, make, shape = SCANS[name]
     inputs, state = make(), torch.randn(2, *shape)
-    sound, _ = scan.prepare(*inputs).advance(0, 2, state)
+    sound, _ = scan.prepare(*inputs)(0, 2, state)
     assert sound.isfinite().all()
     for number in range(len(inputs)):
         broken = [each.clone() for each in inputs]
         broken[number][0, place] = torch.nan
-        output, after = scan.prepare(*broken).advance(0, 2, state)
+        output, after = scan.prepare(*broken)(0, 2, state)
         assert torch.equal(output[0, :place], sound[0, :place]), f"input {number}"
         assert output[0, place:].isnan().flatten(1).any(1)[0], f"input {number}"
         assert torch.equal(output[1], sound[1]), f"input {number}: another request"

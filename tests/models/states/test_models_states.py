@@ -13,8 +13,9 @@ from kvell.models.config.description import describe
 from kvell.models.families.families import EXACT, MIXER_KINDS, RECURRENT, REFUSED, require_exact
 from kvell.models.loading.random_weights import LOG_DECAYS, random_module
 from kvell.models.paged_model import ForwardBatch, PagedModel
-from kvell.models.states.mixer_slots import during, place_mixers
+from kvell.models.states.mixer_slots import StatePass, during, place_mixers
 from kvell.models.states.mixers import MIXERS
+from kvell.models.states.state_run import StateRun
 from kvell.pages.layout import GroupKind
 from tests.models.cases import families
 from tests.models.harness import (
@@ -162,8 +163,11 @@ def test_a_step_that_fails_leaves_no_mixer_with_its_states() -> None:
         MIXER_KINDS,
     )[0]
 
-    class Step:
-        def states(self, layer: int) -> Any:
+    class Step(StatePass):
+        def __init__(self) -> None:
+            pass
+
+        def states(self, layer: int) -> StateRun:
             raise KeyError(layer)
 
     with pytest.raises(KeyError), during([slot], Step()):

@@ -23,7 +23,7 @@ from kvell.mempool.transfers.methods import ALWAYS
 from kvell.pages.stages import BY_LAYER
 from kvell.simulator.clock.links import Link
 from kvell.simulator.cluster.cluster import ClusterSpec, VirtualCluster
-from kvell.simulator.cluster.instance import Command, VirtualInstance
+from kvell.simulator.cluster.instance import Input, VirtualInstance
 from kvell.simulator.cluster.network import Links
 from kvell.simulator.traces.rows import TraceRow
 from tests.pages.pools import Chunk, group, pool_of, state
@@ -90,9 +90,9 @@ class Fault:
         if self.what == "crash":
             cluster.crash(name, ("killed", "crash")[self.other % 2])
         elif self.what == "partition":
-            cluster.partition([name], [another] if self.other % 2 else names)
+            cluster.network.partition([name], [another] if self.other % 2 else names)
         elif self.what == "heal":
-            cluster.heal()
+            cluster.network.heal()
         elif self.what == "cancel":
             cluster.front.drop(index)
         elif self.what == "evacuate":
@@ -260,7 +260,7 @@ class Run:
         """Run it to the end."""
         for fault in self.scenario.faults:
             self.cluster.loop.at(fault.at_seconds, partial(fault.happen, self.cluster))
-        self.cluster.loop.at(HEALED_SECONDS, self.cluster.heal)
+        self.cluster.loop.at(HEALED_SECONDS, self.cluster.network.heal)
         self.cluster.start()
         for _ in range(MOST_EVENTS):
             if not self.cluster.go_on():
@@ -275,12 +275,12 @@ class Run:
             self.audits += 1
 
         instance.watch = audited
-        tell, name = instance.tell, instance.name
+        take, name = instance.take, instance.name
 
-        def told(command: Command) -> None:
-            tell(self._pulling(command, name) if isinstance(command, Submit) else command)
+        def taken(entry: Input) -> None:
+            take(self._pulling(entry, name) if isinstance(entry, Submit) else entry)
 
-        instance.tell = told  # type: ignore[method-assign]
+        instance.take = taken  # type: ignore[method-assign]
 
     def _pulling(self, command: Submit, name: str) -> Submit:
         pulls, names = self.scenario.pulls or [-1], self.cluster.names
@@ -319,7 +319,7 @@ class Run:
         """The same inputs make the same plans and the same messages."""
         record = instance.record
         assert record is not None
-        core, _ = self.cluster.fresh_core(instance.name, instance.incarnation)
+        core, *_ = self.cluster.fresh_core(instance.name, instance.incarnation)
         actions: list[Action] = []
 
         def each(now: EngineCore) -> None:

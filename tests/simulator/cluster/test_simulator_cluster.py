@@ -271,7 +271,7 @@ def test_a_copy_that_outlives_its_right_does_not_count() -> None:
         assert cluster.go_on()
     late = Link(latency_seconds=20.0)
     cluster.transport.set_link("prefill-0#1", "decode-0#2", late)
-    cluster.instances["prefill-0"].tell(Cancel(RequestId("0")))
+    cluster.instances["prefill-0"].take(Cancel(RequestId("0")))
     while cluster.go_on():
         pass
     assert ends_of_pulls(run) == [REVOKED]

@@ -69,7 +69,7 @@ def faulty(happens: str) -> VirtualCluster:
         "creditor dies": lambda: cluster.crash(CREDITOR),
         "debtor dies": lambda: cluster.crash(DEBTOR),
         "creditor stands still": lambda: cluster.pause(CREDITOR, 12.0),
-        "cut": lambda: cluster.partition([DEBTOR], [CREDITOR]),
+        "cut": lambda: cluster.network.partition([DEBTOR], [CREDITOR]),
     }
     cluster.loop.at(7.0, acts[happens])
     while cluster.front.num_done < len(ROWS) and cluster.go_on():

@@ -186,7 +186,7 @@ class Named:
     def put_behind(self, source: "Named", first_large: int) -> None:
         self.mapped[first_large] = source
 
-    def take_away(self, first_large: int) -> None:
+    def drop_behind(self, first_large: int) -> None:
         del self.mapped[first_large]
 
 

@@ -33,18 +33,6 @@ class Pages:
     def __init__(self) -> None:
         self.content: dict[tuple[int, int], str] = {}
 
-    def run(self, plan: Any) -> Any:
-        raise NotImplementedError
-
-    def finish(self, plan: Any, missed: Any) -> None:
-        raise NotImplementedError
-
-    def put_behind(self, source: "Pages", first_large: int) -> None:
-        raise NotImplementedError
-
-    def take_away(self, first_large: int) -> None:
-        raise NotImplementedError
-
     def read(self, source: "Pages", rows: Any) -> None:
         for group, page, own in rows.tolist():
             self.content[group, own] = source.content.get((group, page), "")

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from kvell.engine.requests.plan import StepPlan, StepResult, TokenWork
 from kvell.memory import GroupKind, GroupSpec, Ints, Layout
+from kvell.simulator.cluster.device import Device
 from kvell.simulator.replay.runner import TraceRunner
 from kvell.simulator.traces.prompts import PromptMaker
 from kvell.simulator.traces.rows import TraceRow
@@ -58,7 +59,7 @@ def readable_from(spec: GroupSpec, end: int) -> int:
     return 0
 
 
-class WrittenPages:
+class WrittenPages(Device):
     """Pages of digests: of a token the one of all tokens up to it, of a state its prefix's.
 
     A page that was evicted, shared, copied too late or written by a stale copy cannot pass.  What a
@@ -68,7 +69,7 @@ class WrittenPages:
 
     def __init__(self, layout: Layout, texts: Texts) -> None:
         self._layout, self._texts = layout, texts
-        self._runner = TraceRunner(texts.prompts)
+        super().__init__(TraceRunner(texts.prompts))
         self._places: dict[int, dict[tuple[int, int], int]] = {}
         self._behind: dict[int, WrittenPages] = {}
         self.tokens_computed = self.borrowed_reads = 0
@@ -94,7 +95,7 @@ class WrittenPages:
         assert all(abs(first_large - one) >= self._layout.num_large_pages for one in self._behind)
         self._behind[first_large] = source
 
-    def take_away(self, first_large: int) -> None:
+    def drop_behind(self, first_large: int) -> None:
         del self._behind[first_large]
 
     def _page(self, group: int, page: int) -> Pages:
@@ -128,7 +129,7 @@ class WrittenPages:
             work = next(one for one in plan.work if one.handle == handle)
             self.memory[group][page] = self._texts.digests(int(work.request_id))[tokens]
         self.tokens_computed += plan.num_tokens
-        return self._runner.run(plan)
+        return super().run(plan)
 
     def finish(self, plan: StepPlan, missed: Sequence[int]) -> None:
         borrows = {one.handle for one in plan.borrowed}

@@ -17,10 +17,10 @@ from kvell.simulator.clock.events import EventQueue
 from kvell.simulator.hardware.model_cost import LayerCost, ModelCost, model_cost
 from kvell.simulator.hardware.profiles import (
     HARDWARE_DIR,
+    LINKS_DIR,
     DeviceProfile,
     StepCost,
     hardware_names,
-    link_names,
     load_link,
     load_profile,
 )
@@ -105,7 +105,7 @@ class TestProfiles:
 
 class TestLinks:
     def test_packaged_links_name_their_source(self) -> None:
-        names = link_names()
+        names = hardware_names(LINKS_DIR)
         assert {"nvlink-a100", "nvlink-h100", "nvlink-h800", "pcie-4", "pcie-5"} <= set(names)
         speeds = {name: load_link(name).bytes_per_second for name in names}
         assert speeds["nvlink-h100"] > speeds["nvlink-h800"] > speeds["pcie-5"]

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from kvell.attention.checks import check_kv, check_query
 from kvell.attention.interface import AttendParams, GroupBatch, LayerPages, Partial
 from kvell.attention.quantised import LARGEST
-from kvell.attention.triton.checks import check_kv, check_query
+from kvell.attention.triton.checks import FLOATS
 from kvell.attention.triton.cutter import WorkCutter
 from kvell.attention.triton.held import HeldGroupBatch
 from kvell.attention.triton.launch import Launch, Pool, Results, Scratch, ScratchSize, Step
@@ -64,7 +65,7 @@ class TritonKernels:
         :raises ValueError: if dtypes or shapes disagree.
         """
         pool = self._known(layer).pool
-        check_kv(layer, batch, key, value)
+        check_kv(layer, batch, key, value, FLOATS)
         if not len(key):
             return
         _write(layer, batch, pool, pool.keys, pool.key_scales, key)
@@ -87,7 +88,6 @@ class TritonKernels:
     def attend_partial(
         self, layer: LayerPages, batch: GroupBatch, query: torch.Tensor, params: AttendParams
     ) -> Partial:
-        """Compute attention as :meth:`attend`, in float32 and mergeable; sinks are not applied."""
         output = torch.empty(
             (*query.shape[:2], layer.output_size), dtype=torch.float32, device=query.device
         )
@@ -129,7 +129,7 @@ class TritonKernels:
         params: AttendParams,
         results: Results,
     ) -> None:
-        check_query(layer, query, params.sinks)
+        check_query(layer, query, params.sinks, FLOATS)
         if not len(query):
             return
         dtype = working_dtype(query.dtype, layer)

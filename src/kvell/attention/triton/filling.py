@@ -35,7 +35,6 @@ def fill_items(lengths: Lengths, tiling: Tiling, capacity: Capacity, into: Ints)
 
 
 def fill_in_numpy(lengths: Lengths, tiling: Tiling, capacity: Capacity, into: Ints) -> int:
-    """Write as :func:`fill_items`, without compiled code."""
     tiles, items = cut_short(lengths, tiling)
     tile_tokens = int(tiles[:, 5].max()) if len(tiles) else 0
     if len(tiles) > capacity.tiles or tile_tokens > capacity.tile_tokens:

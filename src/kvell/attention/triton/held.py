@@ -34,7 +34,6 @@ class Capacity:
 
     @property
     def num_ints(self) -> int:
-        """The length of the int32 memory for the work."""
         return HEADER_INTS + self.items * len(ITEM)
 
 

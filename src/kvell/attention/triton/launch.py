@@ -85,11 +85,7 @@ class Step:
 
 @dataclass(frozen=True)
 class ScratchSize:
-    """Sizes of the memory of a launch for short requests.
-
-    :param numbers: float32 numbers of the sections' softmax.
-    :param counters: int32 counters of tiles.
-    """
+    """Sizes of the memory of a launch for short requests."""
 
     numbers: int = 0
     counters: int = 0
@@ -199,7 +195,6 @@ class Launch:
         return ScratchSize(numbers, work.short_tiles * self._places(self._short))
 
     def short(self, work: Work, step: Step, scratch: Scratch) -> None:
-        """Attend for requests with few new tokens."""
         shape, blocks, device = self._shape, self._short, step.query.device
         is_held = isinstance(step.batch, HeldGroupBatch)
         find = scratch.get_reserved if is_held else scratch.allocate
@@ -222,7 +217,6 @@ class Launch:
         )
 
     def long(self, work: Work, step: Step) -> None:
-        """Attend for requests with many new tokens."""
         attend_tiles[(len(work.tiles) * self._places(self._long),)](
             tiles=work.tiles,
             **self._of_step(step),

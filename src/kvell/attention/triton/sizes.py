@@ -85,7 +85,6 @@ def working_dtype(query: torch.dtype, layer: LayerPages) -> torch.dtype:
 
 
 def short_blocks(layer: LayerPages, shape: HeadShape, dtype: torch.dtype) -> Blocks:
-    """Return the blocks for requests with few new tokens."""
     rows = min(64, max(MIN_BLOCK, power_above(shape.group)))
     if dtype == torch.float32:
         return Blocks(min(rows, 32), 32, 4, 1)
@@ -98,7 +97,6 @@ def short_blocks(layer: LayerPages, shape: HeadShape, dtype: torch.dtype) -> Blo
 
 
 def long_blocks(layer: LayerPages, shape: HeadShape, dtype: torch.dtype) -> Blocks:
-    """Return the blocks for requests with many new tokens."""
     if dtype == torch.float32:
         return Blocks(32, 32, 4, 1)
     if shape.size_block >= 512:

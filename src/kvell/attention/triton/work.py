@@ -110,7 +110,6 @@ class Work:
 
 
 def cut(lengths: HostLengths, tiling: Tiling, device: torch.device) -> Work:
-    """Cut a batch into programs on ``device``."""
     requests, new = _requests(Lengths.of(lengths), tiling)
     short = _tiles(requests, np.where(new <= SHORT_TOKENS, new, 0), tiling.short_tokens)
     long = _tiles(requests, np.where(new > SHORT_TOKENS, new, 0), tiling.long_tokens)

@@ -36,7 +36,6 @@ def write_rows(
 
 @triton.jit
 def _whole(x):
-    """Round to whole numbers."""
     return (x + 12582912.0) - 12582912.0
 
 

@@ -193,9 +193,9 @@ def serve(
     flags = Flags(**given)
     check_results(json_path)
     if plot_path is not None:
-        from kvell.load.plot import check_plot
+        from kvell.simulator.report.pictures import check_picture
 
-        check_plot(plot_path)
+        check_picture("--plot", plot_path, "load")
         require_directory("--plot", plot_path)
     allow_open_files()  # each open request needs one
     with progress_bar("making requests") as progress:

@@ -182,7 +182,7 @@ def fits_on_devices(
 
 def refusal_of(config: Any) -> str:
     """Return the reason why ``generate`` and ``serve`` would refuse the model, or ""."""
-    from kvell.models.families.families import check_architecture
+    from kvell.models.families.refusals import check_architecture
 
     try:
         check_architecture(config)

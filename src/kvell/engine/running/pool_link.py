@@ -5,6 +5,7 @@ import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
@@ -25,10 +26,20 @@ from kvell.mempool.transports.lent_attention import RightsWords
 from kvell.mempool.transports.neighbours import MappedPeers
 from kvell.mempool.transports.page_copies import Bytes
 from kvell.models.partials.remote_sections import model_of
-from kvell.models.partials.served_layers import AttentionService, ServedLayers
+from kvell.models.partials.served_layers import ServedLayers
+
+if TYPE_CHECKING:
+    from kvell.models.partials.attention_service import AttentionService
 
 END_SECONDS = 30.0
 """Pages that are read for longer are not reused; reading a section takes milliseconds."""
+
+
+def _service(model: ServedLayers, words: RightsWords) -> "AttentionService":
+    # Imported here: it is compiled, as the kernels of these models.
+    from kvell.models.partials.attention_service import AttentionService
+
+    return AttentionService(model, words)
 
 
 class SectionAnswers:
@@ -39,9 +50,7 @@ class SectionAnswers:
 
     def __init__(self, models: Mapping[int, ServedLayers], words: RightsWords) -> None:
         self._full_groups = {number: model.full_groups for number, model in models.items()}
-        self._services = {
-            number: AttentionService(model, words) for number, model in models.items()
-        }
+        self._services = {number: _service(model, words) for number, model in models.items()}
         self._numbers: dict[str, int] = {}
 
     def lend(self, right: int, debtor: str, pages: Sequence[Sequence[int]]) -> None:

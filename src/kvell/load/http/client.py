@@ -19,6 +19,7 @@ import os
 import ssl
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from urllib.parse import urlsplit
 
 import h11
@@ -26,7 +27,7 @@ import msgspec
 
 from kvell.errors import ChangeSomething
 from kvell.load.answers import error_text
-from kvell.load.http.wire import Client, ConnectionFailed, RefusedResponse
+from kvell.load.http.wire import ConnectionFailed, RefusedResponse
 from kvell.wire.decoding import MalformedError, decode
 
 Event = h11.Response | h11.Data | h11.EndOfMessage
@@ -46,7 +47,6 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether a request can be sent."""
         return self._failed is None and self._transport is not None
 
     def send(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> None:
@@ -93,27 +93,11 @@ class Connection(asyncio.Protocol):
     # ------------------------------------------------------------- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Store the transport of the open connection."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Parse received bytes."""
-        self._take(data)
-
-    def eof_received(self) -> None:
-        """Record that the server has sent everything, which ends some answers."""
-        self._take(b"")
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Record that the connection is closed, and wake the waiting task."""
-        if self._failed is None:
-            self._take(b"")
-            self._failed = LOST
-        self._transport = None
-        self._wake()
-
-    def _take(self, data: bytes) -> None:
+        """Parse received bytes, which have the event loop's time of now."""
         at_seconds = self._loop.time()
         try:
             self._h11.receive_data(data)
@@ -125,6 +109,18 @@ class Connection(asyncio.Protocol):
                     break
         except h11.RemoteProtocolError as error:
             self._failed = LOST if not data else f"not HTTP ({error})"
+        self._wake()
+
+    def eof_received(self) -> None:
+        """Record that the server has sent everything, which ends some answers."""
+        self.data_received(b"")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Record that the connection is closed, and wake the waiting task."""
+        if self._failed is None:
+            self.data_received(b"")
+            self._failed = LOST
+        self._transport = None
         self._wake()
 
     def _wake(self) -> None:
@@ -161,8 +157,11 @@ class HttpClient:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._idle: list[Connection] = []
 
-    async def get(self, path: str) -> tuple[int, bytes]:
-        """Return status and body; see :class:`kvell.load.http.wire.Client`."""
+    async def answer_to(self, path: str) -> tuple[int, bytes]:
+        """Return status and body.
+
+        :raises ConnectionFailed: if there is no answer.
+        """
         try:
             async with asyncio.timeout(PREFLIGHT_SECONDS):
                 connection, head = await self._sent("GET", path, b"")
@@ -170,22 +169,20 @@ class HttpClient:
         except TimeoutError as error:
             raise ConnectionFailed(f"no answer within {PREFLIGHT_SECONDS:g} s") from error
 
-    async def post(self, path: str, body: bytes) -> AsyncGenerator[tuple[float, bytes], None]:
-        """Yield the pieces of a streamed answer; see :class:`kvell.load.http.wire.Client`."""
+    async def stream_of(self, path: str, body: bytes) -> AsyncGenerator[tuple[float, bytes], None]:
+        """Yield the pieces of a streamed answer, each with its arrival time in the event loop.
+
+        Closing the generator early closes the connection.
+
+        :raises RefusedResponse: if the status is not 200.
+        :raises ConnectionFailed: if there is no connection, or it breaks.
+        """
         connection, head = await self._sent("POST", path, body)
         if head.status_code != 200:
             raise RefusedResponse(head.status_code, error_text(await self._rest(connection)))
-        is_whole = False
-        try:
-            while True:
-                at_seconds, event = await connection.receive()
-                if isinstance(event, h11.EndOfMessage):
-                    is_whole = True
-                    return
-                if isinstance(event, h11.Data):
-                    yield at_seconds, bytes(event.data)
-        finally:
-            self._give_back(connection, is_whole=is_whole)
+        async with aclosing(self._pieces(connection)) as pieces:
+            async for piece in pieces:
+                yield piece
 
     def close(self) -> None:
         for connection in self._idle:
@@ -213,16 +210,20 @@ class HttpClient:
                 raise
 
     async def _rest(self, connection: Connection) -> bytes:
-        """Return the whole body of an answer that is not streamed."""
-        content, is_whole = b"", False
+        async with aclosing(self._pieces(connection)) as pieces:
+            return b"".join([data async for _, data in pieces])
+
+    async def _pieces(self, connection: Connection) -> AsyncGenerator[tuple[float, bytes], None]:
+        """Yield the pieces of a body with their times; the connection is free afterwards."""
+        is_whole = False
         try:
             while True:
-                _, event = await connection.receive()
+                at_seconds, event = await connection.receive()
                 if isinstance(event, h11.EndOfMessage):
                     is_whole = True
-                    return content
+                    return
                 if isinstance(event, h11.Data):
-                    content += event.data
+                    yield at_seconds, bytes(event.data)
         finally:
             self._give_back(connection, is_whole=is_whole)
 
@@ -275,14 +276,14 @@ class _Cards(msgspec.Struct):
 _CARDS = msgspec.json.Decoder(_Cards)
 
 
-async def served_model(client: Client, base_url: str, wanted: str | None) -> str:
+async def served_model(client: HttpClient, base_url: str, wanted: str | None) -> str:
     """Return the model name to request; a server that lists no models is not checked.
 
     :param wanted: None: the server's only model.
     :raises ChangeSomething: if the server does not answer, needs a key, or has no such model.
     """
     try:
-        status, body = await client.get(MODELS)
+        status, body = await client.answer_to(MODELS)
     except ConnectionFailed as error:
         remedy = "start the server, or give its address"
         problem = f"does not answer: {error}"

@@ -7,7 +7,8 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvell.load.http.wire import Client, ConnectionFailed
+from kvell.load.http.client import HttpClient
+from kvell.load.http.wire import ConnectionFailed
 
 METRICS = "/metrics"
 PREFIXES = ("kvell:", "vllm:")
@@ -147,10 +148,9 @@ def parse(text: str) -> Counters:
     return Counters(values, histograms)
 
 
-async def scrape(client: Client) -> Counters:
-    """Read the server's counters now; empty if it has no metrics."""
+async def scrape(client: HttpClient) -> Counters:
     try:
-        status, body = await client.get(METRICS)
+        status, body = await client.answer_to(METRICS)
     except ConnectionFailed:
         return Counters({})
     return parse(body.decode("utf-8", "replace")) if status == 200 else Counters({})

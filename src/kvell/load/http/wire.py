@@ -1,8 +1,8 @@
-"""Bodies of requests, and the interface of a client that sends them."""
+"""Bodies of requests, and the errors of their answers."""
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 
@@ -16,10 +16,7 @@ PATHS: Mapping[Endpoint, str] = {
 
 
 class RefusedResponse(KvellError):  # noqa: N818 - it is the request that is refused
-    """A response with a status other than 200.
-
-    :param message: the server's message, in one line.
-    """
+    """A response with a status other than 200."""
 
     def __init__(self, status: int, message: str) -> None:
         self.status, self.message = status, message
@@ -28,28 +25,6 @@ class RefusedResponse(KvellError):  # noqa: N818 - it is the request that is ref
 
 class ConnectionFailed(KvellError):  # noqa: N818
     """A connection that cannot be opened, or that broke."""
-
-
-class Client(Protocol):
-    """The interface of an HTTP client; tests have fakes without a network."""
-
-    async def get(self, path: str) -> tuple[int, bytes]:
-        """Return status and body.
-
-        :raises ConnectionFailed: if there is no answer.
-        """
-        ...
-
-    def post(self, path: str, body: bytes) -> AsyncGenerator[tuple[float, bytes], None]:
-        """Yield the pieces of a streamed answer, each with its arrival time in the event loop.
-
-        Closing the generator early closes the connection.
-
-
-        :raises Refused: if the status is not 200.
-        :raises ConnectionFailed: if there is no connection, or it breaks.
-        """
-        ...
 
 
 @dataclass(frozen=True)

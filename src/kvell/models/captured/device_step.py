@@ -33,12 +33,8 @@ class DeviceMemory:
         sizes = numbers, seats + 1
         return DeviceMemory(*(torch.zeros(n, dtype=torch.int32, device=device) for n in sizes))
 
-    def put(self, slot: torch.Tensor) -> None:
-        self.arena[: len(slot)].copy_(slot)
-
 
 def batch_of(memory: DeviceMemory, places: Places) -> ForwardBatch:
-    """Return the batch of a bucket, whose tensors are views of the arena."""
     arena, rows = memory.arena, places.rows
     numbers = torch.arange(rows + 1, dtype=torch.int32, device=arena.device)
     groups: list[GroupBatch | DecodeStateBatch | None] = []
@@ -56,7 +52,6 @@ def batch_of(memory: DeviceMemory, places: Places) -> ForwardBatch:
 
 @torch.inference_mode()
 def compute(memory: DeviceMemory, places: Places, batch: ForwardBatch, forward: Forward) -> Outputs:
-    """Compute a step: its logits, and the tokens that seats keep."""
     arena, last = memory.arena, memory.last
     sources = arena[places.sources]
     kept = last.index_select(0, sources.clamp_min(0))

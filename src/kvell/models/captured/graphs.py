@@ -11,7 +11,7 @@ Outputs = Sequence[torch.Tensor]
 class Mark(Protocol):
     """A place in the device's order of work."""
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         """Wait until everything before it is done."""
         ...
 
@@ -79,37 +79,23 @@ class CudaGraphs:
     def mark(self) -> Mark:
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record()
-        return _CudaMark(event)
+        return event
 
     def record(self, step: Callable[[], Outputs]) -> Graph:
-        """Record a step, which reads and writes only memory that stays where it is."""
         beside = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         beside.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(beside):
             for _ in range(self.WARMUPS):
                 step()
         torch.cuda.current_stream(self._device).wait_stream(beside)
-        graph = torch.cuda.CUDAGraph()
+        graph = _CudaGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            outputs = step()
-        return _CudaGraph(graph, outputs)
+            graph.outputs = step()
+        return graph
 
     def pinned_memory(self, numbers: int) -> torch.Tensor:
-        """Return int32 [numbers] in host memory that :meth:`upload` and :meth:`download` take."""
         return torch.zeros(numbers, dtype=torch.int32, pin_memory=True)
 
 
-class _CudaMark:
-    def __init__(self, event: torch.cuda.Event) -> None:
-        self._event = event
-
-    def wait(self) -> None:
-        self._event.synchronize()
-
-
-class _CudaGraph:
-    def __init__(self, graph: torch.cuda.CUDAGraph, outputs: Outputs) -> None:
-        self._graph, self.outputs = graph, outputs
-
-    def replay(self) -> None:
-        self._graph.replay()
+class _CudaGraph(torch.cuda.CUDAGraph):
+    outputs: Outputs

@@ -11,16 +11,19 @@ last tokens.  So its Python runs once, whatever the number of layers.
 """
 
 import logging
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
+from kvell.attention.interface import GroupBatch, HostLengths
+from kvell.attention.triton.held import HeldGroupBatch
 from kvell.attention.triton.work import Tiling
-from kvell.models.captured.buckets import bucket_sizes, smallest
 from kvell.models.captured.device_step import DeviceMemory, Forward, batch_of, compute
 from kvell.models.captured.graphs import Graph, Graphs, Mark
 from kvell.models.captured.slots import (
@@ -32,10 +35,80 @@ from kvell.models.captured.slots import (
     places_of,
     spare_pages,
 )
-from kvell.models.captured.work_in_memory import WorkInMemory, reserve, tilings_of
+from kvell.models.forward.forward_batch import ForwardBatch
 from kvell.pages.layout import GroupSpec
 
+if TYPE_CHECKING:
+    from kvell.attention.triton.launch import ScratchSize
+
 logger = logging.getLogger(__name__)
+
+FEWEST = (1, 2, 4, 8)
+STEPS = ((32, 8), (128, 16), (512, 64))
+"""Pairs: up to the first number of rows, sizes lie the second number apart; beyond, the last."""
+
+
+def bucket_sizes(most_rows: int) -> tuple[int, ...]:
+    """Return the sizes, ascending; the last one holds ``most_rows``.
+
+    :raises ValueError: if there is no row.
+    """
+    if most_rows < 1:
+        raise ValueError(f"most_rows={most_rows}: a step has one row or more")
+    sizes = list(FEWEST)
+    while sizes[-1] < most_rows:
+        apart = next((apart for most, apart in STEPS if sizes[-1] < most), STEPS[-1][1])
+        sizes.append(sizes[-1] + apart)
+    return tuple(sizes[: bisect_left(sizes, most_rows) + 1])
+
+
+def smallest(sizes: Sequence[int], rows: int) -> int | None:
+    at = bisect_left(sizes, rows)
+    return sizes[at] if at < len(sizes) else None
+
+
+@runtime_checkable
+class WorkInMemory(Protocol):
+    """Kernels whose launches are the same for any work in the same memory."""
+
+    def tilings(self, batch: GroupBatch) -> tuple[Tiling, ...]:
+        """Return the tilings of the layers that have attended over one of the latest batches."""
+        ...
+
+    def scratch_size(self, batches: Iterable[HeldGroupBatch]) -> "ScratchSize":
+        """Return the memory that launches over these batches need."""
+        ...
+
+    def reserve(self, size: "ScratchSize", device: torch.device) -> None: ...
+
+
+def tilings_of(
+    kernels: WorkInMemory, forward: Forward, places: Places, device: torch.device
+) -> list[Sequence[Tiling]]:
+    memory = DeviceMemory.zeros(places.size, 0, device)
+    slot = np.zeros(places.size, np.int32)
+    fill(slot, places, DecodeRows.none(places.groups), 0)
+    memory.arena.copy_(torch.from_numpy(slot))
+    batch = batch_of(memory, places)
+    groups = tuple(
+        replace(group, host=_lengths(places.rows)) if isinstance(group, GroupBatch) else group
+        for group in batch.groups
+    )
+    compute(memory, places, replace(batch, groups=groups), forward)
+    return [kernels.tilings(group) if isinstance(group, GroupBatch) else () for group in groups]
+
+
+def reserve(kernels: WorkInMemory, batches: Iterable[ForwardBatch], device: torch.device) -> None:
+    groups = [group for batch in batches for group in batch.groups]
+    held = [group for group in groups if isinstance(group, HeldGroupBatch)]
+    kernels.reserve(kernels.scratch_size(held), device)
+
+
+def _lengths(rows: int) -> HostLengths:
+    nothing = torch.zeros(rows, dtype=torch.int32)
+    starts = torch.arange(rows + 1, dtype=torch.int32)
+    return HostLengths(starts, nothing, torch.zeros_like(starts), nothing)
+
 
 SLOTS = 3
 """Copies on the host: one is filled, one is read by the device, one may still be read."""
@@ -71,7 +144,7 @@ class SlotStep:
 
     def wait(self) -> None:
         assert self.done is not None, "the step was not launched"
-        self.done.wait()
+        self.done.synchronize()
 
     def tokens(self) -> list[int]:
         """Wait for the step; return the first largest of each row's logits, or NOT_NUMBERS."""
@@ -86,7 +159,6 @@ class StepRecords:
     :param forward: the model's pass, over attached memory.
     :param groups: the model's groups in its order; None for one without text tokens.
     :param pool: the pool's memory, uint8 [bytes], with a large page behind ``pool_bytes`` for pads.
-    :param limits: of a step.
     :param kernels: the pass's, which may read their work from memory (:class:`WorkInMemory`).
     :param seats: requests whose last token stays on the device.
     :ivar has_failed: whether the device could not record a step; then none is recorded any more.
@@ -104,7 +176,7 @@ class StepRecords:
         kernels: object = None,
         seats: int = 0,
     ) -> None:
-        self._forward, self._graphs, self.num_seats = forward, graphs, seats
+        self._forward, self.graphs, self.num_seats = forward, graphs, seats
         self._limits = limits
         self.counts = Counter[str]()
         self.has_failed = False
@@ -137,7 +209,7 @@ class StepRecords:
             return None
         places, slot = self._places[size], self.slots[self._turn]
         if slot.read is not None:
-            slot.read.wait()
+            slot.read.synchronize()
         try:
             used = fill(slot.memory.numpy(), places, decode, self.num_seats)
         except SlotFullError:
@@ -151,7 +223,7 @@ class StepRecords:
         The next step overwrites them.
         """
         record = self._record(step.places)
-        graphs, slot = self._graphs, step.slot
+        graphs, slot = self.graphs, step.slot
         for part in step.used:
             graphs.upload(self._memory.arena[part], slot.memory[part])
         slot.read = graphs.mark()
@@ -160,9 +232,6 @@ class StepRecords:
         graphs.download(slot.tokens[: step.rows], tokens[: step.rows])
         step.done = graphs.mark()
         return logits[: step.rows]
-
-    def follow(self) -> None:
-        self._graphs.follow()
 
     def record_all(self) -> None:
         """Record every size, the largest first: the others fit its memory.
@@ -182,9 +251,9 @@ class StepRecords:
             slot = np.zeros(places.size, np.int32)
             fill(slot, places, DecodeRows.none(places.groups), self.num_seats)
             memory, forward = self._memory, self._forward
-            self._graphs.follow()
-            memory.put(torch.from_numpy(slot))
+            self.graphs.follow()
+            memory.arena[: places.size].copy_(torch.from_numpy(slot))
             batch = self._batches[places.rows]
-            record = self._graphs.record(lambda: compute(memory, places, batch, forward))
+            record = self.graphs.record(lambda: compute(memory, places, batch, forward))
             self._records[places.rows] = record
         return record

@@ -99,9 +99,6 @@ class Places:
 class SlotLimits:
     """The limits of steps that slots hold.
 
-    :param rows: requests.
-    :param page_ids: of all groups together.
-    :param context_tokens: of a request.
     :param pool_tokens: of all requests together, unless they share pages.
     """
 
@@ -111,7 +108,6 @@ class SlotLimits:
     pool_tokens: int
 
     def items(self, tiling: Tiling, rows: int) -> int:
-        """Return the most items of work of ``rows`` rows."""
         tokens = self.context_tokens
         if tiling.window_tokens:
             tokens = min(tokens, tiling.window_tokens)
@@ -169,7 +165,6 @@ class DecodeRows:
     """A step in which each request computes one token, on the host.
 
     :param token_ids: of requests whose token the host knows; any number for others.
-    :param positions: of the tokens.
     :param sources: seat whose last token is computed; NO_SEAT for ``token_ids``.
     :param targets: seat that keeps the token that is drawn; NO_SEAT if none does.
     :param groups: of attention the fields of GroupBatch, of states those of HostStateBatch.
@@ -188,7 +183,6 @@ class DecodeRows:
 
     @staticmethod
     def none(groups: Sequence[GroupPlaces | StatePlaces | None]) -> "DecodeRows":
-        """Return a step without a request, for these groups."""
         ids = np.zeros(0, np.int32)
         starts = np.zeros(1, np.int32)
         rows = {

@@ -82,7 +82,6 @@ def _layer_numbers(config: Any, hidden: int, inner: int) -> int:
 
 
 def _sides(size: int | Sequence[int] | None) -> tuple[int, int] | None:
-    """Return height and width from one number or two; None for anything else."""
     if isinstance(size, int):
         return size, size
     if isinstance(size, Sequence) and len(size) == 2:
@@ -98,7 +97,6 @@ def _pieces(config: Any, vision: Any, size: int) -> int:
 
 
 def _widest(sizes: int | Sequence[int] | None) -> int:
-    """Return the largest of the layers' sizes, which may differ (Gemma 3n)."""
     return int(sizes or 0) if not isinstance(sizes, Sequence) else max(map(int, sizes))
 
 

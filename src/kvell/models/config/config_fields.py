@@ -39,7 +39,6 @@ def architecture(config: Any) -> str:
 def first_size(text: Any, fields: Sequence[str], name: str) -> int:
     """Return the value of the first field that is set.
 
-    :param name: the model, for messages.
     :raises ChangeSomething: if none is set; names the first.
     """
     size = optional_size(text, fields)
@@ -51,7 +50,6 @@ def first_size(text: Any, fields: Sequence[str], name: str) -> int:
 
 
 def optional_size(text: Any, fields: Sequence[str]) -> int:
-    """Return the value of the first field that is set; 0 if none is."""
     values = (getattr(text, field, None) for field in fields)
     return int(next((value for value in values if value), 0))
 
@@ -70,7 +68,6 @@ def head_size(text: Any, name: str) -> int:
 
 
 def kv_heads(text: Any, name: str) -> int:
-    """Return the number of heads whose keys and values are stored."""
     nested = getattr(text, "attn_config", None)
     nested_heads = optional_size(nested, ("kv_n_heads",))
     if nested_heads:  # MPT nests the sizes of attention

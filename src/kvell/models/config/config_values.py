@@ -48,7 +48,6 @@ LISTS_OF_NAMES = ("architectures", "layer_types", "layers_block_type")
 def check_config_values(raw: Mapping[str, object], name: object) -> None:
     """Raise unless all values of a config have sizes that can be computed with.
 
-    :param name: the file, for errors.
     :raises ChangeSomething: naming the field.
     """
     for path, field, value in _values(raw, ""):

@@ -8,7 +8,6 @@ from typing import Any
 from transformers import CONFIG_MAPPING
 
 from kvell.errors import ChangeSomething
-from kvell.models.config import parallel_heads_config as _own  # registers its type  # noqa: F401
 from kvell.models.config.config_values import check_config_values
 from kvell.models.config.json_files import (
     CONFIG_FILE,
@@ -24,7 +23,6 @@ from kvell.models.config.json_files import (
 def read_config(path: Path, overrides: str | None = None) -> Any:
     """Read the transformers config of a model directory, or a config file itself.
 
-    :param overrides: a JSON object of fields in place of its own.
 
     :raises ChangeSomething: if it is missing, is not a JSON object, or is not understood.
     """
@@ -40,7 +38,6 @@ def read_config(path: Path, overrides: str | None = None) -> Any:
 def config_from_dict(raw: Mapping[str, Any], name: str = "config") -> Any:
     """Build a transformers config with all defaults filled in.
 
-    :param name: the user's input, for messages.
     :raises ChangeSomething: if the model type is unknown or a field is malformed.
     """
     check_config_values(raw, name)

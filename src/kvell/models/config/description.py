@@ -171,7 +171,6 @@ def _attention(text: Any, index: int, kind: GroupKind, element_bytes: int, name:
 
 
 def _window(text: Any, kind: GroupKind, name: str) -> int:
-    """Return the window of a layer of the kind, in tokens; 0 for full attention."""
     fields = WINDOW_FIELDS.get(kind)
     return first_size(text, fields, name) if fields else 0
 

@@ -70,10 +70,6 @@ class EmbeddingFacts:
 
 
 def embedding_facts(path: Path, config: Any) -> EmbeddingFacts:
-    """Read a model directory's facts about its embeddings.
-
-    :param config: of the directory.
-    """
     with read_by_library(path, MALFORMED, REPAIR_CONFIG):
         sizes = tuple(int(size) for size in getattr(config, "matryoshka_dimensions", None) or ())
         return EmbeddingFacts(

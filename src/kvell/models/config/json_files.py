@@ -86,7 +86,6 @@ def read_by_library(name: object, problem: str, remedy: str) -> Iterator[None]:
 
     Libraries raise errors of all types for files that they do not understand.
 
-    :param name: the model or file, for the error.
     :raises ChangeSomething: with the problem and the library's error.
     """
     try:
@@ -99,10 +98,7 @@ def read_by_library(name: object, problem: str, remedy: str) -> Iterator[None]:
 
 
 def not_the_file(beginning: bytes) -> str:
-    """Return what a failed download left in place of a file; "" if the file looks valid.
-
-    :param beginning: the file's first bytes.
-    """
+    """Return what a failed download left in place of a file; "" if the file looks valid."""
     if not beginning:
         return "is empty"
     if beginning.startswith(b"version https://git-lfs"):

@@ -49,22 +49,15 @@ def layer_types(text: Any, name: str) -> tuple[str, ...]:
 def kv_sources(text: Any, types: Sequence[str]) -> dict[int, int]:
     """Map each layer that reads an earlier layer's keys and values to that layer.
 
-    Either the last ``num_kv_shared_layers`` do (Gemma 3n), each from the last layer of its own type
-    before them, or neighbours that the config names (:func:`reused_layers`).
+    The last ``num_kv_shared_layers`` do (Gemma 3n), each from the last layer of its own type before
+    them.
     """
-    if reused := reused_layers(text):
-        return reused
     first = len(types) - int(getattr(text, "num_kv_shared_layers", None) or 0)
     if first <= 0:
         return {}
     last_of_type = {kind: index for index, kind in enumerate(types[:first])}
     shared = range(first, len(types))
     return {index: last_of_type[types[index]] for index in shared if types[index] in last_of_type}
-
-
-def reused_layers(text: Any) -> dict[int, int]:
-    groups = getattr(text, "kv_reuse_group", None) or ()
-    return {layer: group[0] for group in groups for layer in group[1:]}
 
 
 def _named_types(text: Any, name: str) -> tuple[str, ...]:

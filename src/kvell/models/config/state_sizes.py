@@ -78,13 +78,11 @@ def _ssm_bytes(text: Any, element_bytes: int) -> int:
 
 
 def _inner_size(text: Any, name: str) -> int:
-    """Return the channels of Mamba 1: the expanded hidden size."""
     expand = first_size(text, ("mamba_expand", "expand"), name)
     return expand * first_size(text, ("hidden_size",), name)
 
 
 def _mamba1(text: Any, name: str) -> StateShape:
-    """Return the shapes (channels, kernel − 1) and (channels, state)."""
     inner = _inner_size(text, name)
     kernel = first_size(text, ("mamba_d_conv", "conv_kernel"), name)
     return StateShape(
@@ -124,7 +122,6 @@ def _gated_delta_net(text: Any, name: str) -> StateShape:
 
 
 def _kimi_delta(text: Any, name: str) -> StateShape:
-    """Return the state of Kimi's delta attention, which is in float32."""
     heads = first_size(text, ("linear_num_heads",), name)
     size = first_size(text, ("linear_head_dim",), name)
     window = first_size(text, ("linear_conv_kernel_dim",), name) - 1

@@ -18,10 +18,6 @@ def check_draft(
 
     If either model has no tokenizer, only the vocabularies' sizes are compared.
 
-    :param path: the draft model's directory.
-    :param model: the directory of the target model.
-    :param tokenizer: the target model's.
-    :param overrides: fields in place of those of the target model's config.
     :raises ChangeSomething: if the vocabularies differ in size or in a token.
     """
     configs = known_config(model, overrides), known_config(path)

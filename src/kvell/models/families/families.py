@@ -20,59 +20,6 @@ from kvell.models.families.sized_images import SIZED_IMAGES
 if TYPE_CHECKING:
     from kvell.models.images.image_families import ImageKind
 
-EXACT = frozenset(
-    {
-        "ArceeForCausalLM",
-        "BambaForCausalLM",
-        "DeepseekV2ForCausalLM",
-        "DeepseekV3ForCausalLM",
-        "Exaone4ForCausalLM",
-        "FalconH1ForCausalLM",
-        "FalconMambaForCausalLM",
-        "Gemma2ForCausalLM",
-        "Gemma3ForCausalLM",
-        "Gemma3nForCausalLM",
-        "Gemma4ForCausalLM",
-        "GemmaForCausalLM",
-        "Glm4MoeLiteForCausalLM",
-        "GptOssForCausalLM",
-        "GraniteForCausalLM",
-        "GraniteMoeHybridForCausalLM",
-        "JambaForCausalLM",
-        "KimiLinearForCausalLM",
-        "Lfm2ForCausalLM",
-        "Lfm2MoeForCausalLM",
-        "Llama4ForCausalLM",
-        "LlamaForCausalLM",
-        "Mamba2ForCausalLM",
-        "MambaForCausalLM",
-        "MiniCPM3ForCausalLM",
-        "MiniMaxForCausalLM",
-        "MinistralForCausalLM",
-        "MistralForCausalLM",
-        "MixtralForCausalLM",
-        "NemotronHForCausalLM",
-        "Olmo2ForCausalLM",
-        "Olmo3ForCausalLM",
-        "OlmoForCausalLM",
-        "OlmoHybridForCausalLM",
-        "ParallelHeadsForCausalLM",
-        "Phi3ForCausalLM",
-        "Qwen2ForCausalLM",
-        "Qwen3ForCausalLM",
-        "Qwen3MoeForCausalLM",
-        "Qwen3NextForCausalLM",
-        "Qwen3_5ForCausalLM",
-        "Qwen3_5MoeForCausalLM",
-        "SeedOssForCausalLM",
-        "SmolLM3ForCausalLM",
-        "Starcoder2ForCausalLM",
-        "YoutuForCausalLM",
-        "Zamba2ForCausalLM",
-    }
-)
-"""Architectures whose paged forward pass is tested against transformers' own."""
-
 
 @dataclass(frozen=True)
 class FusedFamily:
@@ -81,7 +28,6 @@ class FusedFamily:
     The second half are facts that its modules would show: from these and the config,
     ``fused/skeleton`` makes stand-ins, so that transformers' modelling code is not needed.
 
-    :param model_type: its type in configs.
     :param body: transformers' class without a head; that of the family's name if empty.
     :param norm_offset: added to the weights of its norms.
     :param caps_scores: whether its attention applies ``attn_logit_softcapping``.
@@ -219,8 +165,10 @@ FUSED: Mapping[str, FusedFamily] = MappingProxyType(
 )
 """Decoders whose modules fit a recipe (``fused/recipe``)."""
 
-OWN_CLASSES: Mapping[str, str] = MappingProxyType({"parallel_heads": "ParallelHeadsForCausalLM"})
-"""Classes that transformers lacks, by model type; we register them."""
+EXACT = frozenset(
+    {"Gemma4ForCausalLM", *FUSED, *(family.architecture for family in SIZED.values())}
+)
+"""Architectures whose paged forward pass is tested against transformers' own."""
 
 WITH_IMAGES: "Mapping[str, ImageKind]" = MappingProxyType(
     {
@@ -343,7 +291,6 @@ def require_plain_weights(config: object, name: str) -> None:
 
     transformers loads some of them by separate libraries, and others wrongly or not at all.
 
-    :param name: the class that transformers would run.
     :raises ChangeSomething: naming the class and its quantisation.
     """
     quantised = getattr(config, "quantization_config", None)
@@ -372,18 +319,3 @@ def listed_class(config: object) -> str | None:
         return images.architecture if text in images.texts else None
     sized = SIZED.get(str(model_type))
     return sized.architecture if sized and set(named) <= {sized.architecture} else None
-
-
-def check_architecture(config: Any) -> None:
-    """Raise unless the class that transformers would run for a config is known to be exact.
-
-    :raises ChangeSomething: naming the class and the missing feature; also for weights that are
-        quantised.
-    """
-    if (name := listed_class(config)) is not None:
-        require_plain_weights(config, name)
-        return
-    # Imported here: it reads transformers' tables of all models, which import slowly.
-    from kvell.models.families.refusals import require_served
-
-    require_served(config)

@@ -59,10 +59,7 @@ TYPES_WITH_ROPES = {family.model_type for family in FUSED.values() if family.rop
 
 
 def plain_config(path: Path, overrides: str | None = None) -> Any | None:
-    """Read the config of a model directory; None if only transformers can interpret it.
-
-    :param overrides: a JSON object of fields in place of its own.
-    """
+    """Read the config of a model directory; None if only transformers can interpret it."""
     raw = _raw(path, overrides)
     family = _family(raw)
     if family is None or raw.keys() & UNUSUAL:
@@ -77,7 +74,6 @@ def plain_config(path: Path, overrides: str | None = None) -> Any | None:
 def known_config(path: Path, overrides: str | None = None) -> Any:
     """Read the config of a model directory, by transformers only if needed.
 
-    :param overrides: a JSON object of fields in place of its own.
     :raises ChangeSomething: if it is missing, is not a JSON object, or is not understood.
     """
     config = plain_config(path, overrides)
@@ -95,7 +91,6 @@ def sizes_config(path: Path, overrides: str | None = None) -> Any:
     Omitted fields are filled in for the families whose defaults are listed, and rotations are not
     read, so that most published configs of dense models need no transformers.
 
-    :param overrides: a JSON object of fields in place of its own.
     :raises ChangeSomething: if it is missing, is not a JSON object, or is not understood.
     """
     raw = _raw(path, overrides)

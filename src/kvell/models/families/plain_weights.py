@@ -3,12 +3,17 @@
 Names are those of transformers' modules, where experts of a layer are one tensor.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType, SimpleNamespace
+from typing import Any
 
+from kvell.models.config.config_fields import head_size
 from kvell.models.families.families import FUSED, FusedFamily
 from kvell.models.families.tensor_shapes import Shapes, linear_shapes, mlp_shapes, numbered_shapes
 from kvell.models.families.vision_weights import BESIDE_TEXT
+
+Part = Callable[[SimpleNamespace, int], Shapes]
+"""Returns tensors of a layer, by the layer's index."""
 
 
 def plain_tensors(config: SimpleNamespace) -> Shapes | None:
@@ -26,23 +31,22 @@ def plain_tensors(config: SimpleNamespace) -> Shapes | None:
         body = "model.language_model"
         text = config.text_config
     family = next((f for f in FUSED.values() if f.model_type == text.model_type), None)
-    layer = LAYERS.get(text.model_type)
-    if layer is None and (family is None or family.mixer):
-        return None
+    parts = LAYERS.get(text.model_type)
+    if parts is None:
+        if family is None or family.mixer:
+            return None
+        parts = (lambda config, _index: dense_layer(config, family),)
+    else:
+        parts = (*parts, _norms)
     tensors = _outer_tensors(text, body)
     for index in range(text.num_hidden_layers):
-        if layer is not None:
-            norms = _norms(NORMS.get(text.model_type, TWO), text.hidden_size)
-            own = layer(text, index) | norms
-        else:
-            assert family is not None, "a layer is of one of the two kinds"
-            own = _dense_layer(text, family)
-        tensors |= {f"{body}.layers.{index}.{name}": shape for name, shape in own.items()}
+        for part in parts:
+            own = part(text, index)
+            tensors |= {f"{body}.layers.{index}.{name}": shape for name, shape in own.items()}
     return tensors if rest is None else tensors | rest(config)
 
 
 def _outer_tensors(config: SimpleNamespace, body: str) -> Shapes:
-    """Return the embedding, the last norm and the head."""
     hidden, vocab = config.hidden_size, config.vocab_size
     rows = vocab + MORE_ROWS.get(config.model_type, 0)
     tensors: Shapes = {f"{body}.embed_tokens.weight": (rows, hidden)}
@@ -58,27 +62,34 @@ def _outer_tensors(config: SimpleNamespace, body: str) -> Shapes:
     return tensors
 
 
-def _dense_layer(config: SimpleNamespace, family: FusedFamily) -> Shapes:
+def dense_layer(config: Any, family: FusedFamily) -> Shapes:
+    """Return the tensors of a layer of a family with a compiled pass and without a mixer."""
     has_bias = bool(family.attention_bias and getattr(config, family.attention_bias))
-    attention = _attention(config, has_bias or family.biased_inputs, has_bias, family.head_norms)
     mlp_bias = bool(family.mlp_bias and getattr(config, family.mlp_bias))
-    mlp = mlp_shapes("mlp", config.hidden_size, config.intermediate_size, mlp_bias)
-    norms = ("input", "post_attention", *(("before_mlp", "after_mlp") if family.sandwich else ()))
-    return attention | mlp | _norms(norms, config.hidden_size)
+    hidden = config.hidden_size
+    norms = ["input_layernorm", family.before_mlp]
+    if family.sandwich:
+        norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+    return {
+        **_attention(config, has_bias or family.biased_inputs, has_bias, family.head_norms),
+        **mlp_shapes(family.mlp, hidden, config.intermediate_size, mlp_bias),
+        **{f"{name}.weight": (hidden,) for name in norms},
+    }
 
 
 def _attention(
-    config: SimpleNamespace,
-    biased_inputs: bool,
-    biased_output: bool,
-    head_norms: bool,
+    config: Any,
+    biased_inputs: bool = False,
+    biased_output: bool = False,
+    head_norms: bool = False,
     query_parts: int = 1,
 ) -> Shapes:
     """Return the tensors of attention.
 
     :param query_parts: 2 if queries have gates of their size.
     """
-    size, hidden = config.head_dim, config.hidden_size
+    size = head_size(config, config.model_type)
+    hidden = config.hidden_size
     queries, keys = (size * n for n in (config.num_attention_heads, config.num_key_value_heads))
     tensors: Shapes = {}
     for name, out in (("q", queries * query_parts), ("k", keys), ("v", keys)):
@@ -98,13 +109,34 @@ def _experts(hidden: int, inner: int, count: int) -> Shapes:
     }
 
 
-def _norms(names: tuple[str, ...], hidden: int) -> Shapes:
-    return {f"{name}_layernorm.weight": (hidden,) for name in names}
+def _norms(config: SimpleNamespace, _index: int) -> Shapes:
+    names = NORMS.get(config.model_type, TWO)
+    return {f"{name}_layernorm.weight": (config.hidden_size,) for name in names}
 
 
-def _mixtral(config: SimpleNamespace, _index: int) -> Shapes:
-    experts = _experts(config.hidden_size, config.intermediate_size, config.num_local_experts)
-    return _attention(config, False, False, False) | experts
+def _plain_attention(config: SimpleNamespace, _index: int) -> Shapes:
+    return _attention(config)
+
+
+def _attention_with_norms(config: SimpleNamespace, _index: int) -> Shapes:
+    return _attention(config, head_norms=True)
+
+
+def _attention_with_bias(config: SimpleNamespace, _index: int) -> Shapes:
+    bias = bool(config.attention_bias)
+    return _attention(config, bias, bias)
+
+
+def _mlp(config: SimpleNamespace, _index: int) -> Shapes:
+    return mlp_shapes("mlp", config.hidden_size, config.intermediate_size)
+
+
+def _mlp_with_bias(config: SimpleNamespace, _index: int) -> Shapes:
+    return mlp_shapes("mlp", config.hidden_size, config.intermediate_size, bool(config.mlp_bias))
+
+
+def _local_experts(config: SimpleNamespace, _index: int) -> Shapes:
+    return _experts(config.hidden_size, config.intermediate_size, config.num_local_experts)
 
 
 def _qwen3_moe(config: SimpleNamespace, _index: int) -> Shapes:
@@ -115,9 +147,7 @@ def _qwen3_moe(config: SimpleNamespace, _index: int) -> Shapes:
 
 def _gpt_oss(config: SimpleNamespace, _index: int) -> Shapes:
     hidden, inner, count = config.hidden_size, config.intermediate_size, config.num_local_experts
-    bias = bool(config.attention_bias)
     return {
-        **_attention(config, bias, bias, head_norms=False),
         "self_attn.sinks": (config.num_attention_heads,),
         **linear_shapes("mlp.router", count, hidden, has_bias=True),
         "mlp.experts.gate_up_proj": (count, 2 * inner, hidden),
@@ -127,7 +157,7 @@ def _gpt_oss(config: SimpleNamespace, _index: int) -> Shapes:
     }
 
 
-def _latent_attention(config: SimpleNamespace) -> Shapes:
+def _latent(config: SimpleNamespace, _index: int) -> Shapes:
     hidden, heads, latent = config.hidden_size, config.num_attention_heads, config.kv_lora_rank
     rope, plain, values = config.qk_rope_head_dim, config.qk_nope_head_dim, config.v_head_dim
     queries = heads * (plain + rope)
@@ -146,28 +176,30 @@ def _latent_attention(config: SimpleNamespace) -> Shapes:
     return tensors
 
 
-def _deepseek(config: SimpleNamespace, index: int) -> Shapes:
+def _deepseek_mlp(config: SimpleNamespace, index: int) -> Shapes:
     hidden = config.hidden_size
-    tensors = _latent_attention(config)
     if index < config.first_k_dense_replace:
-        return tensors | mlp_shapes("mlp", hidden, config.intermediate_size)
-    inner = config.moe_intermediate_size
-    if config.model_type != "deepseek_v2":
-        tensors["mlp.gate.e_score_correction_bias"] = (config.n_routed_experts,)
+        return _mlp(config, index)
+    inner, count = config.moe_intermediate_size, config.n_routed_experts
     shared = mlp_shapes("mlp.shared_experts", hidden, inner * (config.n_shared_experts or 0))
-    return tensors | _experts(hidden, inner, config.n_routed_experts) | shared
+    bias: Shapes = {"mlp.gate.e_score_correction_bias": (count,)}
+    return {
+        **_experts(hidden, inner, count),
+        **shared,
+        **(bias if config.model_type != "deepseek_v2" else {}),
+    }
 
 
-def _qwen3_next(config: SimpleNamespace, index: int) -> Shapes:
+def _gated_experts(config: SimpleNamespace, _index: int) -> Shapes:
     hidden = config.hidden_size
-    shared = mlp_shapes("mlp.shared_expert", hidden, config.shared_expert_intermediate_size)
-    tensors = _experts(hidden, config.moe_intermediate_size, config.num_experts) | shared
-    tensors["mlp.shared_expert_gate.weight"] = (1, hidden)
-    return tensors | _gated_mixer(config, index)
+    return {
+        **_experts(hidden, config.moe_intermediate_size, config.num_experts),
+        **mlp_shapes("mlp.shared_expert", hidden, config.shared_expert_intermediate_size),
+        "mlp.shared_expert_gate.weight": (1, hidden),
+    }
 
 
 def _gated_mixer(config: SimpleNamespace, index: int) -> Shapes:
-    """Return gated attention, or the gated delta rule."""
     hidden = config.hidden_size
     if config.layer_types[index] == "full_attention":
         bias = bool(config.attention_bias)
@@ -186,39 +218,20 @@ def _gated_mixer(config: SimpleNamespace, index: int) -> Shapes:
     }
 
 
-def _llama(config: SimpleNamespace, _index: int) -> Shapes:
-    bias = bool(config.attention_bias)
-    mlp = mlp_shapes("mlp", config.hidden_size, config.intermediate_size, bool(config.mlp_bias))
-    return _attention(config, bias, bias, head_norms=False) | mlp
-
-
-def _arcee(config: SimpleNamespace, index: int) -> Shapes:
-    tensors = _llama(config, index)
-    return {name: shape for name, shape in tensors.items() if "gate_proj" not in name}
+def _mlp_without_gate(config: SimpleNamespace, index: int) -> Shapes:
+    shapes = _mlp_with_bias(config, index)
+    return {name: shape for name, shape in shapes.items() if "gate_proj" not in name}
 
 
 def _seed_oss(config: SimpleNamespace, _index: int) -> Shapes:
-    inputs, output = bool(config.attention_bias), bool(config.attention_out_bias)
-    mlp = mlp_shapes("mlp", config.hidden_size, config.intermediate_size, bool(config.mlp_bias))
-    return _attention(config, inputs, output, head_norms=False) | mlp
+    return _attention(config, bool(config.attention_bias), bool(config.attention_out_bias))
 
 
-def _exaone4(config: SimpleNamespace, _index: int) -> Shapes:
-    mlp = mlp_shapes("mlp", config.hidden_size, config.intermediate_size)
-    return _attention(config, False, False, head_norms=True) | mlp
-
-
-def _olmo(config: SimpleNamespace, _index: int) -> Shapes:
-    bias = bool(config.attention_bias)
-    mlp = mlp_shapes("mlp", config.hidden_size, config.intermediate_size)
-    return _attention(config, bias, bias, head_norms=False) | mlp
-
-
-def _olmo2(config: SimpleNamespace, index: int) -> Shapes:
+def _attention_with_wide_norms(config: SimpleNamespace, index: int) -> Shapes:
     sizes = (config.num_attention_heads, config.num_key_value_heads)
     queries, keys = (config.head_dim * heads for heads in sizes)
     norms = {"self_attn.q_norm.weight": (queries,), "self_attn.k_norm.weight": (keys,)}
-    return _olmo(config, index) | norms
+    return _attention_with_bias(config, index) | norms
 
 
 def _mamba1(name: str, hidden: int, inner: int, state: int, rank: int, kernel: int) -> Shapes:
@@ -234,22 +247,24 @@ def _mamba1(name: str, hidden: int, inner: int, state: int, rank: int, kernel: i
 
 
 def _mamba2(
-    name: str, hidden: int, sizes: tuple[int, int, int, int, int], has_norm: bool
+    config: SimpleNamespace, name: str, sizes: Sequence[str], has_bias: bool, has_norm: bool = True
 ) -> Shapes:
     """Return the tensors of a Mamba 2 mixer.
 
-    :param sizes: heads, a head's size, groups, state and the convolution's kernel.
+    :param sizes: the fields of heads, a head's size, groups, state and the convolution's kernel.
     """
-    heads, size, groups, state, kernel = sizes
+    heads, size, groups, state, kernel = (getattr(config, field) for field in sizes)
+    hidden = config.hidden_size
     inner = heads * size
     convolved = inner + 2 * groups * state
-    return {
+    mixer: Shapes = {
         **dict.fromkeys((f"{name}.dt_bias", f"{name}.A_log", f"{name}.D"), (heads,)),
         f"{name}.conv1d.weight": (convolved, 1, kernel),
         **linear_shapes(f"{name}.in_proj", inner + convolved + heads, hidden),
         **({f"{name}.norm.weight": (inner,)} if has_norm else {}),
         **linear_shapes(f"{name}.out_proj", hidden, inner),
     }
+    return _conv_bias(mixer, name, has_bias)
 
 
 def _conv_bias(tensors: Shapes, name: str, has_bias: bool) -> Shapes:
@@ -258,14 +273,13 @@ def _conv_bias(tensors: Shapes, name: str, has_bias: bool) -> Shapes:
 
 
 def _jamba(config: SimpleNamespace, index: int) -> Shapes:
-    """Return a layer of attention or Mamba 1, with experts in every n-th."""
     hidden, state = config.hidden_size, config.mamba_d_state
     if index % config.expert_layer_period == config.expert_layer_offset:
         tensors = _experts(hidden, config.intermediate_size, config.num_experts)
     else:
         tensors = mlp_shapes("feed_forward", hidden, config.intermediate_size)
     if config.layer_types[index] == "full_attention":
-        return tensors | _attention(config, False, False, head_norms=False)
+        return tensors | _attention(config)
     rank = config.mamba_dt_rank
     inner = config.mamba_expand * hidden
     mixer = _mamba1("mamba", hidden, inner, state, rank, config.mamba_d_conv)
@@ -274,19 +288,19 @@ def _jamba(config: SimpleNamespace, index: int) -> Shapes:
     return tensors | _conv_bias(mixer, "mamba", config.mamba_conv_bias)
 
 
-def _lfm2(config: SimpleNamespace, index: int) -> Shapes:
-    hidden, inner = config.hidden_size, config.intermediate_size
+def _lfm2_mlp(config: SimpleNamespace, _index: int) -> Shapes:
+    inner = config.intermediate_size
     if config.block_auto_adjust_ff_dim:
         step = config.block_multiple_of
         inner = int(config.block_ffn_dim_multiplier * int(2 * inner / 3))
         inner = step * -(-inner // step)
-    return _lfm2_mixer(config, index) | mlp_shapes("feed_forward", hidden, inner)
+    return mlp_shapes("feed_forward", config.hidden_size, inner)
 
 
 def _lfm2_mixer(config: SimpleNamespace, index: int) -> Shapes:
     hidden = config.hidden_size
     if config.layer_types[index] == "full_attention":
-        return _attention(config, False, False, head_norms=True)
+        return _attention(config, head_norms=True)
     return {
         "conv.conv.weight": (hidden, 1, config.conv_L_cache),
         **linear_shapes("conv.in_proj", 3 * hidden, hidden),
@@ -294,41 +308,31 @@ def _lfm2_mixer(config: SimpleNamespace, index: int) -> Shapes:
     }
 
 
-def _bamba_mixer(config: SimpleNamespace, has_norm: bool) -> Shapes:
-    sizes = (config.mamba_n_heads, config.mamba_d_head, config.mamba_n_groups)
-    rest = (config.mamba_d_state, config.mamba_d_conv)
-    mixer = _mamba2("mamba", config.hidden_size, (*sizes, *rest), has_norm)
-    return _conv_bias(mixer, "mamba", config.mamba_conv_bias)
+def _bamba_states(config: SimpleNamespace, has_norm: bool) -> Shapes:
+    return _mamba2(config, "mamba", _BAMBA, config.mamba_conv_bias, has_norm)
 
 
-def _bamba(config: SimpleNamespace, index: int) -> Shapes:
+def _bamba_mixer(config: SimpleNamespace, index: int) -> Shapes:
     if config.layer_types[index] == "full_attention":
-        return _llama(config, index)
-    mlp_bias = bool(config.mlp_bias)
-    mlp = mlp_shapes("feed_forward", config.hidden_size, config.intermediate_size, mlp_bias)
-    return mlp | _bamba_mixer(config, has_norm=True)
+        return _attention_with_bias(config, index)
+    return _bamba_states(config, has_norm=True)
 
 
 def _falcon_h1(config: SimpleNamespace, index: int) -> Shapes:
-    return _llama(config, index) | _bamba_mixer(config, has_norm=False)
+    return _attention_with_bias(config, index) | _bamba_states(config, has_norm=False)
 
 
 def _nemotron_h(config: SimpleNamespace, index: int) -> Shapes:
-    """Return a layer of one block: Mamba 2, attention or an MLP without gates."""
     hidden = config.hidden_size
     match config.layer_types[index]:
         case "full_attention":
-            bias = bool(config.attention_bias)
-            return _attention(config, bias, bias, head_norms=False)
+            return _attention_with_bias(config, index)
         case "mlp":
             bias = bool(config.mlp_bias)
             inner = config.intermediate_size
             up = linear_shapes("mixer.up_proj", inner, hidden, bias)
             return up | linear_shapes("mixer.down_proj", hidden, inner, bias)
-    sizes = (config.mamba_num_heads, config.mamba_head_dim, config.n_groups)
-    rest = (config.ssm_state_size, config.conv_kernel)
-    mixer = _mamba2("mixer", hidden, (*sizes, *rest), has_norm=True)
-    return _conv_bias(mixer, "mixer", config.use_conv_bias)
+    return _mamba2(config, "mixer", _NEMOTRON, config.use_conv_bias)
 
 
 def _mamba(config: SimpleNamespace, _index: int) -> Shapes:
@@ -337,73 +341,51 @@ def _mamba(config: SimpleNamespace, _index: int) -> Shapes:
     return _conv_bias(mixer, "mixer", config.use_conv_bias)
 
 
-def _youtu(config: SimpleNamespace, _index: int) -> Shapes:
-    return _latent_attention(config) | mlp_shapes(
-        "mlp", config.hidden_size, config.intermediate_size
-    )
-
-
-def _minicpm3(config: SimpleNamespace, _index: int) -> Shapes:
-    mlp = mlp_shapes("mlp", config.hidden_size, config.intermediate_size, bool(config.mlp_bias))
-    return _latent_attention(config) | mlp
-
-
 def _starcoder2(config: SimpleNamespace, _index: int) -> Shapes:
     bias = bool(config.use_bias)
     hidden, inner = config.hidden_size, config.intermediate_size
     norms = ("input_layernorm.bias", "post_attention_layernorm.bias")
     return {
-        **_attention(config, bias, bias, head_norms=False),
+        **_attention(config, bias, bias),
         **linear_shapes("mlp.c_fc", inner, hidden, bias),
         **linear_shapes("mlp.c_proj", hidden, inner, bias),
         **dict.fromkeys(norms, (hidden,)),
     }
 
 
-def _llama4(config: SimpleNamespace, index: int) -> Shapes:
-    bias = bool(config.attention_bias)
+def _llama4_mlp(config: SimpleNamespace, index: int) -> Shapes:
     hidden, inner = config.hidden_size, config.intermediate_size
-    attention = _attention(config, bias, bias, head_norms=False)
     if index not in config.moe_layers:
-        return attention | mlp_shapes("feed_forward", hidden, config.intermediate_size_mlp)
-    experts = _experts(hidden, inner, config.num_local_experts)
-    return attention | experts | mlp_shapes("feed_forward.shared_expert", hidden, inner)
+        return mlp_shapes("feed_forward", hidden, config.intermediate_size_mlp)
+    shared = mlp_shapes("feed_forward.shared_expert", hidden, inner)
+    return _local_experts(config, index) | shared
 
 
-def _lfm2_moe(config: SimpleNamespace, index: int) -> Shapes:
-    hidden = config.hidden_size
-    mixer = _lfm2_mixer(config, index)
+def _lfm2_experts(config: SimpleNamespace, index: int) -> Shapes:
+    hidden, count = config.hidden_size, config.num_experts
     if index < config.num_dense_layers:
-        return mixer | mlp_shapes("feed_forward", hidden, config.intermediate_size)
-    count = config.num_experts
+        return mlp_shapes("feed_forward", hidden, config.intermediate_size)
     bias: Shapes = {"feed_forward.expert_bias": (count,)} if config.use_expert_bias else {}
-    return mixer | _experts(hidden, config.moe_intermediate_size, count) | bias
+    return _experts(hidden, config.moe_intermediate_size, count) | bias
 
 
 def _mamba2_alone(config: SimpleNamespace, _index: int) -> Shapes:
-    sizes = (config.num_heads, config.head_dim, config.n_groups, config.state_size)
-    mixer = _mamba2("mixer", config.hidden_size, (*sizes, config.conv_kernel), has_norm=True)
-    return _conv_bias(mixer, "mixer", config.use_conv_bias)
+    return _mamba2(config, "mixer", _MAMBA2, config.use_conv_bias)
 
 
-def _qwen3_5(config: SimpleNamespace, index: int) -> Shapes:
-    mlp = mlp_shapes("mlp", config.hidden_size, config.intermediate_size)
-    return _gated_mixer(config, index) | mlp
-
-
-def _qwen2_vl(config: SimpleNamespace, _index: int) -> Shapes:
-    mlp = mlp_shapes("mlp", config.hidden_size, config.intermediate_size)
-    return _attention(config, biased_inputs=True, biased_output=False, head_norms=False) | mlp
+def _attention_with_biased_inputs(config: SimpleNamespace, _index: int) -> Shapes:
+    return _attention(config, biased_inputs=True)
 
 
 def _mllama(config: SimpleNamespace, index: int) -> Shapes:
-    mlp = mlp_shapes("mlp", config.hidden_size, config.intermediate_size)
-    is_cross = index in config.cross_attention_layers
-    attention = _attention(config, False, False, head_norms=is_cross)
-    if not is_cross:
-        return attention | mlp
-    crossed = {name.replace("self_attn", "cross_attn"): size for name, size in attention.items()}
-    return crossed | mlp | {"cross_attn_attn_gate": (1,), "cross_attn_mlp_gate": (1,)}
+    if index not in config.cross_attention_layers:
+        return _attention(config)
+    crossed = _attention(config, head_norms=True).items()
+    return {
+        **{name.replace("self_attn", "cross_attn"): shape for name, shape in crossed},
+        "cross_attn_attn_gate": (1,),
+        "cross_attn_mlp_gate": (1,),
+    }
 
 
 def _zamba2(config: SimpleNamespace, index: int) -> Shapes:
@@ -412,10 +394,7 @@ def _zamba2(config: SimpleNamespace, index: int) -> Shapes:
     The first ``num_mem_blocks`` hybrid layers have an attention that later ones share; each has
     adapters of its own.
     """
-    sizes = (config.n_mamba_heads, config.mamba_headdim, config.mamba_ngroups)
-    rest = (config.mamba_d_state, config.mamba_d_conv)
-    mixer = _mamba2("mamba", config.hidden_size, (*sizes, *rest), has_norm=True)
-    mixer = _conv_bias(mixer, "mamba", has_bias=True)
+    mixer = _mamba2(config, "mamba", _ZAMBA2, has_bias=True)
     if config.layer_types[index] != "hybrid":
         return mixer
     hidden, inner, rank = config.hidden_size, config.intermediate_size, config.adapter_rank
@@ -458,10 +437,9 @@ def _shared_block(config: SimpleNamespace, wide: int) -> Shapes:
 
 
 def _gemma3n(config: SimpleNamespace, index: int) -> Shapes:
-    """Return a layer with alternating updates, and keys if it shares no earlier layer's."""
     hidden, own, rank = config.hidden_size, config.hidden_size_per_layer_input, config.laurel_rank
     inner, copies = config.intermediate_size, config.altup_num_inputs
-    attention = _attention(config, False, False, head_norms=True)
+    attention = _attention(config, head_norms=True)
     if index >= config.num_hidden_layers - config.num_kv_shared_layers > 0:
         shared = ("self_attn.k_", "self_attn.v_")
         attention = {n: shape for n, shape in attention.items() if not n.startswith(shared)}
@@ -497,23 +475,10 @@ def _outer_gemma3n(config: SimpleNamespace) -> Shapes:
     return {f"model.{name}": shape for name, shape in tensors.items()}
 
 
-def _kimi_linear(config: SimpleNamespace, index: int) -> Shapes:
-    """Return a layer with latent keys and values or a delta rule, and experts or an MLP."""
-    hidden, count = config.hidden_size, config.num_experts
+def _kimi_mixer(config: SimpleNamespace, index: int) -> Shapes:
     if config.layer_types[index] == "full_attention":
-        mixer = _latent_attention(config)
-    else:
-        mixer = _kimi_delta(hidden, config)
-    if config.mlp_layer_types[index] != "sparse":
-        return mixer | mlp_shapes("mlp", hidden, config.intermediate_size)
-    inner = config.moe_intermediate_size
-    shared = mlp_shapes("mlp.shared_experts", hidden, inner * config.n_shared_experts)
-    bias: Shapes = {"mlp.gate.e_score_correction_bias": (count,)}
-    return mixer | _experts(hidden, inner, count) | shared | bias
-
-
-def _kimi_delta(hidden: int, config: SimpleNamespace) -> Shapes:
-    heads, size = config.linear_num_heads, config.linear_head_dim
+        return _latent(config, index)
+    hidden, heads, size = config.hidden_size, config.linear_num_heads, config.linear_head_dim
     width = heads * size
     tensors: Shapes = {
         "self_attn.conv1d.weight": (3 * width, 1, config.linear_conv_kernel_dim),
@@ -531,15 +496,23 @@ def _kimi_delta(hidden: int, config: SimpleNamespace) -> Shapes:
     return tensors
 
 
+def _kimi_mlp(config: SimpleNamespace, index: int) -> Shapes:
+    if config.mlp_layer_types[index] != "sparse":
+        return _mlp(config, index)
+    hidden, inner, count = config.hidden_size, config.moe_intermediate_size, config.num_experts
+    return {
+        **_experts(hidden, inner, count),
+        **mlp_shapes("mlp.shared_experts", hidden, inner * config.n_shared_experts),
+        "mlp.gate.e_score_correction_bias": (count,),
+    }
+
+
 def _minimax(config: SimpleNamespace, index: int) -> Shapes:
-    """Return a layer of attention, or of lightning attention with its decays; and experts."""
-    hidden, heads, block = config.hidden_size, config.num_attention_heads, config.block_size
-    experts = _experts(hidden, config.intermediate_size, config.num_local_experts)
     if config.layer_types[index] == "full_attention":
-        return experts | _attention(config, False, False, head_norms=False)
+        return _attention(config)
+    hidden, heads, block = config.hidden_size, config.num_attention_heads, config.block_size
     width = heads * config.head_dim
     return {
-        **experts,
         **linear_shapes("self_attn.qkv_proj", 3 * width, hidden),
         **linear_shapes("self_attn.output_gate", width, hidden),
         **linear_shapes("self_attn.out_proj", hidden, width),
@@ -552,18 +525,14 @@ def _minimax(config: SimpleNamespace, index: int) -> Shapes:
 
 
 def _olmo_hybrid(config: SimpleNamespace, index: int) -> Shapes:
-    """Return a layer of attention or of the gated delta rule."""
     if config.layer_types[index] == "full_attention":
-        return _olmo2(config, index)
-    hidden, heads, size = (
-        config.hidden_size,
-        config.linear_num_value_heads,
-        config.linear_value_head_dim,
-    )
+        return _attention_with_wide_norms(config, index)
+    hidden, heads = config.hidden_size, config.linear_num_value_heads
+    size = config.linear_value_head_dim
     keys = config.linear_num_key_heads * config.linear_key_head_dim
     values = heads * size
     widths = {"q": keys, "k": keys, "v": values, "g": values, "a": heads, "b": heads}
-    tensors = mlp_shapes("mlp", hidden, config.intermediate_size)
+    tensors: Shapes = {}
     for name, width in widths.items():
         tensors |= linear_shapes(f"linear_attn.{name}_proj", width, hidden)
     return {
@@ -576,67 +545,64 @@ def _olmo_hybrid(config: SimpleNamespace, index: int) -> Shapes:
     }
 
 
-def _granite_hybrid(config: SimpleNamespace, index: int) -> Shapes:
-    """Return a layer of attention or Mamba 2, with a shared MLP and, if there are any, experts."""
-    hidden, shared, count = (
-        config.hidden_size,
-        config.shared_intermediate_size,
-        config.num_local_experts,
-    )
-    tensors = linear_shapes("shared_mlp.input_linear", 2 * shared, hidden)
-    tensors |= linear_shapes("shared_mlp.output_linear", hidden, shared)
-    if count:
-        tensors |= _experts(hidden, config.intermediate_size, count)
-    if config.layer_types[index] != "full_attention":
-        return tensors | _bamba_mixer(config, has_norm=True)
-    bias = bool(config.attention_bias)
-    return tensors | _attention(config, bias, bias, head_norms=False)
+def _granite_mlp(config: SimpleNamespace, index: int) -> Shapes:
+    hidden, shared = config.hidden_size, config.shared_intermediate_size
+    return {
+        **linear_shapes("shared_mlp.input_linear", 2 * shared, hidden),
+        **linear_shapes("shared_mlp.output_linear", hidden, shared),
+        **(_local_experts(config, index) if config.num_local_experts else {}),
+    }
 
 
-LAYERS: Mapping[str, Callable[[SimpleNamespace, int], Shapes]] = MappingProxyType(
+_BAMBA = ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv")
+_MAMBA2 = ("num_heads", "head_dim", "n_groups", "state_size", "conv_kernel")
+_NEMOTRON = ("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel")
+_ZAMBA2 = ("n_mamba_heads", "mamba_headdim", "mamba_ngroups", "mamba_d_state", "mamba_d_conv")
+
+LAYERS: Mapping[str, tuple[Part, ...]] = MappingProxyType(
     {
-        "arcee": _arcee,
-        "bamba": _bamba,
-        "deepseek_v2": _deepseek,
-        "deepseek_v3": _deepseek,
-        "exaone4": _exaone4,
-        "falcon_h1": _falcon_h1,
-        "falcon_mamba": _mamba,
-        "glm4_moe_lite": _deepseek,
-        "gemma3n_text": _gemma3n,
-        "gpt_oss": _gpt_oss,
-        "granite": _llama,
-        "granitemoehybrid": _granite_hybrid,
-        "jamba": _jamba,
-        "kimi_linear": _kimi_linear,
-        "lfm2": _lfm2,
-        "lfm2_moe": _lfm2_moe,
-        "llama4_text": _llama4,
-        "mamba": _mamba,
-        "mamba2": _mamba2_alone,
-        "minicpm3": _minicpm3,
-        "minimax": _minimax,
-        "mixtral": _mixtral,
-        "mllama_text_model": _mllama,
-        "nemotron_h": _nemotron_h,
-        "olmo": _olmo,
-        "olmo2": _olmo2,
-        "olmo3": _olmo2,
-        "olmo_hybrid": _olmo_hybrid,
-        "phi3": _olmo,
-        "qwen2_5_vl_text": _qwen2_vl,
-        "qwen2_vl_text": _qwen2_vl,
-        "qwen3_5_moe_text": _qwen3_next,
-        "qwen3_5_text": _qwen3_5,
-        "qwen3_moe": _qwen3_moe,
-        "qwen3_next": _qwen3_next,
-        "seed_oss": _seed_oss,
-        "starcoder2": _starcoder2,
-        "youtu": _youtu,
-        "zamba2": _zamba2,
+        "arcee": (_attention_with_bias, _mlp_without_gate),
+        "bamba": (_bamba_mixer, _mlp_with_bias),
+        "deepseek_v2": (_latent, _deepseek_mlp),
+        "deepseek_v3": (_latent, _deepseek_mlp),
+        "exaone4": (_attention_with_norms, _mlp),
+        "falcon_h1": (_falcon_h1, _mlp_with_bias),
+        "falcon_mamba": (_mamba,),
+        "glm4_moe_lite": (_latent, _deepseek_mlp),
+        "gemma3n_text": (_gemma3n,),
+        "gpt_oss": (_attention_with_bias, _gpt_oss),
+        "granite": (_attention_with_bias, _mlp_with_bias),
+        "granitemoehybrid": (_bamba_mixer, _granite_mlp),
+        "jamba": (_jamba,),
+        "kimi_linear": (_kimi_mixer, _kimi_mlp),
+        "lfm2": (_lfm2_mixer, _lfm2_mlp),
+        "lfm2_moe": (_lfm2_mixer, _lfm2_experts),
+        "llama4_text": (_attention_with_bias, _llama4_mlp),
+        "mamba": (_mamba,),
+        "mamba2": (_mamba2_alone,),
+        "minicpm3": (_latent, _mlp_with_bias),
+        "minimax": (_minimax, _local_experts),
+        "mixtral": (_plain_attention, _local_experts),
+        "mllama_text_model": (_mllama, _mlp),
+        "nemotron_h": (_nemotron_h,),
+        "olmo": (_attention_with_bias, _mlp),
+        "olmo2": (_attention_with_wide_norms, _mlp),
+        "olmo3": (_attention_with_wide_norms, _mlp),
+        "olmo_hybrid": (_olmo_hybrid, _mlp),
+        "phi3": (_attention_with_bias, _mlp),
+        "qwen2_5_vl_text": (_attention_with_biased_inputs, _mlp),
+        "qwen2_vl_text": (_attention_with_biased_inputs, _mlp),
+        "qwen3_5_moe_text": (_gated_mixer, _gated_experts),
+        "qwen3_5_text": (_gated_mixer, _mlp),
+        "qwen3_moe": (_qwen3_moe,),
+        "qwen3_next": (_gated_mixer, _gated_experts),
+        "seed_oss": (_seed_oss, _mlp_with_bias),
+        "starcoder2": (_starcoder2,),
+        "youtu": (_latent, _mlp),
+        "zamba2": (_zamba2,),
     }
 )
-"""Tensors of a layer without its norms, by model type: families without a compiled pass."""
+"""Parts of a layer besides its norms, by model type: families without a compiled pass."""
 TWO = ("input", "post_attention")
 NEVER_TIED = frozenset({"kimi_linear", "mllama_text_model", "nemotron_h"})
 """Model types whose head transformers never ties, whatever their configs say."""

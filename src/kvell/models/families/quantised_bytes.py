@@ -38,7 +38,6 @@ METHODS = frozenset(
 class StoredForm:
     """The form of a quantised matrix.
 
-    :param bits: of a number.
     :param scale_bits: of a scale, with its zero point.
     :param rows: outputs that share a scale; 0: all.
     :param columns: inputs that share a scale; 0: all.
@@ -56,14 +55,12 @@ class StoredForm:
     experts_only: bool = False
 
     def bytes_of(self, shape: Shape) -> int:
-        """Return the bytes of a matrix [out, in], or of one for each expert."""
         *stack, out, width = shape
         scales = math.ceil(out / (self.rows or out)) * math.ceil(width / (self.columns or width))
         bits = out * width * self.bits + scales * self.scale_bits + width * self.input_bits
         return math.prod(stack) * math.ceil(bits / 8)
 
     def replaces(self, name: str, shape: Shape) -> bool:
-        """Return whether a tensor is stored in this form."""
         is_expert = EXPERT.search(name) is not None
         if len(shape) != 2 and not (len(shape) == 3 and is_expert):
             return False

@@ -7,8 +7,6 @@ names a class of transformers and a missing feature.
 from collections.abc import Mapping
 from typing import Any
 
-from transformers.models.auto import modeling_auto
-
 from kvell.models.config.config_fields import architecture, optional_size, text_config
 from kvell.models.config.layer_kinds import LAYER_KINDS
 from kvell.models.config.multimodal import ENCODERS, images_in_text, is_encoder_decoder
@@ -18,31 +16,28 @@ from kvell.models.families.families import (
     CROSS,
     IMAGES,
     INDEX,
-    OWN_CLASSES,
     OWN_TEXT,
     RECURRENT,
     UNKNOWN,
     WITH_IMAGES,
+    listed_class,
     require_exact,
     require_plain_weights,
 )
 from kvell.pages.layout import GroupKind
 
-TEXT: tuple[Mapping[str, Any], ...] = (
-    modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    OWN_CLASSES,
-)
-ENCODED: tuple[Mapping[str, Any], ...] = (
-    modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
-    modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
-    modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-    modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+TEXT = ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",)
+ENCODED = (
+    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
+    "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
 )
 """transformers' tables from model type to class: ``TEXT`` alone, ``ENCODED`` with an encoder."""
-OTHER: tuple[Mapping[str, Any], ...] = (
-    modeling_auto.MODEL_MAPPING_NAMES,
-    modeling_auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES,
-    modeling_auto.MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES,
+OTHER = (
+    "MODEL_MAPPING_NAMES",
+    "MODEL_FOR_PRETRAINING_MAPPING_NAMES",
+    "MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES",
 )
 """Tables of classes that generate no text."""
 WRITES_NOTHING = "generates no text: it needs a language model's head"
@@ -60,7 +55,6 @@ def class_run(config: Any) -> str:
 
 
 def find_needed(config: Any) -> str:
-    """Return the feature of a config that a plain decoder lacks and that serving would need."""
     text = _text(config)
     if not _first_class(str(getattr(config, "model_type", "")), (*TEXT, *ENCODED)):
         return WRITES_NOTHING
@@ -79,7 +73,7 @@ def find_needed(config: Any) -> str:
     return UNKNOWN
 
 
-def require_served(config: Any) -> None:
+def check_architecture(config: Any) -> None:
     """Raise unless the class that transformers would run for a config is known to be exact.
 
     The class follows from the model type and the config's parts, whatever the config names.
@@ -87,6 +81,9 @@ def require_served(config: Any) -> None:
     :raises ChangeSomething: naming the class and the missing feature; also for weights that are
         quantised.
     """
+    if (name := listed_class(config)) is not None:
+        require_plain_weights(config, name)
+        return
     need = find_needed(config)
     if getattr(config, "architectures", None) and not is_body(config):
         require_exact(architecture(config), need)
@@ -99,7 +96,7 @@ def require_served(config: Any) -> None:
 def is_body(config: object) -> bool:
     """Return whether a config names the body of a text model, without a head (``Qwen3Model``)."""
     model_type = str(getattr(config, "model_type", None))
-    body = modeling_auto.MODEL_MAPPING_NAMES.get(model_type)
+    body = tables_of(OTHER)[0].get(model_type)
     return architecture(config) == body and class_run(config) not in WITH_IMAGES
 
 
@@ -127,7 +124,14 @@ def _types(text: Any) -> set[str]:
     return {str(kind) for kind in named}
 
 
-def _first_class(model_type: str, tables: tuple[Mapping[str, Any], ...]) -> str:
+def _first_class(model_type: str, names: tuple[str, ...]) -> str:
     """Return the (first) class of a model type in the first table that has it; "" if none has."""
-    named = next((table[model_type] for table in tables if model_type in table), "")
+    named = next((table[model_type] for table in tables_of(names) if model_type in table), "")
     return str(named if isinstance(named, str) else named[0])
+
+
+def tables_of(names: tuple[str, ...]) -> list[Mapping[str, Any]]:
+    # Imported here: transformers' tables of all models import slowly.
+    from transformers.models.auto import modeling_auto
+
+    return [getattr(modeling_auto, name) for name in names]

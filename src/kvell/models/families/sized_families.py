@@ -1,7 +1,7 @@
 """Families with experts whose sizes are read from a config without transformers."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -29,22 +29,29 @@ _DELTA = (
 )
 
 
+def _set_types(
+    fields: Fields, is_full: Callable[[int], bool], other: str = "linear_attention"
+) -> None:
+    """Set the layers' types by their indices, unless the file gives them."""
+    if fields.get("layer_types") is None:
+        fields["layer_types"] = [
+            "full_attention" if is_full(index) else other
+            for index in range(fields["num_hidden_layers"])
+        ]
+
+
 def _by_period(fields: Fields) -> None:
     period, offset = fields["attn_layer_period"], fields["attn_layer_offset"]
-    fields["layer_types"] = [
-        "full_attention" if index % period == offset else "linear_attention"
-        for index in range(fields["num_hidden_layers"])
-    ]
+    fields["layer_types"] = None
+    _set_types(fields, lambda index: bool(index % period == offset))
     if fields["mamba_dt_rank"] == "auto":
         fields["mamba_dt_rank"] = -(-fields["hidden_size"] // 16)
 
 
 def _by_index(fields: Fields) -> None:
     chosen = fields.get("attn_layer_indices") or ()
-    fields["layer_types"] = [
-        "full_attention" if index in chosen else "linear_attention"
-        for index in range(fields["num_hidden_layers"])
-    ]
+    fields["layer_types"] = None
+    _set_types(fields, lambda index: index in chosen)
     _mamba2_heads(fields)
 
 
@@ -83,10 +90,7 @@ def _chunked(fields: Fields) -> None:
     ]
     if fields.get("moe_layers") is None:
         fields["moe_layers"] = list(range(step - 1, count, step))
-    if fields.get("layer_types") is None:
-        fields["layer_types"] = [
-            "chunked_attention" if rotated else "full_attention" for rotated in rotates
-        ]
+    _set_types(fields, lambda index: not rotates[index], "chunked_attention")
 
 
 def _all_states(fields: Fields) -> None:
@@ -103,27 +107,18 @@ def _states_alone(fields: Fields) -> None:
 
 def _convolutions(fields: Fields) -> None:
     chosen = fields.get("full_attn_idxs")
-    count = fields["num_hidden_layers"]
-    if fields.get("layer_types") is None:
-        chosen = range(count) if chosen is None else chosen
-        fields["layer_types"] = [
-            "full_attention" if index in chosen else "conv" for index in range(count)
-        ]
+    _set_types(fields, lambda index: chosen is None or index in chosen, "conv")
     fields["intermediate_size"] = fields.get("block_ff_dim") or fields["intermediate_size"]
     fields["tie_word_embeddings"] = fields.get("tie_embedding", fields["tie_word_embeddings"])
 
 
 def _last_of_pattern(fields: Fields) -> None:
     """Make every n-th layer full, by a pattern's length; all, without a window."""
-    count, length = fields["num_hidden_layers"], fields["sliding_window_pattern"]
+    length = fields["sliding_window_pattern"]
     if isinstance(length, str):
         length = len(length)
-    if fields.get("layer_types") is None:
-        windowed = bool(fields.get("sliding_window") and length)
-        fields["layer_types"] = [
-            "sliding_attention" if windowed and (index + 1) % length else "full_attention"
-            for index in range(count)
-        ]
+    windowed = bool(fields.get("sliding_window") and length)
+    _set_types(fields, lambda index: not (windowed and (index + 1) % length), "sliding_attention")
 
 
 def _unchanged(_fields: Fields) -> None:
@@ -131,20 +126,12 @@ def _unchanged(_fields: Fields) -> None:
 
 
 def _alternating(fields: Fields) -> None:
-    count = fields["num_hidden_layers"]
-    kinds = ("sliding_attention", "full_attention")
-    if fields.get("layer_types") is None:
-        fields["layer_types"] = [kinds[index % 2] for index in range(count)]
+    _set_types(fields, lambda index: index % 2 == 1, "sliding_attention")
 
 
 def _every_fourth(fields: Fields) -> None:
-    count = fields["num_hidden_layers"]
     interval = fields.get("full_attention_interval") or 4
-    if fields.get("layer_types") is None:
-        fields["layer_types"] = [
-            "full_attention" if (index + 1) % interval == 0 else "linear_attention"
-            for index in range(count)
-        ]
+    _set_types(fields, lambda index: (index + 1) % interval == 0)
 
 
 def _shared_attention(fields: Fields) -> None:
@@ -170,10 +157,7 @@ def _every_fifth(fields: Fields) -> None:
     That is a list without a size for each layer, or shared keys that no earlier layer has.
     """
     count = fields["num_hidden_layers"]
-    if fields.get("layer_types") is None:
-        fields["layer_types"] = [
-            "sliding_attention" if (index + 1) % 5 else "full_attention" for index in range(count)
-        ]
+    _set_types(fields, lambda index: index % 5 == 4, "sliding_attention")
     lists = (fields["intermediate_size"], fields.get("activation_sparsity_pattern"))
     is_whole = all(not isinstance(sizes, list) or len(sizes) == count for sizes in lists)
     first = count - fields["num_kv_shared_layers"]
@@ -189,23 +173,16 @@ def _kimi_layers(fields: Fields) -> None:
     names = {"linear_head_dim": "head_dim", "linear_num_heads": "num_heads"}
     for name, given in (names | {"linear_conv_kernel_dim": "short_conv_kernel_size"}).items():
         fields[name] = own.get(given, fields[name])
-    if fields.get("layer_types") is None:
-        full = own.get("full_attn_layers")
-        chosen = range(4, count, 4) if full is None else [index - 1 for index in full]
-        fields["layer_types"] = [
-            "full_attention" if index in chosen else "linear_attention" for index in range(count)
-        ]
+    full = own.get("full_attn_layers")
+    chosen = range(4, count, 4) if full is None else [index - 1 for index in full]
+    _set_types(fields, lambda index: index in chosen)
     if fields.get("mlp_layer_types") is None:
         first = fields.get("first_k_dense_replace", 1)
         fields["mlp_layer_types"] = ["dense"] * first + ["sparse"] * (count - first)
 
 
 def _alternating_states(fields: Fields) -> None:
-    count = fields["num_hidden_layers"]
-    if fields.get("layer_types") is None:
-        fields["layer_types"] = [
-            "full_attention" if (index + 1) % 2 else "linear_attention" for index in range(count)
-        ]
+    _set_types(fields, lambda index: index % 2 == 0)
 
 
 def _delta_sizes(fields: Fields) -> None:
@@ -249,10 +226,10 @@ def _no_window(fields: Fields) -> None:
 class SizedFamily:
     """How a family's config is completed.
 
-    :param architecture: the class that transformers runs.
     :param needed: sizes that the file must give, as integers above 0 (or 0 where that is a number
         of layers).
-    :param defaults: transformers' defaults of the other fields that sizes depend on.
+    :param defaults: transformers' defaults of the other fields that sizes depend on, where they
+        are not those of ``_DEFAULTS``.
     :param plain: fields with the one value for which the sizes are known here.
     :param derive: sets fields that follow from others.
     :param aliases: sizes with the other name that some files have.
@@ -260,7 +237,7 @@ class SizedFamily:
 
     architecture: str
     needed: tuple[str, ...]
-    defaults: tuple[tuple[str, object], ...]
+    defaults: tuple[tuple[str, object], ...] = ()
     plain: tuple[tuple[str, object], ...] = ()
     derive: Callable[[Fields], None] = _unchanged
     aliases: tuple[tuple[str, str], ...] = (("num_experts", "num_local_experts"),)
@@ -270,10 +247,12 @@ OLDER_TYPES: Mapping[str, str] = MappingProxyType(
     {"attention": "full_attention", "mamba": "linear_attention"}
 )
 """Layers' types in older files, with the names that transformers gives them."""
-_PLAIN = (("tie_word_embeddings", False), ("attention_bias", False))
+_DEFAULTS = {"tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False}
+_TIED = ("tie_word_embeddings", True)
 _SPARSE: tuple[tuple[str, object], ...] = (("decoder_sparse_step", 1), ("mlp_only_layers", []))
-_HEADS = ("num_key_value_heads",)
-_DENSE = (*_DECODER, "intermediate_size")
+HEADS = ("num_key_value_heads",)
+DENSE = (*_DECODER, "intermediate_size")
+"""Sizes of every decoder with one MLP in each layer."""
 _MAMBA1 = (("mamba_d_state", 16), ("mamba_d_conv", 4), ("mamba_expand", 2))
 _MAMBA2 = (
     ("mamba_d_conv", 4),
@@ -284,43 +263,49 @@ _MAMBA2 = (
     ("mamba_conv_bias", True),
     ("mamba_proj_bias", False),
 )
-_MLP = ("mlp_bias", False)
 _EVERY_FOURTH = ("sliding_window_pattern", 4)
-_STATE_DEFAULTS = (("state_size", 16), ("expand", 2), ("conv_kernel", 4), ("use_bias", False))
+_FALCON_MAMBA = SizedFamily(
+    "FalconMambaForCausalLM",
+    ("hidden_size", "num_hidden_layers", "vocab_size"),
+    (
+        _TIED,
+        ("use_conv_bias", True),
+        ("state_size", 16),
+        ("expand", 2),
+        ("conv_kernel", 4),
+        ("use_bias", False),
+    ),
+    derive=_states_alone,
+)
 
 SIZED: Mapping[str, SizedFamily] = MappingProxyType(
     {
-        "arcee": SizedFamily("ArceeForCausalLM", _DENSE, (*_PLAIN, _MLP)),
+        "arcee": SizedFamily("ArceeForCausalLM", DENSE),
         "bamba": SizedFamily(
             "BambaForCausalLM",
-            (*_DENSE, *_HEADS, "mamba_n_heads"),
-            (*_PLAIN, _MLP, *_MAMBA2),
+            (*DENSE, *HEADS, "mamba_n_heads"),
+            _MAMBA2,
             derive=_by_index,
         ),
         "exaone4": SizedFamily(
             "Exaone4ForCausalLM",
-            (*_DENSE, *_HEADS),
-            (*_PLAIN, ("sliding_window", 4096), _EVERY_FOURTH),
+            (*DENSE, *HEADS),
+            (("sliding_window", 4096), _EVERY_FOURTH),
             derive=_last_of_pattern,
         ),
         "falcon_h1": SizedFamily(
             "FalconH1ForCausalLM",
-            (*_DENSE, "mamba_n_heads"),
-            (*_PLAIN, _MLP, *_MAMBA2, ("mamba_d_ssm", 1024), ("num_key_value_heads", 8)),
+            (*DENSE, "mamba_n_heads"),
+            (*_MAMBA2, ("mamba_d_ssm", 1024), ("num_key_value_heads", 8)),
             (("mamba_rms_norm", False), ("projectors_bias", False)),
             _side_by_side,
         ),
-        "falcon_mamba": SizedFamily(
-            "FalconMambaForCausalLM",
-            ("hidden_size", "num_hidden_layers", "vocab_size"),
-            (("tie_word_embeddings", True), ("use_conv_bias", True), *_STATE_DEFAULTS),
-            derive=_states_alone,
-        ),
-        "granite": SizedFamily("GraniteForCausalLM", _DENSE, (*_PLAIN, _MLP)),
+        "falcon_mamba": _FALCON_MAMBA,
+        "granite": SizedFamily("GraniteForCausalLM", DENSE),
         "granitemoehybrid": SizedFamily(
             "GraniteMoeHybridForCausalLM",
             (
-                *_DENSE,
+                *DENSE,
                 "num_local_experts",
                 "shared_intermediate_size",
                 "mamba_n_heads",
@@ -329,15 +314,14 @@ SIZED: Mapping[str, SizedFamily] = MappingProxyType(
                 "mamba_d_state",
                 "mamba_d_conv",
             ),
-            (*_PLAIN, *_MAMBA2[:-1], ("num_local_experts", 8), ("mamba_n_heads", 128)),
+            (*_MAMBA2[:-1], ("num_local_experts", 8), ("mamba_n_heads", 128)),
             (_MAMBA2[-1],),
             _named_layers,
         ),
         "jamba": SizedFamily(
             "JambaForCausalLM",
-            (*_DENSE, *_HEADS, "num_experts"),
+            (*DENSE, *HEADS, "num_experts"),
             (
-                *_PLAIN,
                 *_MAMBA1,
                 ("mamba_dt_rank", "auto"),
                 ("mamba_conv_bias", True),
@@ -351,15 +335,8 @@ SIZED: Mapping[str, SizedFamily] = MappingProxyType(
         ),
         "kimi_linear": SizedFamily(
             "KimiLinearForCausalLM",
+            (*DENSE, *_LATENT[:4], "moe_intermediate_size", "num_experts", "n_shared_experts"),
             (
-                *_DENSE,
-                *_LATENT[:4],
-                "moe_intermediate_size",
-                "num_experts",
-                "n_shared_experts",
-            ),
-            (
-                *_PLAIN,
                 ("q_lora_rank", None),
                 ("linear_head_dim", 128),
                 ("linear_num_heads", 32),
@@ -376,9 +353,9 @@ SIZED: Mapping[str, SizedFamily] = MappingProxyType(
         ),
         "lfm2": SizedFamily(
             "Lfm2ForCausalLM",
-            (*_DENSE, *_HEADS),
+            (*DENSE, *HEADS),
             (
-                ("tie_word_embeddings", True),
+                _TIED,
                 ("conv_L_cache", 3),
                 ("block_multiple_of", 256),
                 ("block_ffn_dim_multiplier", 1.0),
@@ -387,25 +364,18 @@ SIZED: Mapping[str, SizedFamily] = MappingProxyType(
             (("conv_bias", False),),
             _convolutions,
         ),
-        "mamba": SizedFamily(
-            "MambaForCausalLM",
-            ("hidden_size", "num_hidden_layers", "vocab_size"),
-            (("tie_word_embeddings", True), ("use_conv_bias", True), *_STATE_DEFAULTS),
-            derive=_states_alone,
-        ),
+        "mamba": replace(_FALCON_MAMBA, architecture="MambaForCausalLM"),
         "nemotron_h": SizedFamily(
             "NemotronHForCausalLM",
             (
-                *_DENSE,
-                *_HEADS,
+                *DENSE,
+                *HEADS,
                 "head_dim",
                 "mamba_num_heads",
                 "mamba_head_dim",
                 "ssm_state_size",
             ),
             (
-                *_PLAIN,
-                _MLP,
                 ("conv_kernel", 4),
                 ("n_groups", 8),
                 ("use_conv_bias", True),
@@ -418,7 +388,7 @@ SIZED: Mapping[str, SizedFamily] = MappingProxyType(
             "Gemma3nForCausalLM",
             (
                 *_DECODER,
-                *_HEADS,
+                *HEADS,
                 "head_dim",
                 "hidden_size_per_layer_input",
                 "laurel_rank",
@@ -427,7 +397,7 @@ SIZED: Mapping[str, SizedFamily] = MappingProxyType(
                 "num_kv_shared_layers",
             ),
             (
-                ("tie_word_embeddings", True),
+                _TIED,
                 ("sliding_window", 512),
                 ("laurel_rank", 64),
                 ("vocab_size_per_layer_input", 262144),
@@ -442,14 +412,12 @@ SIZED: Mapping[str, SizedFamily] = MappingProxyType(
         "glm4_moe_lite": SizedFamily(
             "Glm4MoeLiteForCausalLM",
             (*_DECODER, *_LATENT[:4], *_LATENT[5:]),
-            _PLAIN,
             derive=_dense_first,
         ),
         "llama4_text": SizedFamily(
             "Llama4ForCausalLM",
-            (*_DENSE, *_HEADS, "head_dim", "num_local_experts", "intermediate_size_mlp"),
+            (*DENSE, *HEADS, "head_dim", "num_local_experts", "intermediate_size_mlp"),
             (
-                *_PLAIN,
                 ("interleave_moe_layer_step", 1),
                 ("attention_chunk_size", 8192),
                 ("no_rope_layer_interval", 4),
@@ -460,8 +428,8 @@ SIZED: Mapping[str, SizedFamily] = MappingProxyType(
         ),
         "lfm2_moe": SizedFamily(
             "Lfm2MoeForCausalLM",
-            (*_DENSE, *_HEADS, "moe_intermediate_size", "num_experts", "num_dense_layers"),
-            (("tie_word_embeddings", True), ("conv_L_cache", 3), ("use_expert_bias", True)),
+            (*DENSE, *HEADS, "moe_intermediate_size", "num_experts", "num_dense_layers"),
+            (_TIED, ("conv_L_cache", 3), ("use_expert_bias", True)),
             (("conv_bias", False),),
             _convolutions,
         ),
@@ -469,7 +437,6 @@ SIZED: Mapping[str, SizedFamily] = MappingProxyType(
             "Mamba2ForCausalLM",
             ("hidden_size", "num_hidden_layers", "vocab_size", "num_heads", "head_dim"),
             (
-                ("tie_word_embeddings", False),
                 ("use_conv_bias", True),
                 ("expand", 2),
                 ("state_size", 128),
@@ -481,79 +448,67 @@ SIZED: Mapping[str, SizedFamily] = MappingProxyType(
         ),
         "qwen3_5_text": SizedFamily(
             "Qwen3_5ForCausalLM",
-            (*_DENSE, *_HEADS, *_DELTA[:-1], "head_dim"),
-            _PLAIN,
+            (*DENSE, *HEADS, *_DELTA[:-1], "head_dim"),
             derive=_every_fourth,
         ),
         "qwen3_5_moe_text": SizedFamily(
             "Qwen3_5MoeForCausalLM",
-            (
-                *_DECODER,
-                *_HEADS,
-                *_DELTA,
-                "head_dim",
-                "moe_intermediate_size",
-                "num_experts",
-            ),
-            _PLAIN,
+            (*_DECODER, *HEADS, *_DELTA, "head_dim", "moe_intermediate_size", "num_experts"),
             derive=_every_fourth,
         ),
         "starcoder2": SizedFamily(
             "Starcoder2ForCausalLM",
-            (*_DENSE, *_HEADS),
-            (("tie_word_embeddings", True), ("use_bias", True), ("sliding_window", None)),
+            (*DENSE, *HEADS),
+            (_TIED, ("use_bias", True), ("sliding_window", None)),
         ),
         "youtu": SizedFamily(
             "YoutuForCausalLM",
-            (*_DENSE, *_LATENT[:4]),
-            (("tie_word_embeddings", True), ("attention_bias", False)),
+            (*DENSE, *_LATENT[:4]),
+            (_TIED,),
         ),
-        "olmo": SizedFamily("OlmoForCausalLM", _DENSE, _PLAIN),
-        "olmo2": SizedFamily("Olmo2ForCausalLM", _DENSE, _PLAIN),
+        "olmo": SizedFamily("OlmoForCausalLM", DENSE),
+        "olmo2": SizedFamily("Olmo2ForCausalLM", DENSE),
         "olmo3": SizedFamily(
             "Olmo3ForCausalLM",
-            _DENSE,
-            (*_PLAIN, ("sliding_window", 4096), _EVERY_FOURTH),
+            DENSE,
+            (("sliding_window", 4096), _EVERY_FOURTH),
             derive=_last_of_pattern,
         ),
         "olmo_hybrid": SizedFamily(
             "OlmoHybridForCausalLM",
-            (*_DENSE, "linear_conv_kernel_dim"),
-            (*_PLAIN, ("linear_conv_kernel_dim", 4)),
+            (*DENSE, "linear_conv_kernel_dim"),
+            (("linear_conv_kernel_dim", 4),),
             derive=_delta_sizes,
         ),
-        "phi3": SizedFamily("Phi3ForCausalLM", _DENSE, (*_PLAIN, ("sliding_window", None))),
+        "phi3": SizedFamily("Phi3ForCausalLM", DENSE, (("sliding_window", None),)),
         "seed_oss": SizedFamily(
             "SeedOssForCausalLM",
-            _DENSE,
+            DENSE,
             (
-                ("tie_word_embeddings", False),
                 ("attention_bias", True),
-                _MLP,
                 ("attention_out_bias", False),
                 ("head_dim", 128),
                 ("num_key_value_heads", 8),
             ),
         ),
-        "deepseek_v2": SizedFamily("DeepseekV2ForCausalLM", (*_DECODER, *_LATENT), _PLAIN),
-        "deepseek_v3": SizedFamily("DeepseekV3ForCausalLM", (*_DECODER, *_LATENT), _PLAIN),
+        "deepseek_v2": SizedFamily("DeepseekV2ForCausalLM", (*_DECODER, *_LATENT)),
+        "deepseek_v3": SizedFamily("DeepseekV3ForCausalLM", (*_DECODER, *_LATENT)),
         "gpt_oss": SizedFamily(
             "GptOssForCausalLM",
-            (*_DECODER, *_HEADS, "head_dim", "intermediate_size", "num_local_experts"),
-            (("tie_word_embeddings", False), ("attention_bias", True), ("sliding_window", 128)),
+            (*DENSE, *HEADS, "head_dim", "num_local_experts"),
+            (("attention_bias", True), ("sliding_window", 128)),
             derive=_alternating,
         ),
         "minicpm3": SizedFamily(
             "MiniCPM3ForCausalLM",
-            (*_DENSE, *_LATENT[:4]),
-            (("tie_word_embeddings", True), ("attention_bias", False), _MLP),
+            (*DENSE, *_LATENT[:4]),
+            (_TIED,),
             derive=_rotated_heads,
         ),
         "minimax": SizedFamily(
             "MiniMaxForCausalLM",
-            (*_DENSE, *_HEADS, "num_local_experts", "block_size"),
+            (*DENSE, *HEADS, "num_local_experts", "block_size"),
             (
-                ("tie_word_embeddings", False),
                 ("block_size", 256),
                 ("sliding_window", None),
                 ("linear_attn_alpha_factor", 1),
@@ -562,42 +517,25 @@ SIZED: Mapping[str, SizedFamily] = MappingProxyType(
         ),
         "mixtral": SizedFamily(
             "MixtralForCausalLM",
-            (*_DECODER, *_HEADS, "intermediate_size", "num_local_experts"),
-            (*_PLAIN, ("sliding_window", None)),
+            (*DENSE, *HEADS, "num_local_experts"),
+            (("sliding_window", None),),
         ),
         "qwen3_moe": SizedFamily(
             "Qwen3MoeForCausalLM",
-            (
-                *_DECODER,
-                *_HEADS,
-                "head_dim",
-                "intermediate_size",
-                "moe_intermediate_size",
-                "num_experts",
-            ),
-            _PLAIN,
-            (*_SPARSE, ("use_sliding_window", False)),
-            _no_window,
+            (*DENSE, *HEADS, "head_dim", "moe_intermediate_size", "num_experts"),
+            plain=(*_SPARSE, ("use_sliding_window", False)),
+            derive=_no_window,
         ),
         "qwen3_next": SizedFamily(
             "Qwen3NextForCausalLM",
-            (
-                *_DECODER,
-                *_HEADS,
-                *_DELTA,
-                "head_dim",
-                "intermediate_size",
-                "moe_intermediate_size",
-                "num_experts",
-            ),
-            _PLAIN,
-            _SPARSE,
-            _every_fourth,
+            (*DENSE, *HEADS, *_DELTA, "head_dim", "moe_intermediate_size", "num_experts"),
+            plain=_SPARSE,
+            derive=_every_fourth,
         ),
         "zamba2": SizedFamily(
             "Zamba2ForCausalLM",
             (
-                *_DENSE,
+                *DENSE,
                 "n_mamba_heads",
                 "mamba_ngroups",
                 "num_mem_blocks",
@@ -607,7 +545,7 @@ SIZED: Mapping[str, SizedFamily] = MappingProxyType(
                 "mamba_expand",
             ),
             (
-                ("tie_word_embeddings", True),
+                _TIED,
                 ("mamba_d_state", 64),
                 ("mamba_d_conv", 4),
                 ("mamba_expand", 2),
@@ -634,7 +572,7 @@ def complete_fields(raw: Mapping[str, Any]) -> Fields | None:
 
 def with_omitted(family: SizedFamily, raw: Mapping[str, object]) -> Fields | None:
     """Return a family's fields with those that a file omits; None for values not known here."""
-    fields: Fields = dict(family.defaults) | dict(family.plain) | dict(raw)
+    fields: Fields = {**_DEFAULTS, **dict(family.defaults), **dict(family.plain), **raw}
     if "layers_block_type" in raw:
         fields.setdefault("num_hidden_layers", len(fields["layers_block_type"]))
     for name, alias in family.aliases:

@@ -1,20 +1,11 @@
 """Families of images and text whose sizes are read from a config without transformers."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from kvell.models.families.sized_families import Fields, SizedFamily, with_omitted
+from kvell.models.families.sized_families import DENSE, HEADS, Fields, SizedFamily, with_omitted
 
-_DENSE = (
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_hidden_layers",
-    "max_position_embeddings",
-    "num_key_value_heads",
-    "vocab_size",
-)
 _SIGLIP = SizedFamily(
     "SiglipVisionModel",
     (
@@ -96,9 +87,7 @@ def _unchanged(text: Fields) -> Fields:
 class SizedImages:
     """How the config of a family of images and text is completed.
 
-    :param architecture: the class that transformers runs.
     :param texts: model types of the text.
-    :param vision: the tower.
     :param defaults: transformers' defaults of the whole config's fields.
     :param text: how the text is completed; None for the text of a fused family.
     :param is_tied_by_text: whether the text's ``tie_word_embeddings`` counts too.
@@ -119,6 +108,21 @@ class SizedImages:
 
 
 _UNTIED = (("tie_word_embeddings", False),)
+_GRID_TEXT = SizedFamily("Qwen2_5_VLForCausalLM", (*DENSE, *HEADS), _WINDOWS, derive=_last_windows)
+_QWEN2_5_VL = SizedImages(
+    "Qwen2_5_VLForConditionalGeneration",
+    ("qwen2_5_vl_text",),
+    SizedFamily(
+        "Qwen2_5_VLVisionModel",
+        (*_GRID_SIZES, "intermediate_size", "out_hidden_size"),
+        _GRID,
+    ),
+    _UNTIED,
+    _GRID_TEXT,
+    is_tied_by_text=True,
+    is_flat=True,
+    read_text=_plain_positions,
+)
 
 SIZED_IMAGES: Mapping[str, SizedImages] = MappingProxyType(
     {
@@ -177,7 +181,7 @@ SIZED_IMAGES: Mapping[str, SizedImages] = MappingProxyType(
                 _tiles,
             ),
             _UNTIED,
-            SizedFamily("MllamaForCausalLM", _DENSE, _UNTIED, derive=_crossed),
+            SizedFamily("MllamaForCausalLM", (*DENSE, *HEADS), derive=_crossed),
         ),
         "paligemma": SizedImages(
             "PaliGemmaForConditionalGeneration",
@@ -186,29 +190,15 @@ SIZED_IMAGES: Mapping[str, SizedImages] = MappingProxyType(
             (("tie_word_embeddings", True), ("projection_dim", 2048)),
             needed=("projection_dim",),
         ),
-        "qwen2_5_vl": SizedImages(
-            "Qwen2_5_VLForConditionalGeneration",
-            ("qwen2_5_vl_text",),
-            SizedFamily(
-                "Qwen2_5_VLVisionModel",
-                (*_GRID_SIZES, "intermediate_size", "out_hidden_size"),
-                _GRID,
+        "qwen2_5_vl": _QWEN2_5_VL,
+        "qwen2_vl": replace(
+            _QWEN2_5_VL,
+            architecture="Qwen2VLForConditionalGeneration",
+            texts=("qwen2_vl_text",),
+            vision=SizedFamily(
+                "Qwen2VLVisionModel", (*_GRID_SIZES, "embed_dim", "mlp_ratio"), _GRID
             ),
-            _UNTIED,
-            SizedFamily("Qwen2_5_VLForCausalLM", _DENSE, _WINDOWS, derive=_last_windows),
-            is_tied_by_text=True,
-            is_flat=True,
-            read_text=_plain_positions,
-        ),
-        "qwen2_vl": SizedImages(
-            "Qwen2VLForConditionalGeneration",
-            ("qwen2_vl_text",),
-            SizedFamily("Qwen2VLVisionModel", (*_GRID_SIZES, "embed_dim", "mlp_ratio"), _GRID),
-            _UNTIED,
-            SizedFamily("Qwen2VLForCausalLM", _DENSE, _WINDOWS, derive=_last_windows),
-            is_tied_by_text=True,
-            is_flat=True,
-            read_text=_plain_positions,
+            text=replace(_GRID_TEXT, architecture="Qwen2VLForCausalLM"),
         ),
     }
 )

@@ -55,11 +55,10 @@ def _built(config: Any, element_bytes: int) -> "Mapping[str, torch.Tensor] | Non
     import torch
     import transformers
 
-    from kvell.models.families import parallel_heads
     from kvell.models.families.refusals import class_run
 
     name = class_run(config)
-    named = getattr(transformers, name, None) or getattr(parallel_heads, name, None)
+    named = getattr(transformers, name, None)
     if named is None:
         return None
     dtype = torch.bfloat16 if element_bytes == 2 else torch.float32

@@ -55,11 +55,6 @@ class EmbeddingPages:
     def __init__(
         self, group: GroupSpec, layers: tuple[LayerSpec, ...], pool: torch.Tensor, size: int
     ) -> None:
-        """Make the view.
-
-        :param layers: the group's layers.
-        :param size: numbers in an embedding.
-        """
         first = layers[0]
         vectors = 1 if group.kind is GroupKind.VISION else first.tensors * first.kv_heads
         blocks = vectors * len(group.layers)
@@ -82,7 +77,6 @@ class EmbeddingPages:
         self._view[:, :blocks].transpose(1, 2)[rows.page_ids, rows.offsets] = pieces
 
     def load(self, rows: PageRows, dtype: torch.dtype) -> torch.Tensor:
-        """Read embeddings, [n, size]."""
         raw_bytes = self._size * dtype.itemsize
         blocks = self._blocks(raw_bytes)
         pieces = self._view[:, :blocks].transpose(1, 2)[rows.page_ids, rows.offsets]
@@ -152,7 +146,6 @@ def place_cross(
 
     Only these instances are changed, not their class.
 
-    :param layers: the cross-attention layers.
     :raises ChangeSomething: if one of them has no such module.
     """
     slots = []
@@ -255,7 +248,7 @@ class ImageSide:
         positions: torch.Tensor,
         logits_rows: torch.Tensor,
         images: ImageBatch | None,
-        step: hook.Step,
+        step: hook.PagedStep,
     ) -> torch.Tensor:
         """Compute a step; parameters as in ``ForwardBatch``. Return logits [rows, vocab]."""
         inputs = self._inputs(token_ids, images)
@@ -291,7 +284,6 @@ class ImageSide:
         return embedded
 
     def _keep(self, encoded: torch.Tensor, rows: PageRows) -> None:
-        """Store embeddings until their tokens are computed, keys and values for the request."""
         if self._embeddings is not None:
             self._embeddings.store(rows, encoded)
         for slot in self._cross:

@@ -49,7 +49,6 @@ class SmallBatchLinear(nn.Linear):
         self.num_threads = 1 if linear.weight.nbytes < ONE_THREAD_BYTES else 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map [..., in] → [..., out]."""
         weight, bias = self.weight, self.bias
         if not self._is_small(x, weight, bias):
             return functional.linear(x, weight, bias)
@@ -117,10 +116,7 @@ def small_linear(
     column alone: rows and threads do not change a bit of it.
 
     :param x: [..., in]; copied if its rows are not contiguous or not evenly spaced.
-    :param weight: [out, in], contiguous.
-    :param bias: [out], contiguous.
     :param num_threads: 0 for OpenMP's number, which ``torch.set_num_threads`` sets.
-    :returns: [..., out].
     """
     out, width = weight.shape
     y = x.new_empty((*x.shape[:-1], out))

@@ -47,8 +47,6 @@ class RopeTables:
 
     Dynamic scaling changes nothing up to the length that the model was made for, and no text is
     longer, so its first frequencies hold.
-
-    :param module: the whole model; its rotations are changed here.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:

@@ -62,7 +62,6 @@ WORK_NS, REST_NS = 100_000, 50_000
 class Way(NamedTuple):
     """The schedule of a pass, in the form of the compiled pass (``csrc/forward/neighbours.h``).
 
-    :param threads: of the team.
     :param is_shared: others run on its processors, so no thread waits for one without a share.
     :param resting: by bit: threads that rest between shares.
     :param work_ns: time that a thread works between two rests.
@@ -91,7 +90,6 @@ class PassRecord(NamedTuple):
 class TeamRule:
     """Choice of the schedule of every pass; a neighbour seen by one kind of step counts for all.
 
-    :param threads: of the team.
     :param is_fixed: the team always runs as if it were alone.
     """
 
@@ -101,11 +99,9 @@ class TeamRule:
         self._lost = [0.0] * threads  # average part of a pass that each loses
 
     def way(self, tokens: int) -> Way:
-        """Return the schedule of the next pass, over ``tokens`` tokens."""
         return self._short if tokens <= MOST_RESTING_TOKENS else self._long
 
     def note(self, passed: PassRecord) -> None:
-        """Record the time that the threads of a pass lost to others on their processors."""
         if self._is_fixed:
             return
         took_ns = max(1, passed.took_ns)
@@ -145,11 +141,14 @@ def state_args(pages: StatePages, group: int) -> tuple[Rows, Rows, int, int, int
     return _rows(pages.window), _rows(pages.recurrent), count, pages.part, group
 
 
-def batch_args(batch: StateBatch) -> tuple[tuple[int, int, int], list[int]]:
+def states_args(batch: object) -> tuple[tuple[int, int, int], list[int]]:
     """Return a step's metadata of a group of states, in the compiled pass's form.
 
     :raises ValueError: if its parts disagree in length, or are not int32 in host memory.
+    :raises RuntimeError: if the step has none, or of another kind.
     """
+    if not isinstance(batch, StateBatch):
+        raise RuntimeError("the step has no metadata for a group of states")
     if isinstance(batch, HostStateBatch):
         return batch.args
     requests, slices = batch.page_ids.shape
@@ -197,18 +196,7 @@ def group_args(
     return (batch_args(group, tokens), *writes)
 
 
-def states_args(group: object) -> tuple[tuple[int, int, int], list[int]]:
-    """Return metadata of a group of states.
-
-    :raises RuntimeError: if the step has none, or of another kind.
-    """
-    if not isinstance(group, StateBatch):
-        raise RuntimeError("the step has no metadata for a group of states")
-    return batch_args(group)
-
-
 def host_rows(batch: ForwardBatch) -> HostRows:
-    """Return a step's tokens, positions and logits rows, in one array."""
     if isinstance(batch, HostForwardBatch):
         return batch.rows
     parts = (batch.token_ids, batch.positions, batch.logits_rows)
@@ -532,9 +520,7 @@ def fused_decoder(
     bfloat16 on a CPU, if the package was compiled. The module then keeps its config, but no
     linear's weight.
 
-    :param quantization: one of ``quantization.QUANTIZATIONS``.
     :param blocks: weights by the names of the module's parameters, used unchanged.
-    :param memory: for the weights; this process's own if not given.
     """
     memory = memory or PrivateWeights()
     recipe = _recipe(module, description, kernels)

@@ -39,7 +39,6 @@ class GroupedWeight:
 
     @property
     def form(self) -> Form:
-        """``INT8`` or ``INT4``."""
         return Form.INT8 if self.minima is None else Form.INT4
 
     @property
@@ -47,7 +46,6 @@ class GroupedWeight:
         return self.quants.shape[0], self.quants.shape[1]
 
     def unpack(self) -> torch.Tensor:
-        """Return the numbers themselves, float32 [out, width]."""
         width = self.shape[1]
         made = self.quants.float() * _spread(self.scales, width)
         return made if self.minima is None else made + _spread(self.minima, width)
@@ -73,7 +71,6 @@ def quantise(weight: torch.Tensor, form: Form) -> GroupedWeight:
 def join_rows(
     weights: Sequence[GroupedWeight], join: Callable[[list[torch.Tensor]], torch.Tensor]
 ) -> GroupedWeight:
-    """Join the rows of several weights of the same form and width."""
     minima = [weight.minima for weight in weights if weight.minima is not None]
     return GroupedWeight(
         join([weight.quants for weight in weights]),

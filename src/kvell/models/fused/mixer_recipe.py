@@ -35,7 +35,6 @@ class MixerShape:
 
     @property
     def inner(self) -> int:
-        """Numbers of a token's gates, and of its heads' outputs."""
         return self.heads * self.head_size
 
     @property

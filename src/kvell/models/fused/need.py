@@ -6,11 +6,6 @@ In their order in a step's memory::
 
 ``csrc/forward/workspace.cpp`` lays out the rows. A step with less memory than this is refused, by
 :class:`FusedDecoder` and again by ``csrc/forward/module.cpp``.
-
-The parts of a recipe: norms, rotations, and linears with input and output factors.
-
-Models with multipliers have factors. They are kept in float32 next to a weight: multiplied into 16
-bits they would be rounded.
 """
 
 from dataclasses import dataclass

@@ -151,7 +151,6 @@ class WeightStore:
         """Take memory for ``size_bytes``.
 
         :param memory: this process's own, in huge pages if the system has any, if not given.
-        :param what: describes the weights to ``memory``.
         """
         piece = (memory or PrivateWeights()).take(what, size_bytes)
         self.is_filled = piece.is_filled
@@ -173,7 +172,6 @@ class WeightStore:
         """Pack a weight [out, width] after the others.
 
         :param factors: multiply its sums before the bias; [out], like the bias.
-        :param dtype: the model's.
         :raises ValueError: if the store has no room for it.
         """
         form = weight.form if isinstance(weight, GroupedWeight) else Form.PLAIN
@@ -193,7 +191,6 @@ class WeightStore:
         dtype: torch.dtype = torch.float32,
         factors: torch.Tensor | None = None,
     ) -> PackedMatrix:
-        """Return the next weight of a filled store; see :meth:`add`."""
         place = self._place(packed_bytes(shape, dtype))
         return _matrix(place, shape, bias, dtype, factors)
 

@@ -176,7 +176,6 @@ def recipe_of(module: Any, description: ModelDescription) -> DecoderRecipe | Non
 
 
 def class_name(module: Any) -> str:
-    """Return transformers' name of a model's class; for a skeleton, of its original's class."""
     return str(getattr(module, "stands_for", type(module).__name__))
 
 
@@ -278,7 +277,6 @@ def _embedding_scale(body: Any) -> float:
 
 
 def _factor(module: Any, name: str) -> float:
-    """Return a multiplier of the module; 1 if it has none."""
     return float(getattr(module, name, 1.0))
 
 
@@ -292,8 +290,6 @@ def _names(module: nn.Module) -> set[str]:
 
 
 class _Ropes:
-    """The rotations that layers use, each once."""
-
     def __init__(self, rotary: Any) -> None:
         self._rotary = rotary
         self._indices: dict[str, int] = {}

@@ -14,6 +14,8 @@ from torch import nn
 
 from kvell.models.config.config_fields import head_size
 from kvell.models.families.families import FUSED, FusedFamily
+from kvell.models.families.plain_weights import dense_layer
+from kvell.models.families.tensor_shapes import Shapes, numbered_shapes
 from kvell.models.fused.recipe import STATIC_ROPES
 
 Tensors = Mapping[str, torch.Tensor]
@@ -61,7 +63,6 @@ def skeleton_of(
 ) -> DecoderSkeleton | None:
     """Make modules over a model's tensors; return None if they do not match the family.
 
-    :param name: the class that transformers would run.
     :param tensors: by name, as the files have them; names of a body alone may lack ``model.``.
     :param dtype: the model is served in it.
     """
@@ -69,10 +70,10 @@ def skeleton_of(
     if family.mixer:
         return None
     tensors = _with_prefix(tensors)
-    sizes = _Sizes(config, family)
+    layer = dense_layer(config, family)
     activation = _ACTIVATIONS.get(getattr(config, family.activation))
     shapes = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
-    if activation is None or shapes != sizes.tensors():
+    if activation is None or shapes != _tensors(config, family, layer):
         return None
     rotary = _rotary(config, family)
     if rotary is None:
@@ -83,7 +84,7 @@ def skeleton_of(
         {
             "embed_tokens": embedding,
             "layers": nn.ModuleList(
-                made.layer(index, sizes) for index in range(config.num_hidden_layers)
+                made.layer(index, layer) for index in range(config.num_hidden_layers)
             ),
             family.final_norm: made.norm(f"model.{family.final_norm}"),
             "rotary_emb": rotary,
@@ -102,58 +103,16 @@ def _with_prefix(tensors: Tensors) -> Tensors:
     return {name if name == HEAD else BODY + name: tensor for name, tensor in tensors.items()}
 
 
-class _Sizes:
-    """Names of a family's modules inside a layer, and their shapes."""
-
-    def __init__(self, config: Any, family: FusedFamily) -> None:
-        self._config, self._family = config, family
-        size = head_size(config, family.model_type)
-        hidden = config.hidden_size
-        queries, keys = (size * n for n in (config.num_attention_heads, config.num_key_value_heads))
-        inner, mlp = config.intermediate_size, family.mlp
-        attends = self._is_set(family.attention_bias)
-        gates = self._is_set(family.mlp_bias)
-        self.linears = {
-            "self_attn.q_proj": (queries, hidden, attends or family.biased_inputs),
-            "self_attn.k_proj": (keys, hidden, attends or family.biased_inputs),
-            "self_attn.v_proj": (keys, hidden, attends or family.biased_inputs),
-            "self_attn.o_proj": (hidden, queries, attends),
-            f"{mlp}.gate_proj": (inner, hidden, gates),
-            f"{mlp}.up_proj": (inner, hidden, gates),
-            f"{mlp}.down_proj": (hidden, inner, gates),
-        }
-        self.norms = {"input_layernorm": hidden, family.before_mlp: hidden}
-        if family.sandwich:
-            self.norms |= {
-                "pre_feedforward_layernorm": hidden,
-                "post_feedforward_layernorm": hidden,
-            }
-        if family.head_norms:
-            self.norms |= {"self_attn.q_norm": size, "self_attn.k_norm": size}
-
-    def _is_set(self, field: str) -> bool:
-        return bool(field) and bool(getattr(self._config, field))
-
-    def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of all tensors, by name in the files."""
-        config, hidden = self._config, self._config.hidden_size
-        shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden)}
-        shapes[f"model.{self._family.final_norm}.weight"] = (hidden,)
-        if not config.tie_word_embeddings:
-            shapes[HEAD] = (config.vocab_size, hidden)
-        for index in range(config.num_hidden_layers):
-            layer = f"model.layers.{index}"
-            for name, (out, width, is_biased) in self.linears.items():
-                shapes[f"{layer}.{name}.weight"] = (out, width)
-                if is_biased:
-                    shapes[f"{layer}.{name}.bias"] = (out,)
-            shapes |= {f"{layer}.{name}.weight": (size,) for name, size in self.norms.items()}
-        return shapes
+def _tensors(config: Any, family: FusedFamily, layer: Shapes) -> Shapes:
+    hidden = config.hidden_size
+    shapes: Shapes = {EMBEDDING: (config.vocab_size, hidden)}
+    shapes[f"model.{family.final_norm}.weight"] = (hidden,)
+    if not config.tie_word_embeddings:
+        shapes[HEAD] = (config.vocab_size, hidden)
+    return shapes | numbered_shapes("model.layers", config.num_hidden_layers, layer)
 
 
 class _Modules:
-    """Maker of a family's modules over its tensors."""
-
     def __init__(
         self,
         config: Any,
@@ -165,16 +124,14 @@ class _Modules:
         self._config, self._family = config, family
         self._tensors, self._dtype, self._activation = tensors, dtype, activation
 
-    def layer(self, index: int, sizes: _Sizes) -> Part:
-        """Make a layer, with the attributes of its own attention."""
-        prefix = f"model.layers.{index}"
+    def layer(self, index: int, tensors: Shapes) -> Part:
         parts: dict[str, dict[str, nn.Module]] = {"self_attn": {}, self._family.mlp: {}, "": {}}
-        for name in sizes.linears:
-            owner, own = name.split(".")
-            parts[owner][own] = self.linear(f"{prefix}.{name}")
-        for name in sizes.norms:
+        for tensor, shape in tensors.items():
+            name, _, kind = tensor.rpartition(".")
             owner, _, own = name.rpartition(".")
-            parts[owner][own] = self.norm(f"{prefix}.{name}")
+            if kind == "weight":
+                make = self.linear if len(shape) == 2 else self.norm
+                parts[owner][own] = make(f"model.layers.{index}.{name}")
         attention = Part(parts["self_attn"], **self._attention_facts(index))
         mlp = Part(parts[self._family.mlp] | {"act_fn": self._activation})
         return Part(parts[""] | {"self_attn": attention, self._family.mlp: mlp})

@@ -53,7 +53,6 @@ class WeightForms:
         }
 
     def form(self, linears: Sequence[Any]) -> Form:
-        """Return the form of linears whose rows are packed together."""
         brought = {self._blocks[linear].form for linear in linears if linear in self._blocks}
         if len(brought) == 1 and all(linear in self._blocks for linear in linears):
             return brought.pop()
@@ -91,7 +90,6 @@ def join(
 
 
 def widen(weight: Weight, width: int) -> Rows | GroupedWeight:
-    """Add inputs at the end of every row; they may be multiplied by zeros only."""
     if isinstance(weight, GroupedWeight):
         return widen_grouped(weight, width)
     return replace(rows_of([weight]), packed_width=width)
@@ -103,9 +101,6 @@ class LayerMatrices:
 
     :ivar inputs: queries, keys, values and a mixer's inputs, which read the layer's first norm.
     :ivar mixed: the mixer's output projection; None without a mixer.
-    :ivar out: the output projection of attention.
-    :ivar gates: gates and ups of the MLP.
-    :ivar down: the MLP's down projection.
     """
 
     inputs: PackedMatrix
@@ -157,10 +152,6 @@ class PackedWeights:
         return made
 
     def _alone(self, linear: Any, width: int | None = None) -> PackedMatrix:
-        """Pack a linear alone.
-
-        :param width: number of inputs; those beyond the linear's own are zero.
-        """
         made = self._add(
             lambda: widen(self._forms.weight(linear), width or linear.in_features), linear.bias
         )
@@ -182,7 +173,6 @@ class PackedWeights:
 def in_memory(
     memory: WeightMemory, values: torch.Tensor, dtype: torch.dtype, name: str
 ) -> torch.Tensor:
-    """Put a tensor's values in a dtype into a piece of memory of their own."""
     size_bytes = values.numel() * dtype.itemsize
     piece = memory.take(f"{name} {tuple(values.shape)} {dtype}", size_bytes)
     view = torch.frombuffer(piece.memory, dtype=torch.uint8)[:size_bytes].view(dtype)

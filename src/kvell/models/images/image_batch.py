@@ -34,7 +34,6 @@ class ImageBatch:
 
     :param begun: spans whose first token is in the step, and the rows for their image tokens.
     :param rows: int64 [m], tokens of the step whose input is a stored embedding.
-    :param embeddings: rows of these embeddings.
     :param seen: each token's nearest image that it cross-attends to, then the one before it, …
     :param prefix_tokens: for each request, how many of its first tokens in the step attend to each
         other in both directions; () if there are none.

@@ -38,7 +38,6 @@ class Image:
 
     @cached_property
     def digest(self) -> bytes:
-        """A digest of names, dtypes, shapes and bytes of the tensors."""
         hasher = hashlib.blake2b(digest_size=DIGEST_BYTES)
         for name, tensor in sorted(self.tensors.items()):
             values = tensor.detach().cpu().contiguous()
@@ -66,17 +65,11 @@ class Span:
 
     @cached_property
     def digest(self) -> bytes:
-        hasher = hashlib.blake2b(self.token_ids.astype("<i4").tobytes(), digest_size=DIGEST_BYTES)
-        for image in self.images:
-            hasher.update(image.digest)
-        return hasher.digest()
+        return _digest_of(self.token_ids.astype("<i4").tobytes(), self.images)
 
     @cached_property
     def images_digest(self) -> bytes:
-        hasher = hashlib.blake2b(digest_size=DIGEST_BYTES)
-        for image in self.images:
-            hasher.update(image.digest)
-        return hasher.digest()
+        return _digest_of(b"", self.images)
 
     @cached_property
     def leads(self) -> bool:
@@ -90,6 +83,13 @@ class Span:
         -1."""
         at = self.token_ids == self.placeholder
         return np.where(at, np.cumsum(at) - 1, -1).astype(np.int32)
+
+
+def _digest_of(first: bytes, images: tuple[Image, ...]) -> bytes:
+    hasher = hashlib.blake2b(first, digest_size=DIGEST_BYTES)
+    for image in images:
+        hasher.update(image.digest)
+    return hasher.digest()
 
 
 @dataclass(frozen=True)

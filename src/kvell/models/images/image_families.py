@@ -6,14 +6,16 @@ layers attend to the image's tokens and one placeholder marks the place (*cross*
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from typing_extensions import override
 
+from kvell.errors import ChangeSomething
+from kvell.models.config.multimodal import MOST_GRID_TOKENS
 from kvell.models.images.image_content import Image, Ints, Span, Tensors
-from kvell.models.images.image_grids import GridImages, PieceImages
 from kvell.models.images.image_tensors import (
     on_device,
     runs,
@@ -26,8 +28,8 @@ from kvell.models.images.image_tensors import (
 ImageKind = Literal["patches", "pieces", "grids", "cross", "prefix"]
 
 
-class ImageFamily(Protocol):
-    """Interface to a family's images.
+class ImageFamily:
+    """A family's images.
 
     :ivar placeholder: id of the tokens that stand for images.
     :ivar in_text: whether embeddings replace tokens of the text.
@@ -36,41 +38,44 @@ class ImageFamily(Protocol):
     :ivar first_position: position of a request's first token.
     """
 
-    placeholder: int
-    in_text: bool
-    both_directions: bool
-    in_grids: bool
-    first_position: int
+    in_text = True
+    both_directions = False
+    in_grids = False
+    first_position = 0
 
-    def images(self, tensors: Tensors) -> tuple[Image, ...]:
+    def __init__(self, module: Any) -> None:
+        self._model = module.model
+        self.placeholder = int(module.config.image_token_id)
+
+    def read_images(self, tensors: Tensors) -> tuple[Image, ...]:
         """Return the images of one prompt, from the tensors of the model's processor.
 
         :raises ChangeSomething: if a tensor is missing or has the wrong shape.
         """
-        ...
+        raise NotImplementedError
 
     def spans(self, token_ids: Ints, images: Sequence[Image]) -> list[tuple[int, Span]]:
         """Return (first token, span) in order.
 
         :raises ChangeSomething: if the prompt's placeholders do not match the images.
         """
-        ...
+        return runs(token_ids, images, self.placeholder, [image.tokens for image in images])
 
     def encode(self, image: Image) -> torch.Tensor:
         """Run the encoder and the projector: [image tokens, hidden size of the text]."""
-        ...
+        return self._features(on_device(self._model, image.tensors["pixel_values"])[None])
+
+    def _features(self, *inputs: torch.Tensor, **more: torch.Tensor) -> torch.Tensor:
+        output = self._model.get_image_features(*inputs, return_dict=True, **more)
+        features: torch.Tensor = output.pooler_output[0]
+        return features
 
 
-class PatchImages:
+class PatchImages(ImageFamily):
     """LLaVA-OneVision: the whole image, then its pieces at full size, a newline after each row."""
 
-    in_text, both_directions, in_grids, first_position = True, False, False, 0
-
-    def __init__(self, module: Any) -> None:
-        self._model = module.model
-        self.placeholder = int(module.config.image_token_id)
-
-    def images(self, tensors: Tensors) -> tuple[Image, ...]:
+    @override
+    def read_images(self, tensors: Tensors) -> tuple[Image, ...]:
         """Take ``pixel_values`` [images, pieces, 3, H, W] and ``image_sizes`` [images, 2].
 
         As in transformers, several images of one prompt are not split into pieces.
@@ -89,20 +94,14 @@ class PatchImages:
         ]
         return tuple(Image(part, self._count(part)) for part in parts)
 
-    def spans(self, token_ids: Ints, images: Sequence[Image]) -> list[tuple[int, Span]]:
-        return runs(token_ids, images, self.placeholder, [image.tokens for image in images])
-
+    @override
     def encode(self, image: Image) -> torch.Tensor:
-        """Run the encoder and the projector: [image tokens, hidden size of the text]."""
         pixels = image.tensors["pixel_values"]
-        output = self._model.get_image_features(
+        return self._features(
             on_device(self._model, pixels)[None],
             image.tensors["image_sizes"][None],
             batch_num_images=torch.tensor([1 if len(pixels) > 1 else 2]),
-            return_dict=True,
         )
-        features: torch.Tensor = output.pooler_output[0]
-        return features
 
     def _pieces(self, size: torch.Tensor) -> int:
         config = self._model.config
@@ -120,45 +119,35 @@ class PatchImages:
         return int(counts[0])
 
 
-class PrefixImages:
+class PrefixImages(ImageFamily):
     """PaliGemma: images, then text; the whole prompt has attention in both directions."""
 
-    in_text, both_directions, in_grids, first_position = True, True, False, 1
+    both_directions = True
+    first_position = 1
 
-    def __init__(self, module: Any) -> None:
-        self._model = module.model
-        self.placeholder = int(module.config.image_token_id)
-
-    def images(self, tensors: Tensors) -> tuple[Image, ...]:
+    @override
+    def read_images(self, tensors: Tensors) -> tuple[Image, ...]:
         """Take ``pixel_values`` [images, 3, H, W]."""
         pixels = take_tensor(tensors, "pixel_values", 4)
         vision = self._model.config.vision_config
         count = (vision.image_size // vision.patch_size) ** 2
         return tuple(Image({"pixel_values": image_pixels}, count) for image_pixels in pixels)
 
+    @override
     def spans(self, token_ids: Ints, images: Sequence[Image]) -> list[tuple[int, Span]]:
         """Return one span: every token's keys and values depend on the whole prompt."""
         placeholders = int(np.count_nonzero(token_ids == self.placeholder))
         same_count(placeholders, sum(image.tokens for image in images), self.placeholder)
         return [(0, Span(token_ids, tuple(images), self.placeholder))]
 
-    def encode(self, image: Image) -> torch.Tensor:
-        """Run the encoder and the projector: [image tokens, hidden size of the text]."""
-        pixels = on_device(self._model, image.tensors["pixel_values"])
-        features: torch.Tensor = self._model.get_image_features(pixels[None]).pooler_output[0]
-        return features
 
-
-class CrossImages:
+class CrossImages(ImageFamily):
     """Llama 3.2 Vision: separate layers attend to the tiles of an image."""
 
-    in_text, both_directions, in_grids, first_position = False, False, False, 0
+    in_text = False
 
-    def __init__(self, module: Any) -> None:
-        self._model = module.model
-        self.placeholder = int(module.config.image_token_id)
-
-    def images(self, tensors: Tensors) -> tuple[Image, ...]:
+    @override
+    def read_images(self, tensors: Tensors) -> tuple[Image, ...]:
         """Take pixels, aspect ratios and the mask of tiles.
 
         ``pixel_values`` [1, images, tiles, 3, H, W], ``aspect_ratio_ids`` [1, images] and
@@ -180,9 +169,11 @@ class CrossImages:
             for p, i, m, n in zip(pixels[0], ids[0], mask[0], mask[0].sum(-1).tolist(), strict=True)
         )
 
+    @override
     def spans(self, token_ids: Ints, images: Sequence[Image]) -> list[tuple[int, Span]]:
         return runs(token_ids, images, self.placeholder, [1] * len(images))
 
+    @override
     def encode(self, image: Image) -> torch.Tensor:
         """Return the tokens of the image's own tiles, without those of padding tiles."""
         tensors = image.tensors
@@ -196,7 +187,82 @@ class CrossImages:
         return projected.flatten(0, 3)[: image.tokens]
 
 
-FAMILIES: Mapping[ImageKind, Callable[[Any], ImageFamily]] = {
+class PieceImages(ImageFamily):
+    """InternVL: an image is split into pieces of one size, each with as many placeholders.
+
+    The processor does not record which pieces belong to one image, and nothing depends on it: each
+    piece is stored and found as an image of its own.
+    """
+
+    @override
+    def read_images(self, tensors: Tensors) -> tuple[Image, ...]:
+        """Take ``pixel_values`` [pieces of all images, 3, H, W]."""
+        pixels = take_tensor(tensors, "pixel_values", 4)
+        vision = self._model.config.vision_config
+        if tuple(pixels.shape[2:]) != tuple(vision.image_size):
+            raise wrong(
+                "pixel_values", tuple(pixels.shape), f"are not of {tuple(vision.image_size)} pixels"
+            )
+        sides = zip(vision.image_size, vision.patch_size, strict=True)
+        ratio = self._model.config.downsample_ratio
+        rows, columns = (int(side // patch * ratio) for side, patch in sides)
+        return tuple(Image({"pixel_values": piece}, rows * columns) for piece in pixels)
+
+
+class GridImages(ImageFamily):
+    """Qwen2-VL and Qwen2.5-VL: images of any size, with row and column positions."""
+
+    in_grids = True
+
+    def __init__(self, module: Any) -> None:
+        super().__init__(module)
+        self._merged = int(module.config.vision_config.spatial_merge_size)
+
+    @override
+    def read_images(self, tensors: Tensors) -> tuple[Image, ...]:
+        """Take pixels and grids.
+
+        ``pixel_values`` [patches of all images, numbers of a patch] and ``image_grid_thw`` [images,
+        3]: the number of patches in time, height and width. ``mm_token_type_ids`` is ignored: it
+        marks the placeholders.
+        """
+        pixels, grids = (
+            take_tensor(tensors, "pixel_values", 2),
+            take_tensor(tensors, "image_grid_thw", 2),
+        )
+        shapes = [self._shape(grid) for grid in grids.tolist()]
+        patches = [rows * columns * self._merged**2 for rows, columns in shapes]
+        if sum(patches) != len(pixels):
+            raise wrong("pixel_values", tuple(pixels.shape), f"are not of {sum(patches)} patches")
+        return tuple(
+            Image({"pixel_values": own, "image_grid_thw": grid}, rows * columns, (rows, columns))
+            for own, grid, (rows, columns) in zip(
+                torch.split(pixels, patches), grids, shapes, strict=True
+            )
+        )
+
+    @override
+    def encode(self, image: Image) -> torch.Tensor:
+        grid = image.tensors["image_grid_thw"].to(self._model.device)[None]
+        return self._features(on_device(self._model, image.tensors["pixel_values"]), grid)
+
+    def _shape(self, grid: list[int]) -> tuple[int, int]:
+        """Return rows and columns of tokens: each stands for a square of patches."""
+        sides = grid[1:]
+        if len(grid) != 3 or grid[0] != 1 or any(x < 1 or x % self._merged for x in sides):
+            raise wrong("image_grid_thw", grid, f"is not 1 and two multiples of {self._merged}")
+        rows, columns = (side // self._merged for side in sides)
+        if rows * columns > MOST_GRID_TOKENS:
+            raise ChangeSomething(
+                "images.image_grid_thw",
+                grid,
+                f"is {rows * columns} tokens; memory is reserved for encoding {MOST_GRID_TOKENS}",
+                "make the image smaller: give the processor fewer max_pixels",
+            )
+        return rows, columns
+
+
+FAMILIES: Mapping[ImageKind, type[ImageFamily]] = {
     "patches": PatchImages,
     "pieces": PieceImages,
     "grids": GridImages,

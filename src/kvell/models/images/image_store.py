@@ -45,11 +45,10 @@ class ImageStore:
         """Register a prompt's images until :meth:`release`.
 
         :param token_ids: int32 [n], as the model's processor gives them.
-        :param tensors: the processor's tensors for this prompt.
         :raises ChangeSomething: if prompt and tensors do not match, or a tensor is of a video.
         """
         require_no_films(tensors)
-        spans = self.family.spans(token_ids, self.family.images(tensors))
+        spans = self.family.spans(token_ids, self.family.read_images(tensors))
         ids = token_ids.copy()
         rows = []
         for start, span in spans:

@@ -41,7 +41,6 @@ def pictures(files: Sequence[bytes]) -> list[Any]:
 def picture(file: bytes, field: str) -> Any:
     """Decode a file to a PIL image in RGB; of an animation the first frame.
 
-    :param field: names the image in an error.
     :raises ChangeSomething: if it is too large, or no picture in a known format.
     """
     with _opened(file, field) as opened:

@@ -27,17 +27,13 @@ MOST_TENSOR_BYTES = 512 << 20
 
 
 class PictureProcessor:
-    """Transformers' processor of a model's directory, loaded at its first use.
-
-    :param chosen: the user's choice of its chat template.
-    """
+    """Transformers' processor of a model's directory, loaded at its first use."""
 
     def __init__(self, path: Path, chosen: ChosenTemplate = THE_MODELS_OWN) -> None:
         self._path, self._chosen = path, chosen
 
     @classmethod
     def of(cls, path: Path, chosen: ChosenTemplate = THE_MODELS_OWN) -> "PictureProcessor | None":
-        """Return the processor of a directory; None if it has none."""
         has_one = any((path / name).is_file() for name in PROCESSOR_FILES)
         return cls(path, chosen) if has_one else None
 

@@ -84,7 +84,6 @@ def _read_blocks(file: Path, weights: WeightMap) -> dict[str, GroupedWeight] | N
 
 
 def write_blocks(source: Path, weights: WeightMap) -> None:
-    """Store the blocks of a GGUF file in the model directory that was converted from it."""
     tensors = _tensors_of(source)
     blocks: dict[str, torch.Tensor] = {}
     types: dict[str, str] = {}

@@ -27,8 +27,9 @@ from kvell.models.config.json_files import (
     read_by_library,
 )
 from kvell.models.config.quantization import require_quantization, unkept
-from kvell.models.families.families import check_architecture, fused_class
+from kvell.models.families.families import fused_class
 from kvell.models.families.plain_config import known_config
+from kvell.models.families.refusals import check_architecture
 from kvell.models.forward.kv_memory import NO_KV
 from kvell.models.fused.decoder import fused_decoder, takes
 from kvell.models.fused.skeleton import DecoderSkeleton, skeleton_of
@@ -57,11 +58,7 @@ def load_paged_model(
     """Load a model's weights; its KV memory is attached later.
 
     :param fused: use the compiled pass, if the model has one; else transformers' own code.
-    :param quantization: one of ``quantization.QUANTIZATIONS``; needs the compiled pass.
-    :param device: of the weights; the CPU if not given.
-    :param kv_dtype: dtype of stored keys and values; ``dtype`` if not given.
     :param kv_budget: prompt tokens that layers keep (:func:`budgets.budgets_of`).
-    :param overrides: a JSON object of fields in place of the config's own.
     :param is_dummy: make random weights from the config instead of reading files.
     :param shared: a file in which processes of this host have the weights once; no GPU uses it.
     :raises ChangeSomething: if the architecture is not known to be exact, files are missing or
@@ -132,7 +129,6 @@ def vector_sizes(config: Any, description: ModelDescription) -> set[int]:
 def check_model(path: Path, overrides: str | None = None) -> None:
     """Refuse, from its config alone, a model that cannot be served exactly.
 
-    :param overrides: a JSON object of fields in place of the config's own.
 
     :raises ChangeSomething: if the architecture or a layer of it is not known to be exact.
     """

@@ -6,15 +6,11 @@ requests for text are refused (``ModelRules.has_head``): transformers would draw
 """
 
 import re
-from typing import TYPE_CHECKING
 
 import torch
 
 from kvell.models.config.config_fields import text_config
 from kvell.models.loading.weight_files import WeightMap
-
-if TYPE_CHECKING:
-    import torch
 
 HEAD = "lm_head.weight"
 
@@ -29,7 +25,7 @@ def lacks_head(weights: WeightMap, config: object) -> bool:
     return not has_head and _embedding(weights) is not None
 
 
-def tensors_with_head(weights: WeightMap, config: object) -> "dict[str, torch.Tensor]":
+def tensors_with_head(weights: WeightMap, config: object) -> dict[str, torch.Tensor]:
     """Map a model's tensors; the embedding is the head of a model that lacks one.
 
     :raises ChangeSomething: naming a file whose tensors torch cannot map.

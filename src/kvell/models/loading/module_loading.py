@@ -35,8 +35,6 @@ def paged_module(
 
     :param fused: use the compiled pass, if the model has one; else transformers' own code.
     :param blocks: weights by the names of the module's parameters, used unchanged.
-    :param memory: for the weights; this process's own if not given.
-    :param has_head: whether the head is the model's own.
     :raises ChangeSomething: if weights cannot be stored in the ``quantization``.
     """
     memory = memory or PrivateWeights()

@@ -68,7 +68,6 @@ def open_named(
 ) -> list[NamedModel]:
     """Find all models and check from their configs that they can be served.
 
-    :param overrides: a JSON object of fields in place of those of the first model's config.
     :param tokenizer: directory or hub id of the first model's tokenizer; None for its own.
     :raises ChangeSomething: if one is not found, cannot be served, or shares its name.
     """

@@ -4,7 +4,6 @@ Random transformers often repeat one token for any input, and a test on such a m
 So embeddings are untied and matrices scaled up until the outputs vary; :func:`varies` checks that.
 """
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -53,20 +52,7 @@ def varies(module: Any, seed: int = 0, share: float = 0.5) -> bool:
     return bool(logits.isfinite().all()) and distinct > share * prompts.numel()
 
 
-def write_random_model(
-    directory: Path,
-    config: Any,
-    seed: int,
-    dtype: torch.dtype = torch.float32,
-    scale: float | None = None,
-) -> Path:
-    """Write a random model as a transformers directory (without a tokenizer); return it."""
-    random_module(config, seed, dtype, scale).save_pretrained(directory)
-    return directory
-
-
 def _draw(config: Any, seed: int, dtype: torch.dtype, scale: float) -> Any:
-    """Make one model; torch's global generator is left unchanged."""
     untied = type(config).from_dict(config.to_dict() | {"tie_word_embeddings": False})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -29,7 +29,6 @@ def memory_for(
 ) -> Iterator[WeightMemory]:
     """Yield the memory for the weights of a model that is loaded in the block.
 
-    :param files: files that determine the weights.
     :param shared: a file that other processes map too; not used on a GPU.
     """
     if shared is None or device.type != "cpu":

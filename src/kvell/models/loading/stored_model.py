@@ -48,8 +48,6 @@ def stored_model(path: Path, config: object) -> StoredModel:
     """Return the facts of a model's directory.
 
     Weight files that are missing or damaged have no facts: where they are loaded, that is an error.
-
-    :param config: the directory's config.
     """
     text = text_config(config)
     sizes = {name: optional_size(text, fields) for name, fields in _SIZES}

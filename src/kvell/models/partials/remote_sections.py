@@ -41,8 +41,6 @@ class SectionRun:
 
     Runs of a request follow each other from section 0 on; the request's tables begin at their end.
 
-    :param request: its number in the batch.
-    :param creditor: its name.
     :param first_section: positions from ``first_section * SECTION_TOKENS`` on.
     :param rights: numbers of the loans by which they are read, one for each section.
     """

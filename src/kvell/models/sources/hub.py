@@ -16,8 +16,13 @@ from huggingface_hub.errors import (
 from kvell.models.sources.missing_model import no_model
 
 WANTED_FILES = (
-    *("*.json", "*.safetensors", "*.model", "*.jinja"),
-    *("tokenizer*", "vocab.txt", "merges.txt"),
+    "*.json",
+    "*.safetensors",
+    "*.model",
+    "*.jinja",
+    "tokenizer*",
+    "vocab.txt",
+    "merges.txt",
 )
 """Files fetched from the hub: configs, weights, tokenizers; no pickles, no code."""
 

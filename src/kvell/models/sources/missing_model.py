@@ -13,7 +13,6 @@ _HUB_ID = "a hub id is OWNER/NAME, as in Qwen/Qwen3-0.6B"
 
 
 def no_model(model: str, problem: str) -> ChangeSomething:
-    """Make the error, which names the model and the alternatives."""
     remedy = f"use {MODEL_NAME}, a transformers directory, or a hub id"
     return ChangeSomething("model", model, problem, remedy)
 

@@ -7,7 +7,7 @@ V of a value, P pieces, L places, b pieces of a round.
 
 import torch
 
-from kvell.models.states.scans import Pieces, causal_product, decay_factors
+from kvell.models.states.scans import Advance, causal_product, decay_factors
 
 CHANNEL_TOKENS = 16
 """Places computed together if every number of a key has its own decay: the decays between all pairs
@@ -17,16 +17,16 @@ of places are L × L × K numbers."""
 class GatedDeltaScan:
     """A scan with one decay for a head's whole state [K, V]."""
 
-    def prepare(self, *inputs: torch.Tensor) -> Pieces:
+    def prepare(self, *inputs: torch.Tensor) -> Advance:
         """Take q and k [P, L, H, K] (normalised, q scaled), v [P, L, H, V], and log decay and
-        beta [P, L, H]."""
+        beta [P, L, H]; advance states [b, H, K, V]."""
         query, key, value, decay, beta = (values.transpose(1, 2) for values in inputs)
         within, from_start, to_end = decay_factors(decay)
         value = value * beta[..., None]
         scaled_key = key * beta[..., None]
         reads = scaled_key * from_start[..., None]
         value, reads = _corrected((scaled_key @ key.transpose(-1, -2)) * within, value, reads)
-        return _GatedDeltaPieces(
+        parts = (
             value,
             reads,
             (query @ key.transpose(-1, -2)) * within,
@@ -35,56 +35,30 @@ class GatedDeltaScan:
             from_start[..., -1:, None],
         )
 
+        def advance(first: int, end: int, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            output, state = _advance(state, *(part[first:end] for part in parts))
+            return output.transpose(1, 2), state
 
-class _GatedDeltaPieces:
-    def __init__(
-        self,
-        value: torch.Tensor,
-        reads: torch.Tensor,
-        scores: torch.Tensor,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        decay: torch.Tensor,
-    ) -> None:
-        self._value, self._reads, self._scores = value, reads, scores
-        self._query, self._key, self._decay = query, key, decay
-
-    def advance(
-        self, first: int, end: int, state: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Advance states [b, H, K, V]."""
-        here = slice(first, end)
-        output, state = _advance(
-            state, self._value[here], self._reads[here], self._scores[here], self._query[here],
-            self._key[here], self._decay[here],
-        )  # fmt: skip
-        return output.transpose(1, 2), state
+        return advance
 
 
 class ChannelDeltaScan:
     """A scan with one decay for every number of a key (Kimi's delta attention)."""
 
-    def prepare(self, *inputs: torch.Tensor) -> Pieces:
+    def prepare(self, *inputs: torch.Tensor) -> Advance:
         """Take q and k [P, L, H, K] (normalised, q scaled), v [P, L, H, V], log decay
-        [P, L, H, K] and beta [P, L, H]."""
-        return _ChannelDeltaPieces([values.transpose(1, 2) for values in inputs])
+        [P, L, H, K] and beta [P, L, H]; advance [b, H, K, V], ``CHANNEL_TOKENS`` at a time."""
+        by_head = [values.transpose(1, 2) for values in inputs]
 
+        def advance(first: int, end: int, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            outputs = []
+            for start in range(0, by_head[0].shape[2], CHANNEL_TOKENS):
+                places = slice(start, start + CHANNEL_TOKENS)
+                output, state = _few_places(state, *(v[first:end, :, places] for v in by_head))
+                outputs.append(output)
+            return torch.cat(outputs, 2).transpose(1, 2), state
 
-class _ChannelDeltaPieces:
-    def __init__(self, inputs: list[torch.Tensor]) -> None:
-        self._inputs = inputs
-
-    def advance(
-        self, first: int, end: int, state: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Advance states [b, H, K, V], ``CHANNEL_TOKENS`` places at a time."""
-        outputs = []
-        for start in range(0, self._inputs[0].shape[2], CHANNEL_TOKENS):
-            places = slice(start, start + CHANNEL_TOKENS)
-            query, key, value, decay, beta = (v[first:end, :, places] for v in self._inputs)
-            output, state = _few_places(state, query, key, value, decay, beta)
-            outputs.append(output)
-        return torch.cat(outputs, 2).transpose(1, 2), state
+        return advance
 
 
 def _few_places(

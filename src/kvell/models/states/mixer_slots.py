@@ -6,24 +6,57 @@ The step is set for the duration of one forward pass.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from kvell.attention.states import StateBatch
 from kvell.errors import ChangeSomething
 from kvell.models.config.description import ModelDescription
 from kvell.models.config.state_sizes import MixerKind
 from kvell.models.states.mixers import AS_ATTENTION, MIXERS, Mixer
+from kvell.models.states.scan_plan import ScanPlan, plan_scans
+from kvell.models.states.state_memory import StateMemory
 from kvell.models.states.state_run import StateRun
 from kvell.pages.layout import GroupKind
 
 
-class StateStep(Protocol):
-    """Interface of one forward pass for mixers."""
+class StatePass:
+    """One forward pass: every layer asks for its states once, in order."""
+
+    def __init__(self, memory: StateMemory, batches: Sequence[object]) -> None:
+        """Start a pass.
+
+        :param batches: metadata of every group, in the order of the layout.
+        """
+        self._memory = memory
+        self._batches = batches
+        self._plans: dict[int, ScanPlan] = {}
+        self._left = list(memory.pages)[::-1]
 
     def states(self, layer: int) -> StateRun:
-        """Return the states of a layer; each layer asks once, in order."""
-        ...
+        """Return the input of the layer's mixer.
+
+        :raises RuntimeError: if it is not the layer's turn, or its group has no state metadata.
+        """
+        if not self._left or self._left[-1] != layer:
+            raise RuntimeError(f"layer {layer} asks for its states, expected {self._left[-1:]}")
+        self._left.pop()
+        group = self._memory.groups[layer]
+        batch = self._batches[group]
+        if not isinstance(batch, StateBatch):
+            raise RuntimeError(f"the step has no metadata for the states of group {group}")
+        if group not in self._plans:
+            self._plans[group] = plan_scans(batch)
+        return StateRun(self._memory.pages[layer], batch, self._plans[group])
+
+    def require_complete(self) -> None:
+        """Raise unless every layer's mixer ran.
+
+        :raises RuntimeError: if a mixer did not run.
+        """
+        if self._left:
+            raise RuntimeError(f"mixers of layers {self._left[::-1]} did not run")
 
 
 class MixerSlot:
@@ -37,7 +70,7 @@ class MixerSlot:
         self.mixer = mixer
         self.layer = layer
         self.as_attention = as_attention
-        self.step: StateStep | None = None
+        self.step: StatePass | None = None
 
     def __call__(
         self, hidden_states: torch.Tensor, *_: Any, **__: Any
@@ -77,8 +110,7 @@ def place_mixers(
 
 
 @contextmanager
-def during(slots: Sequence[MixerSlot], step: StateStep) -> Iterator[None]:
-    """Bind the slots to a step for the duration of the context."""
+def during(slots: Sequence[MixerSlot], step: StatePass) -> Iterator[None]:
     for slot in slots:
         slot.step = step
     try:

@@ -55,7 +55,6 @@ class GatedDeltaMixer:
         self.shapes = StateShapes(sum(self._sizes), module.conv_kernel_size - 1, recurrent)
 
     def __call__(self, hidden: torch.Tensor, run: StateRun) -> torch.Tensor:
-        """Map hidden states of a ragged batch [T, hidden] → [T, hidden]."""
         module = self._module
         inputs = self._project(self._module, hidden)
         mixed = self._act(run.convolve(inputs.mixed, module.conv1d)).float()
@@ -88,7 +87,6 @@ class ChannelDeltaMixer:
         self.shapes = StateShapes(3 * module.qkv_dim, module.conv_kernel_size - 1, recurrent)
 
     def __call__(self, hidden: torch.Tensor, run: StateRun) -> torch.Tensor:
-        """Map hidden states of a ragged batch [T, hidden] → [T, hidden]."""
         module = self._module
         mixed = self._act(run.convolve(_side_by_side(module, hidden), module.conv1d)).float()
         query, key, value = (part.view(len(hidden), *self._heads) for part in mixed.chunk(3, -1))
@@ -166,9 +164,7 @@ class Mixer(Protocol):
 
     shapes: StateShapes
 
-    def __call__(self, hidden: torch.Tensor, run: StateRun) -> torch.Tensor:
-        """Map hidden states of a ragged batch [T, hidden] → [T, hidden]."""
-        ...
+    def __call__(self, hidden: torch.Tensor, run: StateRun) -> torch.Tensor: ...
 
 
 class SelectiveMixer:
@@ -181,7 +177,6 @@ class SelectiveMixer:
         self.shapes = StateShapes(inner, module.conv_kernel_size - 1, (inner, state))
 
     def __call__(self, hidden: torch.Tensor, run: StateRun) -> torch.Tensor:
-        """Map hidden states of a ragged batch [T, hidden] → [T, hidden]."""
         module = self._module
         x, gate = module.in_proj(hidden).chunk(2, -1)
         x = module.act(run.convolve(x, module.conv1d))
@@ -216,7 +211,6 @@ class ScalarDecayMixer:
         self.shapes = StateShapes(channels, module.conv_kernel_size - 1, recurrent)
 
     def __call__(self, hidden: torch.Tensor, run: StateRun) -> torch.Tensor:
-        """Map hidden states of a ragged batch [T, hidden] → [T, hidden]."""
         module = self._module
         sizes = [self._inner, self.shapes.channels, module.num_heads]
         gate, mixed, dt = torch.split(self._project(hidden), sizes, -1)
@@ -255,7 +249,6 @@ class LightningMixer:
         self.shapes = StateShapes(0, 0, (*self._heads, module.head_dim))
 
     def __call__(self, hidden: torch.Tensor, run: StateRun) -> torch.Tensor:
-        """Map hidden states of a ragged batch [T, hidden] → [T, hidden]."""
         module = self._module
         mixed = module.act_fn(module.qkv_proj(hidden)).float()
         query, key, value = mixed.view(len(hidden), self._heads[0], -1).chunk(3, -1)
@@ -273,7 +266,6 @@ class ConvolutionMixer:
         self.shapes = StateShapes(module.conv.in_channels, module.conv_kernel_size - 1, ())
 
     def __call__(self, hidden: torch.Tensor, run: StateRun) -> torch.Tensor:
-        """Map hidden states of a ragged batch [T, hidden] → [T, hidden]."""
         module = self._module
         before, after, x = module.in_proj(hidden).chunk(3, -1)
         return _of(module.out_proj, after * run.convolve(before * x, module.conv))

@@ -120,7 +120,6 @@ class DecodeStateBatch(StateBatch):
 
 
 def plan_scans(batch: StateBatch) -> ScanPlan:
-    """Plan a step's scans, once for all layers of the group."""
     if isinstance(batch, DecodeStateBatch):
         return batch.plan
     device = batch.page_ids.device

@@ -8,26 +8,21 @@ Shapes: P pieces, L places, b pieces of a round, H heads, G groups of heads, N n
 channel, D channels of a head.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
-
-class Pieces(Protocol):
-    """A lane's prepared pieces, to be advanced round by round."""
-
-    def advance(
-        self, first: int, end: int, state: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Advance pieces first … end-1 from states [b, …]; return outputs [b, L, …] and states."""
-        ...
+Advance = Callable[[int, int, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""Advances pieces first … end-1 of a lane from states [b, …]; returns outputs [b, L, …] and states.
+"""
 
 
 class Scan(Protocol):
     """A recurrence with a layer's constants."""
 
-    def prepare(self, *inputs: torch.Tensor) -> Pieces:
-        """Prepare inputs, [P, L, …] each."""
+    def prepare(self, *inputs: torch.Tensor) -> Advance:
+        """Prepare inputs, [P, L, …] each, to be advanced round by round."""
         ...
 
 
@@ -40,40 +35,26 @@ class SelectiveScan:
     def __init__(self, decays: torch.Tensor) -> None:
         self._decays = decays
 
-    def prepare(self, *inputs: torch.Tensor) -> Pieces:
-        """Take x and dt [P, L, C], and B and C [P, L, N]."""
-        x, dt, write, read = inputs
-        return _SelectivePieces(self._decays, dt, dt * x, write, read)
+    def prepare(self, *inputs: torch.Tensor) -> Advance:
+        """Take x and dt [P, L, C], and B and C [P, L, N]; advance states [b, C, N].
 
-
-class _SelectivePieces:
-    def __init__(
-        self,
-        decays: torch.Tensor,
-        dt: torch.Tensor,
-        scaled: torch.Tensor,
-        write: torch.Tensor,
-        read: torch.Tensor,
-    ) -> None:
-        self._decays, self._dt, self._scaled = decays, dt, scaled
-        self._write, self._read = write, read
-
-    def advance(
-        self, first: int, end: int, state: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Advance states [b, C, N] token by token.
-
-        Every number has its own decay, so matrix products over several tokens gain nothing.
+        Every number has its own decay, so matrix products over several tokens gain nothing: states
+        advance token by token.
         """
-        outputs = []
-        for place in range(self._dt.shape[1]):
-            at = (slice(first, end), place)
-            decay = torch.exp(self._dt[at][:, :, None] * self._decays)
-            state = torch.addcmul(
-                self._scaled[at][:, :, None] * self._write[at][:, None, :], state, decay
-            )
-            outputs.append(torch.matmul(state, self._read[at][:, :, None])[:, :, 0])
-        return torch.stack(outputs, 1), state
+        x, dt, write, read = inputs
+        scaled = dt * x
+
+        def advance(first: int, end: int, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            outputs = []
+            for place in range(dt.shape[1]):
+                at = (slice(first, end), place)
+                decay = torch.exp(dt[at][:, :, None] * self._decays)
+                added = scaled[at][:, :, None] * write[at][:, None, :]
+                state = torch.addcmul(added, state, decay)
+                outputs.append(torch.matmul(state, read[at][:, :, None])[:, :, 0])
+            return torch.stack(outputs, 1), state
+
+        return advance
 
 
 class ScalarDecayScan:
@@ -85,8 +66,8 @@ class ScalarDecayScan:
     def __init__(self, decays: torch.Tensor) -> None:
         self._decays = decays
 
-    def prepare(self, *inputs: torch.Tensor) -> Pieces:
-        """Take x [P, L, H, D], dt [P, L, H], and B and C [P, L, G, N]."""
+    def prepare(self, *inputs: torch.Tensor) -> Advance:
+        """Take x [P, L, H, D], dt [P, L, H], and B and C [P, L, G, N]; advance [b, H, D, N]."""
         x, dt, write, read = (values.transpose(1, 2) for values in inputs)
         heads_per_group = x.shape[1] // write.shape[1]
         x = x * dt[..., None]
@@ -94,27 +75,16 @@ class ScalarDecayScan:
         scores = (read @ write.transpose(-1, -2)).repeat_interleave(heads_per_group, 1)
         write, read = (v.repeat_interleave(heads_per_group, 1) for v in (write, read))
         added = x.transpose(-1, -2) @ (write * to_end[..., None])
-        return _ScalarDecayPieces(
-            causal_product(scores * within, x),
-            added,
-            read * from_start[..., None],
-            from_start[..., -1:, None],
-        )
+        inside = causal_product(scores * within, x)
+        reads = read * from_start[..., None]
+        kept = from_start[..., -1:, None]
 
+        def advance(first: int, end: int, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            here = slice(first, end)
+            output = inside[here] + reads[here] @ state.transpose(-1, -2)
+            return output.transpose(1, 2), torch.addcmul(added[here], state, kept[here])
 
-class _ScalarDecayPieces:
-    def __init__(
-        self, inside: torch.Tensor, added: torch.Tensor, read: torch.Tensor, decay: torch.Tensor
-    ) -> None:
-        self._inside, self._added, self._read, self._decay = inside, added, read, decay
-
-    def advance(
-        self, first: int, end: int, state: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Advance states [b, H, D, N]."""
-        here = slice(first, end)
-        output = self._inside[here] + self._read[here] @ state.transpose(-1, -2)
-        return output.transpose(1, 2), torch.addcmul(self._added[here], state, self._decay[here])
+        return advance
 
 
 def causal_product(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,6 @@ def state_memory(
     """Locate every layer's states in the pool.
 
     :param shapes: states of each layer that has any, in order.
-    :param dtype: the model's.
     :raises ValueError: if a layer has no group, or its states do not have the group's size.
     """
     groups = {layer: layout.group_of_layer(layer, GroupKind.STATE) for layer in shapes}

@@ -52,7 +52,6 @@ class StatePages:
         return _load(self.window, pages, fresh).view(-1, self.shapes.channels, self.shapes.window)
 
     def store_window(self, pages: torch.Tensor, values: torch.Tensor) -> None:
-        """Write [n, channels, window]."""
         _store(self.window, pages, values)
 
     def load_recurrent(self, pages: torch.Tensor, fresh: torch.Tensor | None) -> torch.Tensor:
@@ -62,7 +61,6 @@ class StatePages:
         return loaded.view(-1, *self.shapes.recurrent)
 
     def store_recurrent(self, pages: torch.Tensor, values: torch.Tensor) -> None:
-        """Write [n, *recurrent]."""
         assert self.recurrent is not None, "the layer has no recurrent state"
         _store(self.recurrent, pages, values)
 

@@ -7,7 +7,7 @@ import torch
 
 from kvell.attention.states import StateBatch
 from kvell.models.states.scan_plan import Lane, ScanPlan
-from kvell.models.states.scans import Pieces, Scan
+from kvell.models.states.scans import Advance, Scan
 from kvell.models.states.state_pages import StatePages
 
 
@@ -58,20 +58,20 @@ class StateRun:
         output: torch.Tensor | None = None
         for lane in self.plan.lanes:
             state = states if lane.requests is None else states.index_select(0, lane.requests)
-            pieces = scan.prepare(*(lane.take(values) for values in inputs))
-            done = self._scan_lane(lane, pieces, state)
+            advance = scan.prepare(*(lane.take(values) for values in inputs))
+            done = self._scan_lane(lane, advance, state)
             if output is None:
                 output = done.new_empty((len(inputs[0]), *done.shape[2:]))
             lane.put(done, output)
         assert output is not None, "a step has tokens"
         return output
 
-    def _scan_lane(self, lane: Lane, pieces: Pieces, state: torch.Tensor) -> torch.Tensor:
+    def _scan_lane(self, lane: Lane, advance: Advance, state: torch.Tensor) -> torch.Tensor:
         """Run all rounds of a lane, store its states and return its outputs [P, L, …]."""
         outputs = []
         for now in lane.rounds:
             running = now.end - now.first
-            done, advanced = pieces.advance(now.first, now.end, state[:running])
+            done, advanced = advance(now.first, now.end, state[:running])
             state = torch.cat((advanced, state[running:])) if running < len(state) else advanced
             outputs.append(done)
             if now.cuts is not None and now.cut_ranks is not None:

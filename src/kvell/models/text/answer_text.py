@@ -87,9 +87,7 @@ class Detokenizer(Protocol):
         """Return text that is final with these tokens added."""
         ...
 
-    def finish(self) -> str:
-        """Return text still held back."""
-        ...
+    def finish(self) -> str: ...
 
 
 @dataclass(frozen=True)

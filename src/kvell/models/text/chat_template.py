@@ -408,7 +408,6 @@ def _reads(tree: nodes.Template, variable: str) -> bool:
 
 
 def _read(template: str) -> tuple[str, str]:
-    """Return the text of a template and its name."""
     file = Path(template).expanduser()
     try:
         if JINJA_CHARS.isdisjoint(template) or file.is_file():

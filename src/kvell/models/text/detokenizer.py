@@ -68,7 +68,6 @@ class IncrementalDetokenizer:
         )
 
     def finish(self) -> str:
-        """Return the text that was held back; call at the end of the request."""
         return self._way.finish()
 
 
@@ -81,8 +80,6 @@ class _Way(Protocol):
 
 
 class _ByteLevel:
-    """Detokenizer for a vocabulary that spells bytes as characters (as GPT-2's)."""
-
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
@@ -118,16 +115,13 @@ class _Window:
         # A run of byte tokens is decoded as a whole: final only when another kind follows.
         if is_byte_token(spelling):
             return ""
-        return self._give()
+        return self.finish()
 
     def push_slice(self, spelled: Sequence[tuple[int, str]]) -> str:
         self._ids += [token for token, _ in spelled]
-        return "" if not spelled or is_byte_token(spelled[-1][1]) else self._give()
+        return "" if not spelled or is_byte_token(spelled[-1][1]) else self.finish()
 
     def finish(self) -> str:
-        return self._give()
-
-    def _give(self) -> str:
         before, text = self._text(self._given), self._text(len(self._ids))
         new = text[len(before) :]
         if before and new:
@@ -207,5 +201,4 @@ def token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
 
 
 def is_byte_token(spelling: str) -> bool:
-    """Return whether a token spells one byte as a number, such as ``<0xE2>``."""
     return len(spelling) == 6 and spelling.startswith("<0x") and spelling.endswith(">")

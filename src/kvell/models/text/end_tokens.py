@@ -37,8 +37,6 @@ def eos_token_ids(path: Path, overrides: str | None = None) -> frozenset[int]:
     """Return end-of-sequence ids of a model directory, with or without a tokenizer.
 
     They are read from ``generation_config.json``, else from ``config.json``; may be empty.
-
-    :param overrides: a JSON object of fields in place of those of ``config.json``.
     """
     config: Mapping[str, Any] = overridden(
         read_optional_json(path / CONFIG_FILE), parsed_overrides(overrides)

@@ -25,7 +25,6 @@ class TokenOffsets:
         self._chars = 0
 
     def push(self, token: int) -> int:
-        """Return the offset of the next token."""
         data = self._bytes_of(token)
         if not data:
             return self._chars

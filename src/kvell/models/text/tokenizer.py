@@ -212,7 +212,6 @@ class Tokenizer:
 
     :param backend: a tokenizer of transformers.
     :param eos_token_ids: ids that end an answer.
-    :param chosen: the user's choice of its chat template.
     :param path: its directory, for messages and for a chat template in an unusual place.
     """
 
@@ -237,8 +236,6 @@ class Tokenizer:
     ) -> "Tokenizer":
         """Load from a transformers directory.
 
-        :param chosen: the user's choice of its chat template.
-        :param overrides: a JSON object of fields in place of those of its ``config.json``.
         :raises ChangeSomething: if the directory holds no tokenizer or a damaged one, or a chat
             template that does not compile.
         """
@@ -256,7 +253,6 @@ class Tokenizer:
 
     @property
     def knows_text(self) -> bool:
-        """Whether texts can be encoded and decoded at all."""
         return True
 
     @property
@@ -266,7 +262,6 @@ class Tokenizer:
 
     @cached_property
     def gap_tokens(self) -> GapTokens | None:
-        """The tokens with which the model fills a gap in a text; None if it has none."""
         return gap_tokens(self._id_of)
 
     @cached_property
@@ -298,7 +293,6 @@ class Tokenizer:
         )
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> TokenIds:
-        """Return token ids of a text, int32 [tokens], with the special tokens of the model."""
         escapes = self._chosen.special_tokens_in_text == "escape"
         first, *others = text.split(MARK) if escapes else [text]
         ids = list(self.backend(first, add_special_tokens=add_special_tokens)["input_ids"])
@@ -382,7 +376,6 @@ class Tokenizer:
 
     @property
     def decoder(self) -> Any:
-        """The tokenizers library's decoder, which joins tokens; None for other tokenizers."""
         backend = getattr(self.backend, "backend_tokenizer", None)
         return getattr(backend, "decoder", None)
 
@@ -428,6 +421,7 @@ class NoTokenizer(Tokenizer):
     def __init__(self, path: Path, overrides: str | None = None) -> None:
         super().__init__(None, eos_token_ids(path, overrides))
         self._path = path
+        self.special_ids = frozenset()
 
     @override
     def choose_template(self, chosen: ChosenTemplate) -> None:
@@ -451,11 +445,6 @@ class NoTokenizer(Tokenizer):
     def rendered_chat(self, *_: object, **__: object) -> NoReturn:
         raise _refusal(self._path, "holds no tokenizer")
 
-    @cached_property
-    @override
-    def special_ids(self) -> frozenset[int]:
-        return frozenset()
-
     @override
     def spelling(self, token_id: int) -> str | None:
         return None
@@ -478,7 +467,6 @@ def check_template_fields(fields: Mapping[str, Any]) -> None:
 def tokenizer_or_none(path: Path, overrides: str | None = None) -> Tokenizer:
     """Load the tokenizer of a directory; :class:`NoTokenizer` if it holds none.
 
-    :param overrides: a JSON object of fields in place of those of its ``config.json``.
     :raises ChangeSomething: if it holds a damaged one.
     """
     if not holds_tokenizer(path):

@@ -40,8 +40,6 @@ _COUNTS = tuple(counted.name for counted in fields(LinkStats))
 
 @dataclass
 class _LinkState:
-    """A link and its history."""
-
     link: Link
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
     free_seconds: float = -math.inf
@@ -54,18 +52,20 @@ _Flight = tuple[_LinkState, int, Delivery]
 """The link, how often it had been cut at sending, and the delivery."""
 
 
-class VirtualTransport:
+class VirtualTransport(EventQueue[_Flight]):
     """All links between all endpoints; endpoints exist as soon as they are named.
+
+    ``next_seconds`` is when the next delivery is due, unless a cut prevents it.
 
     :param link: properties of every link until :meth:`set_link` changes them.
     :param seed: decides every loss, copy and delay.
     """
 
     def __init__(self, link: Link | None = None, seed: int = 0) -> None:
+        super().__init__()
         self._default = link or Link()
         self._seed = seed
         self._links: dict[tuple[str, str], _LinkState] = {}
-        self._flights: EventQueue[_Flight] = EventQueue()
         self._now_seconds = -math.inf
 
     # ------------------------------------------------------------------ messages
@@ -115,15 +115,11 @@ class VirtualTransport:
         """
         self._move_to(now_seconds)
         arrived: list[Delivery] = []
-        while (at_seconds := self._flights.next_seconds()) is not None:
+        while (at_seconds := self.next_seconds()) is not None:
             if at_seconds > now_seconds:
                 break
-            arrived += self._land(*self._flights.pop())
+            arrived += self._land(*self.pop())
         return arrived
-
-    def next_seconds(self) -> float | None:
-        """Return when the next delivery is due, unless a cut prevents it; None if there is none."""
-        return self._flights.next_seconds()
 
     # --------------------------------------------------------------------- links
 
@@ -143,7 +139,6 @@ class VirtualTransport:
                 self.cut(another, name)
 
     def heal(self) -> None:
-        """Mend every link; messages that were cut stay lost."""
         for state in self._links.values():
             state.is_cut = False
 
@@ -166,7 +161,7 @@ class VirtualTransport:
         state.last_due_seconds = max(due_seconds, state.last_due_seconds)
         state.counts["in_flight"] += 1
         arriving = replace(delivery, due_seconds=due_seconds)
-        self._flights.schedule(due_seconds, (state, state.cuts, arriving))
+        self.schedule(due_seconds, (state, state.cuts, arriving))
 
     def _land(self, state: _LinkState, cuts: int, delivery: Delivery) -> list[Delivery]:
         state.counts["in_flight"] -= 1

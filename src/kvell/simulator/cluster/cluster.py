@@ -10,7 +10,7 @@ Everything happens in one loop, in order of virtual time, so equal runs are equa
 """
 
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -42,7 +42,7 @@ from kvell.mempool.rendezvous import DEFAULT_PD_CACHING, PdCaching
 from kvell.mempool.transfers.methods import StreamCosts
 from kvell.simulator.clock.links import Link
 from kvell.simulator.clock.transport import VirtualTransport
-from kvell.simulator.cluster.device import Device, TraceDevice
+from kvell.simulator.cluster.device import Device
 from kvell.simulator.cluster.front import VirtualFront
 from kvell.simulator.cluster.instance import Record, VirtualInstance
 from kvell.simulator.cluster.loop import Loop
@@ -64,12 +64,9 @@ class ClusterSpec:
     """The parameters of a cluster.
 
     :param counts: instances by role, like ``{"prefill": 1, "decode": 2}``.
-    :param layout: of each instance's pool.
-    :param machine: gives each step its duration.
     :param links: between instances; None: there are none, and no request moves.
     :param pd_caching: the content that each role caches; with 0 mixed instances cache nothing
         either.
-    :param costs: prices that each instance reports.
     :param role_rules: when instances change their roles by load; None: never.
     :param max_waiting: requests that wait for a credit; None: any number.
     :param front_seconds: latency of messages between the front and an instance, by instance; they
@@ -77,7 +74,6 @@ class ClusterSpec:
     :param notice_seconds: extra latency of notices of the index; ``notice_loss`` is the part of
         them that never arrives.
     :param restart_seconds: from an instance's death to the next incarnation.
-    :param seed: decides which messages are lost, late and doubled.
     :param streams: cost of pulls that begin before a step has ended; None: no pull does.
     :param hosts: hosts of instances that are not on the common host, by name: instances of one host
         lend each other memory. None: no instance lends, as if no pool were in host memory.
@@ -117,10 +113,7 @@ class EngineParts:
     """The optional parts of each incarnation's engine; all are made for it.
 
     :param core: the memory core, which is empty; None: as ``ClusterSpec`` says.
-    :param memory: the sharing of the pool with activations.
-    :param swapping: the CPU buffer.
     :param parking: the component that prefills ahead of decodes.
-    :param lateness: reports late requests to the engine.
     :param buffer_large: number of the buffer's first large page, counted from the pool's first, if
         prompts may be computed into it.
     """
@@ -147,9 +140,6 @@ class VirtualCluster:
         the trace's tokens.
     :param records: whether each incarnation records its inputs and its decisions.
     :param locality: the router's record of caches; by default as the routing needs it.
-    :param metering: how memory is sampled; None: it is not.
-    :param acceptance: decides which draft tokens the trace's answers accept.
-    :param wall: measures the duration of the run itself.
     :ivar instances: live instances, by name.
     :ivar past: dead instances, in order.
     """
@@ -183,7 +173,7 @@ class VirtualCluster:
         self.wall_seconds = 0.0
         self._prompts = prompts or PromptMaker(rows)
         runner = TraceRunner(self._prompts, acceptance)
-        self._device: MakeDevice = device or (lambda _: TraceDevice(runner))
+        self._device: MakeDevice = device or (lambda _: Device(runner))
         self._records = records
         self.instances: dict[str, VirtualInstance] = {}
         self.past: list[VirtualInstance] = []
@@ -211,12 +201,10 @@ class VirtualCluster:
         )
 
     def start(self) -> None:
-        """Start all instances; to be called once, before any other event."""
         for name in self.names:
             self._start(name)
 
     def run(self, progress: Callable[[float], None] = lambda _: None) -> None:
-        """Run until every request has ended or was refused."""
         began_seconds = self._wall.now_seconds()
         self.start()
         num_requests = len(self.front.requests)
@@ -241,7 +229,6 @@ class VirtualCluster:
     # --------------------------------------------------------------------- faults
 
     def crash(self, name: str, cause: Cause = "killed") -> None:
-        """Let an instance die, and another incarnation start later."""
         dead = self.instances.pop(name, None)
         if dead is None:
             return
@@ -256,23 +243,12 @@ class VirtualCluster:
         self.loop.after(pause_seconds, partial(self._start, name))
 
     def pause(self, name: str, seconds: float) -> None:
-        """Stop an instance for a while; others notice only its silence."""
         if name in self.instances:
             self.instances[name].pause(seconds)
 
-    def partition(self, side: Collection[str], other: Collection[str]) -> None:
-        self.network.partition(side, other)
-
-    def heal(self) -> None:
-        self.network.heal()
-
     # -------------------------------------------------------------------- instances
 
-    def fresh_core(self, name: str, incarnation: int) -> tuple[EngineCore, Agent]:
-        core, agent, _ = self._fresh(name, incarnation)
-        return core, agent
-
-    def _fresh(self, name: str, incarnation: int) -> tuple[EngineCore, Agent, InstanceMeter]:
+    def fresh_core(self, name: str, incarnation: int) -> tuple[EngineCore, Agent, InstanceMeter]:
         spec, parts = self.spec, self._parts
         memory = parts.core() if parts.core else create_core(spec.layout, spec.eviction)
         agent = Agent(memory, name, incarnation, "virtual")
@@ -296,7 +272,7 @@ class VirtualCluster:
 
     def _start(self, name: str) -> None:
         incarnation = next(self._incarnations)
-        core, agent, meter = self._fresh(name, incarnation)
+        core, agent, meter = self.fresh_core(name, incarnation)
         instance = VirtualInstance(
             core,
             agent,
@@ -353,7 +329,7 @@ class VirtualCluster:
     def _tell(self, name: str, command: Command) -> None:
         instance = self.instances.get(name)
         if instance is not None:
-            self.loop.after(self._front_seconds(name), partial(instance.tell, command))
+            self.loop.after(self._front_seconds(name), partial(instance.take, command))
             self._beat_later()
 
     def _beat_later(self) -> None:

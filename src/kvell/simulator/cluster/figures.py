@@ -47,7 +47,6 @@ def cluster_figures(cluster: VirtualCluster) -> dict[str, Any]:
 
 
 def engine_figures(cluster: VirtualCluster) -> dict[str, Any]:
-    """Return the figures of a metered cluster of one instance, as every bench names them."""
     (instance,) = cluster.instances.values()
     engine, meter, front = instance.core, instance.meter, cluster.front
     stats = engine.stats()
@@ -125,11 +124,10 @@ def _step_means(cluster: VirtualCluster, instances: Sequence[VirtualInstance]) -
     """Return means over the sampled steps of instances; none if nothing is sampled."""
     steps = StepMeans(cluster.spec.layout)
     for instance in instances:
-        for sample in instance.meter.means.samples:
-            steps.add(sample)
+        steps.samples += instance.meter.means.samples
     means = steps.means()
     figures = {"batch_mean": means.batch, "waste": means.waste, "stranded": means.stranded}
-    return figures if steps.num_steps else {}
+    return figures if steps.samples else {}
 
 
 def _sections(instances: Sequence[VirtualInstance]) -> dict[str, int]:

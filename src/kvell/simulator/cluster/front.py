@@ -82,7 +82,6 @@ class VirtualFront:
 
     @property
     def num_done(self) -> int:
-        """The number of requests that have ended or were refused."""
         return len(self.ends) + len(self._schedule.refused)
 
     def drop(self, index: int) -> None:
@@ -117,10 +116,6 @@ class VirtualFront:
             self._look_ahead()
 
     def on_events(self, instance_id: str, events: Sequence[Event], step: int = 0) -> None:
-        """Handle the events of an instance.
-
-        :param step: the instance's last step before them.
-        """
         now_seconds, self._step = self._loop.now_seconds, step
         for event in events:
             if isinstance(event, Tokens):
@@ -221,16 +216,11 @@ class VirtualFront:
 
 
 class _Trace:
-    """Observer of a request's end."""
-
-    def __init__(self, ended: Callable[[EndedRequest], None]) -> None:
-        self._ended = ended
+    def __init__(self, on_ended: Callable[[EndedRequest], None]) -> None:
+        self.on_ended = on_ended
 
     def on_admitted(self) -> None:
         """Do nothing."""
 
     def on_accepted(self) -> None:
         """Do nothing."""
-
-    def on_ended(self, request: EndedRequest) -> None:
-        self._ended(request)

@@ -66,9 +66,6 @@ class PeerMappings:
 
     An incarnation may be mapped again before its loss is handled. Both of its mappings then exist
     for a while, and the older one is read.
-
-    :param device: of the instance.
-    :param pool_bytes: of its pool, and of all others.
     """
 
     def __init__(self, device: Device, pool_bytes: int, large_page_bytes: int) -> None:
@@ -109,14 +106,13 @@ class PeerMappings:
             first, _ = self._mapped[key].popleft()
             if first != NOT_IN_PLACE:
                 self._places.set_taken(first, self._pool_bytes, False)
-                self._device.take_away(first)
+                self._device.drop_behind(first)
         if not self._losses[key]:
             del self._losses[key]
         if not self._mapped.get(key):
             self._mapped.pop(key, None)
 
     def stands(self, pages: BorrowedPages) -> bool:
-        """Return whether the creditor still lets this instance read pages."""
         mapped = self._mapped.get((pages.instance, pages.incarnation))
         return mapped is not None and pages.right in mapped[0][1].rights
 
@@ -172,12 +168,8 @@ class VirtualInstance(PoolIO):
     """An incarnation of an instance, from its start to its death.
 
     :param core: with ``agent``; without it, no other instance reaches this one.
-    :param says: sends its events to the front.
-    :param record: is filled, if given.
     :param reads: cost of pages that are read in place at other instances.
-    :param beats: whether it sends heartbeats.
     :ivar watch: called after each input and each step, unless the instance is alone.
-    :ivar is_alone: whether no other instance reaches it.
     """
 
     def __init__(
@@ -229,7 +221,7 @@ class VirtualInstance(PoolIO):
     def hear(self, entry: PeerEntry) -> None:
         if isinstance(entry, PeerLost):
             self.behind.lose(entry.peer, entry.incarnation)
-        self._take(entry)
+        self.take(entry)
 
     def meet(self, other: Endpoint, *, is_near: bool) -> None:
         far = BY_QUERIES if self._steps.asks else NOT_IN_PLACE
@@ -244,9 +236,6 @@ class VirtualInstance(PoolIO):
         self._answers_until_seconds = max(now_seconds, self._answers_until_seconds) + seconds
         self._answering_seconds += seconds if self._is_busy else 0.0
         return self._answers_until_seconds - now_seconds
-
-    def tell(self, command: Command) -> None:
-        self._take(command)
 
     def beat(self) -> None:
         """Send a heartbeat if idle; a busy instance sends it after its step."""
@@ -271,13 +260,12 @@ class VirtualInstance(PoolIO):
 
     # ----------------------------------------------------------------------- loop
 
-    def _take(self, entry: Input) -> None:
+    def take(self, entry: Input) -> None:
         if not self.is_dead:
             self._inbox.append(entry)
             self._run()
 
     def _run(self) -> None:
-        """Handle all inputs, and begin a step if there is work."""
         if self._is_busy or self.is_dead or self._is_paused:
             return
         self._is_busy = True  # inputs that this causes are handled here
@@ -286,7 +274,7 @@ class VirtualInstance(PoolIO):
         self._say(self._engine.take_deadline())
         self._is_busy = False
         if self.core.has_work and self.is_alone:
-            self._loop.last(self._begin)
+            self._loop.last.append(self._begin)
         elif self.core.has_work:
             self._begin()
         self._wake_at(self._engine.deadline)

@@ -13,27 +13,22 @@ Happening = Callable[[], None]
 class Loop:
     """Virtual time and its events.
 
-    :ivar now_seconds: the time of the present event.
+    :ivar last: events that follow all others of the present time.
     """
 
     def __init__(self) -> None:
         self.now_seconds = 0.0
         self._events: EventQueue[Happening] = EventQueue()
-        self._last: deque[Happening] = deque()
+        self.last: deque[Happening] = deque()
 
     def at(self, seconds: float, happening: Happening) -> None:
         self._events.schedule(max(seconds, self.now_seconds), happening)
 
     def after(self, seconds: float, happening: Happening) -> None:
-        """Schedule an event ``seconds`` from now."""
         self.at(self.now_seconds + seconds, happening)
 
-    def last(self, happening: Happening) -> None:
-        self._last.append(happening)
-
     def next_seconds(self, transport: VirtualTransport) -> float | None:
-        """Return the time of the next event, deliveries included; None if there is none."""
-        if self._last:
+        if self.last:
             return self.now_seconds
         times = (self._events.next_seconds(), transport.next_seconds())
         return min((seconds for seconds in times if seconds is not None), default=None)
@@ -48,5 +43,5 @@ class Loop:
         return True
 
     def run_last(self) -> None:
-        if self._last:
-            self._last.popleft()()
+        if self.last:
+            self.last.popleft()()

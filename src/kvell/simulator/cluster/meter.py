@@ -85,8 +85,6 @@ class InstanceMeter:
 
     :param memory: the memory core, which is sampled at each step.
     :param metering: None: nothing is sampled.
-    :param lateness: reports late requests to the engine, if given.
-    :param on_sampled: called with each sample.
     :ivar core: the memory core for the engine, which must be set as ``engine`` before it runs.
     :ivar scheduled: number of requests in all steps; ``short_of_memory``: number of steps in which
         a request waited for memory.
@@ -148,18 +146,17 @@ class InstanceMeter:
     def _look(self) -> None:
         """Sample the pool after a step's tokens are computed."""
         assert self._metering is not None
-        if self.means.num_steps % self._metering.look_every:
+        if len(self.means.samples) % self._metering.look_every:
             running = len(self.engine.running)
             self.latest = Sample(running, self._leaves_waiting, self.latest.groups)
         else:
             totals = self.memory.totals()
             waits = self._leaves_waiting
             self.latest = self._pool.sample(self._running(), totals, leaves_waiting=waits)
-        self.means.add(self.latest)
+        self.means.samples.append(self.latest)
         self._on_sampled()
 
     def _running(self) -> list[RunningRequest]:
-        """Return the progress of each request that holds pages."""
         before, self._constants = self._constants, {}
         running: list[RunningRequest] = []
         for request in self.engine.running:

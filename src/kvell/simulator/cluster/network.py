@@ -90,7 +90,6 @@ class Endpoint(Protocol):
     def answer(self, seconds: float) -> float | None:
         """Compute attention over lent pages for another instance.
 
-        :param seconds: of the computation.
         :returns: the time until it has ended; None if the instance stands still.
         """
         ...
@@ -124,7 +123,6 @@ class _Copy:
 class Network:
     """All live instances, and the messages and pages in transit.
 
-    :param page_bytes: of each group.
     :param hosts: hosts of instances that are not on the common host, by name; None: no pool can be
         read in place on any host, and instances receive no notice of connections.
     """
@@ -153,7 +151,6 @@ class Network:
         """Requested bytes, by the instance that reads."""
 
     def enter(self, endpoint: Endpoint) -> None:
-        """Add a started instance."""
         for other in self._alive.values():
             for source, reader in ((endpoint, other), (other, endpoint)):
                 self._transport.set_link(_pages(source), _pages(reader), self._links.pages)
@@ -189,7 +186,6 @@ class Network:
             self._meet(sender, other)
 
     def pull(self, reader: Endpoint, action: Pull) -> None:
-        """Begin to read pages of another instance."""
         transfer, rows = action.transfer, action.rows
         source = self._alive.get(transfer.sender)
         is_there = source is not None and source.incarnation == transfer.incarnation
@@ -206,7 +202,6 @@ class Network:
             self._break(key, self._links.unreached_seconds)
 
     def rest(self, reader: Endpoint, transfer: Transfer) -> None:
-        """Read the rest of a pull in stages, all of which is written; the pull may have ended."""
         copy = self._copies.get(_key(reader, transfer))
         if copy is not None:
             self._bring_rest(copy)
@@ -217,7 +212,6 @@ class Network:
         self._loop.after(self._links.stop_seconds, lambda: self._end(key, STOPPED))
 
     def find(self, name: str, incarnation: int) -> Endpoint | None:
-        """Return a live incarnation of an instance; None if it is dead."""
         endpoint = self._alive.get(name)
         return endpoint if endpoint is not None and endpoint.incarnation == incarnation else None
 
@@ -329,7 +323,6 @@ class Network:
         return sum(self._page_bytes[group] for group in rows[:, 0].tolist())
 
     def _crossed(self, payload: bytes) -> None:
-        """Write the bytes of a pull that have arrived."""
         key = self._crossing.pop(payload)
         copy = self._copies[key]
         copy.reader.device.read(copy.source.device, copy.crossing.pop(payload))

@@ -33,10 +33,6 @@ class NeighbourReads:
     copied_seconds: float = 0.0
 
     def seconds(self, plan: StepPlan, lending: CreditorLedger) -> float:
-        """Return the seconds of one step.
-
-        :param lending: of its instance.
-        """
         if not (plan.borrowed or lending.lends):
             return 0.0
         in_place = sum(not pages.by_queries for pages in plan.borrowed)
@@ -51,7 +47,6 @@ IN_ONE_MEMORY = NeighbourReads()
 class AskingStep:
     """A step that may ask creditors.
 
-    :param seconds: its duration.
     :param missed: handles of rows that lack an answer, so that they do not count.
     """
 
@@ -74,7 +69,6 @@ class PricedSteps:
     asks: bool
 
     def begin(self, debtor: Endpoint, plan: StepPlan) -> AskingStep:
-        """Ask the creditors of a step, which compute meanwhile."""
         if not plan.away:
             return AskingStep(self.machine.step_seconds(plan))
         away = dict(plan.away)
@@ -117,5 +111,4 @@ class PricedSteps:
         return wait, frozenset(missed)
 
     def _attention(self, tokens: float, rows: int) -> float:
-        """Return the time of attention of one request's rows over ``tokens`` tokens."""
         return tokens * max(self.costs.held_token_seconds, rows * self.costs.pair_seconds)

@@ -22,7 +22,6 @@ EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 def model_cost(config: Any, description: ModelDescription, element_bytes: int) -> ModelCost:
-    """Estimate the cost of a model from its transformers config."""
     text = text_config(config)
     hidden = description.hidden_size
     query_size, kv_size = _attention_sizes(description)
@@ -100,7 +99,6 @@ def _attention_sizes(description: ModelDescription) -> tuple[int, int]:
 
 
 def _first(text: Any, names: Sequence[str], default: int) -> int:
-    """Return the first of the fields that is set; of a list per layer, the first element."""
     values = (getattr(text, name, None) for name in names)
     value = next((value for value in values if value), default)
     return int(value[0] if isinstance(value, list) else value)

@@ -16,7 +16,6 @@ __all__ = [
     "LinkProfile",
     "StepCost",
     "hardware_names",
-    "link_names",
     "load_link",
     "load_profile",
 ]
@@ -40,10 +39,6 @@ def load_profile(name: str, directory: Path = HARDWARE_DIR) -> DeviceProfile:
     return DeviceProfile(stem, **rates)
 
 
-def link_names(directory: Path = LINKS_DIR) -> list[str]:
-    return hardware_names(directory)
-
-
 def load_link(name: str, directory: Path = LINKS_DIR) -> LinkProfile:
     """Load a link by name or by a TOML file's path.
 
@@ -55,7 +50,6 @@ def load_link(name: str, directory: Path = LINKS_DIR) -> LinkProfile:
 
 
 def _read(flag: str, name: str, directory: Path) -> tuple[str, dict[str, object]]:
-    """Return the file's stem and its content."""
     path = directory / f"{name}.toml"
     if name not in hardware_names(directory):
         path = Path(name)

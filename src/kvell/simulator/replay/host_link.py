@@ -51,11 +51,9 @@ class WithHostLink:
 
     @property
     def request_seconds(self) -> float:
-        """The machine's extra seconds of a request; see :class:`StepTimer`."""
         return self.machine.request_seconds
 
     def step_seconds(self, plan: StepPlan) -> float:
-        """Return the seconds of a step and of the pages it moves; see :class:`StepTimer`."""
         computing = self.machine.step_seconds(plan)
         if self.buffer_large is not None and not self.on_host:
             computing = self._with_staged(plan, self.buffer_large, computing)

@@ -25,9 +25,7 @@ class StepTimer(Protocol):
         """Extra seconds that a request waits, before its first step and after its first token."""
         ...
 
-    def step_seconds(self, plan: StepPlan) -> float:
-        """Return the virtual seconds of a step."""
-        ...
+    def step_seconds(self, plan: StepPlan) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -38,11 +36,9 @@ class CalibratedMachine:
 
     @property
     def request_seconds(self) -> float:
-        """The time that serving adds to each request; see :class:`StepTimer`."""
         return self.calibration.serving.request_seconds
 
     def step_seconds(self, plan: StepPlan) -> float:
-        """Return the calibrated seconds of a step; see :class:`StepTimer`."""
         return self.calibration.served_step_seconds(plan.work)
 
 
@@ -92,7 +88,6 @@ class Acceptance:
     seed: int = 0
 
     def is_right(self, request: int, position: int) -> bool:
-        """Return whether the draft token at an output position is right."""
         return keyed_fraction(self.seed, request, position) < self.rate
 
 

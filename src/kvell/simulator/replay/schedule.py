@@ -15,8 +15,8 @@ Arrivals = Literal["start", "trace"]
 """All requests wait at the start, or each arrives at its time."""
 
 
-class Schedule:
-    """Requests by index, in order of arrival.
+class Schedule(EventQueue[int]):
+    """Requests by index, in order of arrival; turns that wait for another are not in it.
 
     :param think_seconds: by request; a later turn arrives this long after the turn before it
         has ended, whatever the trace says.
@@ -34,34 +34,16 @@ class Schedule:
         sessions: bool = True,
         think_seconds: Sequence[float] | None = None,
     ) -> None:
+        super().__init__()
         self.refused: list[int] = []
         self._rows, self._arrivals, self._is_served = rows, arrivals, is_served
         self._think_seconds = think_seconds
         before = predecessors(rows) if sessions else [None] * len(rows)
         self._next = {last: index for index, last in enumerate(before) if last is not None}
         self._came_seconds: dict[int, float] = {}
-        self._queue: EventQueue[int] = EventQueue()
         for index, last in enumerate(before):
             if last is None:
                 self._come(index, rows[index].arrival_s if arrivals == "trace" else 0.0)
-
-    def __len__(self) -> int:
-        """Number of requests whose time is known; turns that wait for another are not counted."""
-        return len(self._queue)
-
-    def next_seconds(self) -> float | None:
-        """Return when the next request arrives; None if all are taken or wait for another."""
-        return self._queue.next_seconds()
-
-    def num_due(self, now_seconds: float) -> int:
-        return self._queue.num_due(now_seconds)
-
-    def pop(self) -> int:
-        """Take the next request.
-
-        :raises IndexError: if there is none.
-        """
-        return self._queue.pop()
 
     def came_seconds(self, index: int) -> float:
         """Return when a request arrived.
@@ -95,7 +77,7 @@ class Schedule:
         while turn is not None:
             self._came_seconds[turn] = at_seconds
             if self._is_served(turn):
-                self._queue.schedule(at_seconds, turn)
+                self.schedule(at_seconds, turn)
                 return
             self.refused.append(turn)
             before, turn = turn, self._next.get(turn)

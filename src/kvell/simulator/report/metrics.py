@@ -45,9 +45,7 @@ class Sample:
 class RunningRequest(NamedTuple):
     """The progress of a running request.
 
-    :param computed: tokens computed.
     :param hit_tokens: those of them that came from the cache.
-    :param model: model whose groups it uses.
     """
 
     computed: int
@@ -69,7 +67,6 @@ class MemoryMeter:
     def sample(
         self, running: Collection[RunningRequest], totals: PoolTotals, *, leaves_waiting: bool
     ) -> Sample:
-        """Return a sample of the pool."""
         groups = tuple(
             GroupSample(
                 needed_bytes(group, parts, running, totals.used_pages[g]),
@@ -157,22 +154,10 @@ class StepMeans:
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._all: list[Sample] = []
-
-    def add(self, sample: Sample) -> None:
-        self._all.append(sample)
-
-    @property
-    def num_steps(self) -> int:
-        return len(self._all)
-
-    @property
-    def samples(self) -> Sequence[Sample]:
-        return self._all
+        self.samples: list[Sample] = []
 
     def means(self, *, saturated: bool = False) -> Means:
-        """Return means over all steps, or over those that left a request waiting."""
-        samples = [s for s in self._all if s.leaves_waiting or not saturated]
+        samples = [s for s in self.samples if s.leaves_waiting or not saturated]
         return Means(
             mean([s.running for s in samples]),
             mean([waste(s.groups) for s in samples]),
@@ -182,7 +167,7 @@ class StepMeans:
     def group_figures(self) -> list[dict[str, float | str]]:
         """Return each group's means over all steps, in bytes and as fractions."""
         return [
-            self._figures(group, [s.groups[g] for s in self._all])
+            self._figures(group, [s.groups[g] for s in self.samples])
             for g, group in enumerate(self._layout.groups)
         ]
 
@@ -204,11 +189,9 @@ class StepMeans:
 
 
 def waste(groups: Sequence[GroupSample]) -> float:
-    """Return 1 − needed/allocated; 0 if nothing is allocated."""
     allocated = sum(group.allocated_bytes for group in groups)
     return 1 - sum(group.needed_bytes for group in groups) / allocated if allocated else 0.0
 
 
 def mean(values: Sequence[float]) -> float:
-    """Return the mean; 0 for no values."""
     return sum(values) / len(values) if values else 0.0

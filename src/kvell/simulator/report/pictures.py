@@ -1,7 +1,12 @@
 """Common parts of all pictures: colours, plain axes, reproducible files."""
 
 import io
+from collections.abc import Callable
+from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from kvell.errors import ChangeSomething
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +32,42 @@ def quiet(axes: "Axes") -> None:
     axes.grid(axis="y", color=INK, alpha=0.08, linewidth=0.6)
 
 
-def save(figure: "Figure", kind: str) -> bytes:
+def check_picture(flag: str, path: Path, example: str) -> None:
+    """Check the picture's name before the run, so that a wrong name does not cost a run.
+
+    :raises ChangeSomething: if the suffix is unknown or matplotlib is not installed.
+    """
+    if path.suffix.lower() not in FORMATS:
+        problem = f"ends in none of {', '.join(FORMATS)}"
+        raise ChangeSomething(flag, path, problem, f"use {path.stem or example}.png")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        problem = "needs matplotlib, which is not installed"
+        raise ChangeSomething(flag, path, problem, "run pip install 'kvell[plot]'") from error
+
+
+def write_picture(path: Path, figure: "Figure", title: str, table: Callable[[], str]) -> None:
+    """Write a PNG, SVG or HTML file, chosen by its suffix.
+
+    :param table: returns the inside of a page's table.
+    :raises OSError: if the file cannot be written.
+    """
+    suffix = path.suffix.lower()
+    if suffix == ".png":
+        path.write_bytes(_file_bytes(figure, "png"))
+        return
+    svg = _file_bytes(figure, "svg").decode()
+    if suffix == ".html":
+        svg = (
+            '<!doctype html><html lang="en"><meta charset="utf-8">'
+            f"<title>{escape(title)}</title><style>{STYLE}</style>{svg[svg.index('<svg') :]}"
+            f"<table>{table()}</table></html>\n"
+        )
+    path.write_text(svg, encoding="utf-8")
+
+
+def _file_bytes(figure: "Figure", kind: str) -> bytes:
     """Return the file's bytes, the same for the same figure: no date, no random names."""
     import matplotlib
 

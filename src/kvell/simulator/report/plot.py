@@ -6,7 +6,7 @@ model's need, and the distance to the next plain area is the manager's waste. Ru
 scales: one that ends further left finished earlier.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from kvell.errors import ChangeSomething
-from kvell.simulator.report.pictures import FORMATS, GREY, INK, STYLE, quiet, save
+from kvell.simulator.report.pictures import GREY, INK, check_picture, quiet, write_picture
 from kvell.simulator.report.timeline import GroupMoment, Moment
 from kvell.vocabulary import GIB, KIB, MIB
 
@@ -79,7 +78,6 @@ def _group_states(group: GroupMoment, evictable_share: float) -> tuple[float, ..
 
 
 def unit_of(pool_bytes: float) -> tuple[str, int]:
-    """Return the largest unit that the pool reaches, and its bytes."""
     return next(
         ((name, size) for name, size in (("GiB", GIB), ("MiB", MIB)) if pool_bytes >= size),
         ("KiB", KIB),
@@ -119,24 +117,8 @@ def draw(runs: Sequence[Run], path: Path, over: Over = "step") -> None:
     :raises ChangeSomething: for another suffix, or if matplotlib is not installed.
     :raises OSError: if the file cannot be written.
     """
-    if path.suffix.lower() not in FORMATS:
-        problem = f"ends in none of {', '.join(FORMATS)}"
-        raise ChangeSomething("--out", path, problem, f"use {path.stem or 'memory'}.png")
-    figure_of = _matplotlib_figure(path)
-    if path.suffix.lower() == ".png":
-        path.write_bytes(save(figure_of(runs, over), "png"))
-        return
-    svg = save(figure_of(runs, over), "svg").decode()
-    path.write_text(svg if path.suffix.lower() == ".svg" else _page(runs, svg), encoding="utf-8")
-
-
-def _matplotlib_figure(path: Path) -> Callable[[Sequence[Run], Over], "Figure"]:
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        problem = "needs matplotlib, which is not installed"
-        raise ChangeSomething("--out", path, problem, "run pip install 'kvell[plot]'") from error
-    return _figure
+    check_picture("--out", path, "memory")
+    write_picture(path, _figure(runs, over), "KV memory", lambda: _table(runs))
 
 
 def _figure(runs: Sequence[Run], over: Over) -> "Figure":
@@ -232,15 +214,11 @@ def _held(values: Numbers) -> Numbers:
     return np.append(values, values[-1])
 
 
-def _page(runs: Sequence[Run], svg: str) -> str:
+def _table(runs: Sequence[Run]) -> str:
     heads = "".join(f"<th>{head}</th>" for head in ("run", "running", *_MEANS, "empty"))
     rows = "".join(f"<tr>{_cells(run)}</tr>" for run in runs)
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>KV memory</title>'
-        f"<style>{STYLE}</style>{svg[svg.index('<svg') :]}"
-        f"<table><caption>Means over the timeline, memory as parts of the pool</caption>"
-        f"<tr>{heads}</tr>{rows}</table></html>\n"
-    )
+    caption = "Means over the timeline, memory as parts of the pool"
+    return f"<caption>{caption}</caption><tr>{heads}</tr>{rows}"
 
 
 def _cells(run: Run) -> str:

@@ -29,7 +29,6 @@ class Distribution:
     numbers: tuple[float, ...]
 
     def draw(self, draw: Draw, count: int) -> Tokens:
-        """Draw lengths, int64 [count]."""
         lengths = np.rint(_DRAWS[self.kind](draw, count, *self.numbers))
         whole: Tokens = np.clip(lengths, 1, LONGEST_TOKENS).astype(np.int64)
         return whole

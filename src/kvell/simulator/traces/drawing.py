@@ -19,13 +19,11 @@ class NewIds:
         self._next = 0
 
     def take(self, count: int) -> BlockIds:
-        """Return new ids, int64 [count]."""
         self._next += count
         return np.arange(self._next - count, self._next, dtype=np.int64)
 
 
 def poisson_arrivals(draw: Draw, count: int) -> Seconds:
-    """Draw Poisson arrivals, float64 [count], the first at 0, at ``REQUESTS_PER_SECOND``."""
     arrivals = np.cumsum(draw.exponential(1 / REQUESTS_PER_SECOND, count))
     return arrivals - arrivals[0] if count else arrivals
 

@@ -23,8 +23,6 @@ class ContextLengths:
     """Prompt and output together, as table 1 of the Infinite-LLM paper describes a trace.
 
     :param high: the longest, in tokens; the shortest is 1.
-    :param mean: average tokens.
-    :param deviation: standard deviation, in tokens.
     :param long_share: part of the requests that are long; 1 draws all from one distribution.
         The mean of traces 0 to 2 is far below their deviation: a few requests near the end of
         the range and many short ones give that, but no single distribution does.
@@ -68,8 +66,6 @@ INFINITE_LLM = (
 
 
 def fixed_lengths(prompt_tokens: int, output_tokens: int) -> Callable[[Draw, int], list[TraceRow]]:
-    """Return a generator of requests that all have these lengths."""
-
     def make(draw: Draw, count: int) -> list[TraceRow]:
         prompts = np.full(count, prompt_tokens, np.int64)
         outputs = np.full(count, output_tokens, np.int64)

@@ -65,7 +65,6 @@ class PromptMaker:
         return place(self._rows[index], self._images_in_text)
 
     def prompt(self, index: int) -> Tokens:
-        """Return a new array, int32 [prompt tokens, including those that stand for images]."""
         row = self._rows[index]
         text = self._text(index)
         if not row.images:
@@ -83,7 +82,6 @@ class PromptMaker:
         return FILLER if position else self._base + MARKS_PER_REQUEST * index + 1
 
     def _text(self, index: int) -> Tokens:
-        """Return the prompt without images, int32 [prompt_tokens]."""
         tokens = np.full(self._rows[index].prompt_tokens, FILLER, np.int32)
         turns = self._turns(index)
         own_start = self._write_named(tokens, self._rows[turns[0]])

@@ -5,6 +5,7 @@ The paper's figure 7 has no numbers; the generators follow its text, and
 """
 
 from collections.abc import Callable
+from functools import partial
 
 from kvell.simulator.traces.drawing import REQUESTS_PER_SECOND, Draw, NewIds
 from kvell.simulator.traces.rows import BlockIds, TraceRow
@@ -27,10 +28,6 @@ LAST_TURN = 0.25
 QUESTION_MU_SIGMA, ANSWER_MU_SIGMA = (4.55, 1.1), (5.535, 0.83)
 LONGEST_TURN_TOKENS = 2_048
 MEAN_PAUSE_SECONDS, MEAN_TOOL_SECONDS = 20.0, 2.0
-
-
-def sharegpt_like(draw: Draw, count: int) -> list[TraceRow]:
-    return _sessions(draw, count, _conversation)
 
 
 def loogle_like(draw: Draw, count: int) -> list[TraceRow]:
@@ -78,14 +75,12 @@ def _conversation(draw: Draw, session: str, now_s: float) -> list[TraceRow]:
 
 
 def _turn(draw: Draw) -> tuple[int, int]:
-    """Draw the tokens of a question and of its answer."""
     lengths = [draw.lognormal(*shape) + 1 for shape in (QUESTION_MU_SIGMA, ANSWER_MU_SIGMA)]
     question, answer = (min(LONGEST_TURN_TOKENS, int(length)) for length in lengths)
     return question, answer
 
 
 def _next(last: TraceRow, question: int, answer: int, pause_s: float) -> TraceRow:
-    """Return the turn that continues ``last`` with ``question`` tokens of its own."""
     prompt = last.num_tokens + question
     at_s = last.arrival_s + pause_s
     return TraceRow(at_s, prompt, answer, session=last.session, continues=True)
@@ -96,9 +91,12 @@ def _evenly(draw: Draw, bounds: tuple[int, int]) -> int:
 
 
 def _sessions(draw: Draw, count: int, make: MakeSession) -> list[TraceRow]:
-    """Make sessions that begin evenly spread, up to ``count`` rows; sorted by arrival."""
     rows: list[TraceRow] = []
     while len(rows) < count:
         now_s = len(rows) / REQUESTS_PER_SECOND * float(draw.uniform(0.5, 1.5))
         rows += make(draw, f"session-{len(rows)}", now_s)
     return sorted(rows[:count], key=lambda row: row.arrival_s)
+
+
+sharegpt_like = partial(_sessions, make=_conversation)
+"""Conversations after ShareGPT's."""

@@ -77,7 +77,6 @@ def read_trace(
     their times count from the first; those without prompt or output tokens are left out.
 
     :param count_tokens: counts the tokens of texts, if the format has texts.
-    :param notice: receives a sentence for the user.
     :param block_tokens: tokens of a block of the prompt that an id is of; None: as the format or
         the file says.
     :raises ChangeSomething: naming file, line and field of the first error.

@@ -156,7 +156,7 @@ class StartingModelRunner(ModelRunner):
     def _follow(self) -> None:
         for model, _ in self.models.values():
             if model.captured is not None:
-                model.captured.follow()
+                model.captured.graphs.follow()
 
     @override
     def _decode_rows(self, name: str, work: Sequence[TokenWork]) -> DecodeRows:

@@ -71,23 +71,18 @@ class RenderBudget:
         self._weights: dict[int, tuple[object, int]] = {}
         self._is_nested = False  # whether a value that the template made may contain one twice
 
-    def step(self, units: int = 1) -> bool:
-        self.left -= units
-        if self.left < 0:
-            raise WorkExceededError
-        return True
-
-    def charge(self, units: int) -> None:
+    def charge(self, units: int = 1) -> bool:
         """Take units.
 
+        :return: True, for conditions.
         :raises WorkExceededError: if fewer are left.
         """
         self.left -= units
         if self.left < 0:
             raise WorkExceededError
+        return True
 
     def take_read(self, value: Value) -> Value:
-        """Take the units of an operation that reads all of a value."""
         kind = type(value)
         if kind is str:
             self.left -= len(value) >> READ_SHIFT  # type: ignore[arg-type]
@@ -104,13 +99,11 @@ class RenderBudget:
             self.charge(self.weigh(value))
 
     def skim(self, value: Value) -> Value:
-        """Take the units of an operation that copies a part of a value, such as a slice."""
         if isinstance(value, (*TEXTS, list, tuple)):
             self.charge(1 + (len(value) >> MADE_SHIFT))
         return value
 
     def count_made(self, value: Value) -> Value:
-        """Take the units of a new text, list or dictionary."""
         kind = type(value)
         if kind in PLAIN:
             return value
@@ -154,7 +147,6 @@ class RenderBudget:
         return value
 
     def add(self, *terms: Datum) -> Datum:
-        """Return the sum of values, from left to right."""
         if set(map(type, terms)) == TEXT:  # other texts, such as Markup, escape what is added
             text = "".join(terms)
             self.left -= 1 + (len(text) >> (MADE_SHIFT if text.isascii() else WIDE_SHIFT))
@@ -183,7 +175,6 @@ class RenderBudget:
         return self.operate("-", left, right)
 
     def operate(self, sign: str, left: Datum, right: Datum) -> Datum:
-        """Return the result of an operator, after a check of its size."""
         if sign == "*":
             self._require_product(left, right)
         elif sign == "%" and isinstance(left, TEXTS):
@@ -227,7 +218,7 @@ class RenderBudget:
         :param is_new: whether they are containers that are made here.
         """
         for value in values:
-            self.step()
+            self.charge()
             yield self.nest(value) if is_new else value
 
     def chars(self, value: object) -> int:

@@ -161,9 +161,8 @@ def check_filter(
 
 def _sized(context: Datum, value: Datum, args: Arguments, kwargs: Keywords) -> Datum:
     for width in (*args, *kwargs.values()):
-        size = (
-            abs(width) if isinstance(width, int) else len(width) if isinstance(width, TEXTS) else 0
-        )
+        is_text = isinstance(width, TEXTS)
+        size = abs(width) if isinstance(width, int) else len(width) if is_text else 0
         if size > MOST_WIDTH:
             raise WorkExceededError
         lines = 1 + value.count("\n") if isinstance(value, str) else context.budget.weigh(value)

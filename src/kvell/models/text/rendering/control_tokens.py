@@ -84,7 +84,6 @@ class ControlTokens:
         self.finder = TokenFinder(special.union(others))
 
     def mark_messages(self, messages: Iterable[Mapping[str, object]]) -> list[dict[str, object]]:
-        """Return messages with control tokens marked."""
         return [self._mark_message(message) for message in messages]
 
     def _mark_message(self, message: Mapping[str, object]) -> dict[str, object]:

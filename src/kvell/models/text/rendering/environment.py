@@ -107,6 +107,10 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     @override
+    def call_binop(self, context: Datum, operator: str, left: Datum, right: Datum) -> Datum:
+        return context.budget.operate(operator, left, right)
+
+    @override
     def call(__self, __context: Context, __obj: Datum, *args: Datum, **kwargs: Datum) -> Datum:  # noqa: N805
         budget = __context.budget  # type: ignore[attr-defined]
         budget.charge(CALL_UNITS)
@@ -168,7 +172,6 @@ def _short_format(strftime: Callable[[str], str]) -> Callable[[str], str]:
 
 
 def _budgeted(name: str, function: Callable[..., Datum]) -> Callable[..., Datum]:
-    """Return a filter that takes units for what it reads and makes."""
     passed = _PassArg.from_obj(function)
     is_new = name in OWN_CONTAINERS
 

@@ -1,7 +1,6 @@
 """Python code of templates that takes each operation's units from the rendering's budget."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame, operators
@@ -11,6 +10,7 @@ from kvell.models.text.rendering.budget import MADE_SHIFT, Datum
 
 BUDGET = "budget"
 """The name of the budget in generated code; names of templates have prefixes there."""
+LITERALS = (nodes.Tuple, nodes.List, nodes.Dict)
 SEARCHES = frozenset({"in", "notin"})
 UNITS: dict[type[nodes.Node], int] = {
     nodes.Const: 0,
@@ -64,18 +64,23 @@ class CountingGenerator(CodeGenerator):
     @override
     def blockvisit(self, nodes: Datum, frame: Frame) -> None:
         if (units := self._bodies.get(id(nodes))) is not None:
-            self.writeline(f"{BUDGET}.step({units})")
+            self.writeline(f"{BUDGET}.charge({units})")
         super().blockvisit(nodes, frame)
 
     @override
     def visit(self, node: nodes.Node, *args: Datum, **kwargs: Datum) -> Datum:
-        if id(node) not in self._tests:
-            return super().visit(node, *args, **kwargs)
-        self._tests.discard(id(node))
-        self.write(f"({BUDGET}.step() and ")
-        super().visit(node, *args, **kwargs)
-        self.write(")")
-        return None
+        closing = ""
+        if id(node) in self._tests:
+            self._tests.discard(id(node))
+            self.write(f"({BUDGET}.charge() and ")
+            closing = ")"
+        if isinstance(node, LITERALS) and not (_is_stored(node) or _is_constant(node)):
+            self.write(f"{BUDGET}.nest(")
+            closing += ")"
+        found = super().visit(node, *args, **kwargs)
+        if closing:
+            self.write(closing)
+        return found
 
     @override
     def _output_child_pre(self, node: nodes.Expr, frame: Frame, finalize: Datum) -> None:
@@ -112,26 +117,6 @@ class CountingGenerator(CodeGenerator):
     @override
     def visit_Sub(self, node: nodes.BinExpr, frame: Frame) -> None:
         self._call("subtract", [node.left, node.right], frame)
-
-    @override
-    def visit_Mul(self, node: nodes.BinExpr, frame: Frame) -> None:
-        self._operate("*", node, frame)
-
-    @override
-    def visit_Div(self, node: nodes.BinExpr, frame: Frame) -> None:
-        self._operate("/", node, frame)
-
-    @override
-    def visit_FloorDiv(self, node: nodes.BinExpr, frame: Frame) -> None:
-        self._operate("//", node, frame)
-
-    @override
-    def visit_Mod(self, node: nodes.BinExpr, frame: Frame) -> None:
-        self._operate("%", node, frame)
-
-    @override
-    def visit_Pow(self, node: nodes.BinExpr, frame: Frame) -> None:
-        self._operate("**", node, frame)
 
     @override
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
@@ -172,21 +157,6 @@ class CountingGenerator(CodeGenerator):
             self._call("take_key", [node.arg], frame)
             self.write(")")
 
-    @override
-    def visit_Tuple(self, node: nodes.Tuple, frame: Frame) -> None:
-        with self._nesting(node):
-            super().visit_Tuple(node, frame)
-
-    @override
-    def visit_List(self, node: nodes.List, frame: Frame) -> None:
-        with self._nesting(node):
-            super().visit_List(node, frame)
-
-    @override
-    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
-        with self._nesting(node):
-            super().visit_Dict(node, frame)
-
     def _call(self, name: str, arguments: Sequence[nodes.Node], frame: Frame) -> None:
         self.write(f"{BUDGET}.{name}(")
         for argument in arguments:
@@ -194,22 +164,9 @@ class CountingGenerator(CodeGenerator):
             self.write(", ")
         self.write(")")
 
-    def _operate(self, operator: str, node: nodes.BinExpr, frame: Frame) -> None:
-        self.write(f"{BUDGET}.operate({operator!r}, ")
-        self.visit(node.left, frame)
-        self.write(", ")
-        self.visit(node.right, frame)
-        self.write(")")
 
-    @contextmanager
-    def _nesting(self, node: nodes.Tuple | nodes.List | nodes.Dict) -> Iterator[None]:
-        is_stored = isinstance(node, nodes.Tuple) and node.ctx != "load"
-        if is_stored or _is_constant(node):
-            yield
-            return
-        self.write(f"{BUDGET}.nest(")
-        yield
-        self.write(")")
+def _is_stored(node: nodes.Node) -> bool:
+    return isinstance(node, nodes.Tuple) and node.ctx != "load"
 
 
 def _constant_chars(node: nodes.Expr) -> int:

@@ -53,7 +53,6 @@ class Fields:
         return float(value) * unit
 
     def whole_number(self, name: str, low: int = 1, high: int = MOST_TOKENS) -> int:
-        """Return a whole number."""
         value = self.raw.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or value < low:
             raise self.wrong(name, f"is {show(value)}, not a whole number of at least {low}")
@@ -62,21 +61,18 @@ class Fields:
         return value
 
     def flag(self, name: str) -> bool | None:
-        """Return true, false, or None if it is missing."""
         value = self.raw.get(name)
         if not isinstance(value, bool | None):
             raise self.wrong(name, f"is {show(value)}, neither true nor false")
         return value
 
     def optional_text(self, name: str) -> str | None:
-        """Return a text, or None if it is missing."""
         value = self.raw.get(name)
         if value is not None and not isinstance(value, str):
             raise self.wrong(name, f"is {show(value)}, not text")
         return value
 
     def objects(self, name: str) -> list["Fields"]:
-        """Return a list of objects; an empty one if it is missing."""
         listed = self.raw.get(name) or []
         if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
             raise self.wrong(name, "is not a list of objects")
@@ -101,10 +97,7 @@ class Fields:
         raise self.wrong(name, f"{problem} of at most {MOST_HEX_DIGITS} digits")
 
     def check_blocks(self, name: str, ids: BlockIds, prompt_tokens: int, size: int) -> None:
-        """Refuse ids of more blocks than the prompt has.
-
-        :param size: tokens of a block.
-        """
+        """Refuse ids of more blocks than the prompt has."""
         most = -(-prompt_tokens // max(1, size))
         if len(ids) > most:
             problem = (
@@ -147,7 +140,6 @@ def _hex_id(text: str) -> int:
 
 
 def parsed_object(place: str, line: str) -> dict[str, Any]:
-    """Return the JSON object that a line is."""
     if has_more_values(line, MOST_VALUES):
         raise wrong(place, "line", f"has more than {MOST_VALUES} values")
     try:

@@ -22,11 +22,7 @@ REMEDY = (
 
 @dataclass(frozen=True)
 class Table:
-    """One format.
-
-    :param fields: its columns.
-    :param row: makes a request of a line.
-    """
+    """One format."""
 
     fields: LineFormat
     row: Callable[[Fields], TraceRow]

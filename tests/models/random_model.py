@@ -1,11 +1,12 @@
-"""Construction of a :class:`PagedModel` with random weights, from a config alone."""
+"""Models with random weights from a config alone, in memory or as a directory."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from kvell.attention.interface import AttentionKernels
-from kvell.models.families.families import check_architecture
+from kvell.models.families.refusals import check_architecture
 from kvell.models.loading.loading import describe_as
 from kvell.models.loading.module_loading import paged_module
 from kvell.models.loading.random_weights import random_module
@@ -24,11 +25,21 @@ def random_paged_model(
 ) -> PagedModel:
     """Make a model with random weights from a config, untied and scaled until outputs vary.
 
-    :param kv_dtype: dtype of stored keys and values; ``dtype`` if not given.
-    :param fused: as in :func:`load_paged_model`.
     :raises ChangeSomething: if the architecture is not known to be exact.
     """
     check_architecture(config)
     module = random_module(config, seed, dtype, scale).to(device or torch.device("cpu"))
     description = describe_as(module.config, dtype, kv_dtype or dtype)
     return paged_module(module, description, kernels, kv_dtype, fused)
+
+
+def write_random_model(
+    directory: Path,
+    config: Any,
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+    scale: float | None = None,
+) -> Path:
+    """Write a random model as a transformers directory (without a tokenizer); return it."""
+    random_module(config, seed, dtype, scale).save_pretrained(directory)
+    return directory

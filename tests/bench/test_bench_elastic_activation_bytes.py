@@ -2,8 +2,8 @@
 
 import pytest
 
+from bench.elastic.activation_bytes import FIXED_BYTES, activation_model
 from bench.replay.shapes import read_shape
-from kvell.simulator.hardware.activation_bytes import FIXED_BYTES, activation_model
 
 
 @pytest.mark.parametrize(
