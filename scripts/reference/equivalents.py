@@ -3,9 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvell.equivalents.entry import Equivalent
-from kvell.equivalents.other_commands import OTHER_COMMANDS
-from kvell.equivalents.table import EQUIVALENTS, REFUSED_VALUES, VALUES
+from kvell.equivalents.table import EQUIVALENTS, OTHER_COMMANDS, REFUSED_VALUES, VALUES, Equivalent
 
 PAGE = Path(__file__).parents[2] / "docs" / "equivalents.md"
 HEAD = """# Flags and scripts of vLLM and SGLang, flags of llama.cpp, and commands of Ollama

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvell.cli.late_commands import COMMANDS
-from kvell.equivalents.other_commands import OTHER_COMMANDS
-from kvell.equivalents.table import EQUIVALENTS
+from kvell.equivalents.table import EQUIVALENTS, OTHER_COMMANDS
 from kvell.errors import ChangeSomething
 from kvell.models.sources.missing_model import ollama_name
 from kvell.models.sources.source import resolve_draft, resolve_model

@@ -102,7 +102,6 @@ def useless(report: Mapping[str, Any]) -> str:
 def run_calibration(
     session: Session, settings: EngineSettings, progress: Any, *, quick: bool
 ) -> "Outcome":
-    """Calibrate the engine in this process."""
     from kvell.calibration.run import calibrate
     from kvell.calibration.subject import load_subject
     from kvell.engine.setup.options import EngineOptions
@@ -142,7 +141,6 @@ def with_serving(
 
 
 def serve_command(settings: EngineSettings) -> list[str]:
-    """Return the command line of a server with these settings on a free port."""
     program = [sys.executable, "-m", "kvell.cli.main", "serve", "--port", "0", "--json"]
     return [*program, *settings.flags()]
 

@@ -120,10 +120,7 @@ def generate(
 
 
 def split_words(words: Sequence[str], *, has_text: bool) -> tuple[str | None, str | None]:
-    """Return the model and the text among the arguments; None for those not given.
-
-    :param has_text: whether an option gives the text.
-    """
+    """Return the model and the text among the arguments; None for those not given."""
     if len(words) > 2:
         raise click.UsageError("Give MODEL and TEXT; put quotation marks around a text.")
     if len(words) == 2:
@@ -174,7 +171,6 @@ def prompt_input(model: "LLM", job: Job) -> Any:
 
 
 def _run_all(model: "LLM", job: Job) -> None:
-    """Run every prompt and print the results in input order."""
     if job.prompt is not None:
         prompts, sampling = [prompt_input(model, job)], [job.sampling]
     else:
@@ -201,11 +197,8 @@ def _of_line(line: PromptLine, sampling: SamplingParams) -> SamplingParams:
 
 def as_json(results: Sequence[Any], stats: Mapping[str, Any]) -> str:
     requests = [{field: getattr(result, field) for field in RESULT_FIELDS} for result in results]
-    return json.dumps({"requests": requests, "stats": dict(stats)}, default=_plain)
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist()
+    body = {"requests": requests, "stats": dict(stats)}
+    return json.dumps(body, default=lambda array: array.tolist())
 
 
 def _note(*lines: str) -> None:

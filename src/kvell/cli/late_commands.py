@@ -7,7 +7,7 @@ from types import MappingProxyType
 import click
 from typing_extensions import override
 
-from kvell.equivalents.other_commands import OTHER_COMMANDS
+from kvell.equivalents.table import OTHER_COMMANDS
 
 COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {

@@ -36,8 +36,6 @@ def root() -> None:
 
 
 def run(args: Sequence[str], session: Session) -> int:
-    """Run one command line and return its exit code."""
-
     def work() -> None:
         # Not root.main(): it would handle a closed stdout and the end of input itself.
         with root.make_context("kvell", list(args), obj=session) as context:
@@ -47,7 +45,6 @@ def run(args: Sequence[str], session: Session) -> int:
 
 
 def main() -> None:
-    """Run this process's command line and exit."""
     prepare_process()
     session = Session(
         cache_dir=process_cache_dir(),

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, get_args
 
 import click
@@ -18,7 +17,6 @@ from kvell.cli.terminal.faults import CHANGE
 from kvell.cli.terminal.options import (
     engine_command,
     engine_options,
-    json_option,
     record_options,
     with_shared_kv_memory,
 )
@@ -50,7 +48,12 @@ logger = logging.getLogger(__name__)
     show_default=True,
     help="Form of the log's lines on stderr.",
 )
-@partial(json_option, text="Print the server's address and pid as JSON on stdout.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print the server's address and pid as JSON on stdout.",
+)
 @engine_options
 @click.pass_obj
 def serve(

@@ -8,7 +8,6 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """Import the command line and run it."""
     usual = signal.getsignal(signal.SIGINT)
     if usual is signal.default_int_handler:  # not if interrupts are ignored, as under nohup
         signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))

@@ -16,8 +16,6 @@ def with_fields_as_json(
 
     A name that ends with ``+`` appends to a list.
 
-    :param takes_json: returns whether the value of a flag is a JSON object.
-    :param takes_value: returns whether the word after a flag is its value.
     :raises ChangeSomething: for a field without a value, or inside a value that is no object.
     """
     words: list[str] = []

@@ -47,10 +47,6 @@ def check_others(
 ) -> None:
     """Check the arguments of a call that its owner does not have.
 
-    :param owner: name of the class or method, for errors.
-    :param names: names of the arguments that it has.
-    :param others: other systems' arguments, of which it accepts some values.
-    :param place: prefix of the arguments' names in errors.
     :raises ChangeSomething: naming an argument whose value cannot be honoured.
     :raises UnknownArgument: naming an argument that neither has.
     """
@@ -68,11 +64,7 @@ def check_others(
 def refuses_unknown(
     others: Mapping[str, Other], renamed: Mapping[str, str] = MappingProxyType({})
 ) -> Callable[[type[Record]], type[Record]]:
-    """Return a decorator of a dataclass that refuses unknown arguments by name.
-
-    :param others: other systems' arguments, of which the class accepts some values.
-    :param renamed: other systems' names of fields.
-    """
+    """Return a decorator of a dataclass that refuses unknown arguments by name."""
 
     def decorate(record: type[Record]) -> type[Record]:
         make: Callable[..., None] = record.__init__

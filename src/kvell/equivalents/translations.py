@@ -8,14 +8,6 @@ from kvell.errors import ChangeSomething
 from kvell.wire.decoding import MalformedError, decode_json
 
 
-def rename(flag: str) -> Callable[[str], Words]:
-    return lambda value: ((flag, value),)
-
-
-def switches(*words: str) -> Callable[[str], Words]:
-    return lambda _: tuple((word, None) for word in words)
-
-
 def instances(value: str) -> Words:
     """Translate a number of copies."""
     count = _whole("--data-parallel-size", value)

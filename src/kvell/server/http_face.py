@@ -57,7 +57,6 @@ class HttpFace:
         tracer: VisitTracer | None = None,
         recorder: HistoryRecorder | None = None,
     ) -> uvicorn.Server:
-        """Return a server for a started front."""
         tells = self._options.log_requests
         visits = VisitLines(tells_requests=tells, count=metrics.answered_over_http)
         first, *beside = self._texts.models
@@ -115,7 +114,6 @@ class _Server(uvicorn.Server):
         self._face, self._on_hangup = face, on_hangup
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept connections at the sockets."""
         await self.lifespan.startup()
         make = partial(
             BoundedConnection, self._face, self.config, self.server_state, self.lifespan.state

@@ -245,7 +245,6 @@ async def _published(options: ServeOptions) -> AsyncIterator["EventsPublisher | 
 
 
 def _contract(front: Front, front_bytes: int) -> list[str]:
-    """Return the lines of the memory contract; those of a single instance in detail."""
     reports = {
         instance.instance_id: instance.report
         for instance, _ in front.instances()

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import httpx
 import pytest
@@ -15,6 +14,7 @@ from kvell.clock import VirtualClock
 from kvell.server.access.keys import ApiKey, KeyRing, digest_of, operator_key
 from kvell.server.access.visit import EndedVisit
 from kvell.server.api.door.access_guard import Access, AccessGuard, visit_of
+from kvell.server.logs.visits import VisitLines
 
 KEYS = (
     operator_key("root"),
@@ -28,12 +28,13 @@ OPERATORS = (
 OPEN = ("/", "/health", "/version", "/metrics")
 
 
-@dataclass
-class Notes:
-    """A visit observer that keeps what it is told."""
+class Notes(VisitLines):
+    """Lines of visits that are kept."""
 
-    refusals: list[tuple[str, str, str, int, str]] = field(default_factory=list)
-    ends: list[EndedVisit] = field(default_factory=list)
+    def __init__(self) -> None:
+        super().__init__(tells_requests=False)
+        self.refusals: list[tuple[str, str, str, int, str]] = []
+        self.ends: list[EndedVisit] = []
 
     def on_refused(
         self, method: str, path: str, client: str, status: int, tenant: str, header: str = ""
@@ -273,7 +274,7 @@ def test_refused_keys_are_told_without_the_key(door: Door) -> None:
         ("POST", "/cluster", "127.0.0.1", 403, "plain"),
     ]
     assert door.notes.ends == []
-    assert "wrong-secret" not in repr(door.notes)
+    assert "wrong-secret" not in repr(vars(door.notes))
 
 
 def test_every_end_is_told_once(door: Door) -> None:

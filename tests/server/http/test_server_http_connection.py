@@ -22,6 +22,7 @@ from kvell.server.http.connection import (
     Face,
     OpenConnections,
 )
+from kvell.server.metrics.front_metrics import ServerMetrics
 
 LARGE = b"x" * (16 << 20)
 CONTENTS = {"/large": LARGE, "/medium": LARGE[: 64 << 10]}
@@ -39,8 +40,9 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
     await Response(content, headers=headers)(scope, receive, send)
 
 
-class Observed:
+class Observed(ServerMetrics):
     def __init__(self) -> None:
+        super().__init__("m")
         self.bounds: list[Bound] = []
         self.statuses: list[int] = []
 

@@ -173,7 +173,7 @@ def test_hit_rates_are_of_what_was_asked_for() -> None:
 
 def test_a_large_page_names_its_owners() -> None:
     owner = PageOwner(RequestId("r"), 2, 32, 64)
-    told = large_page_body(LargePage(3, 9, 0, 2, 1, 1, 0, (owner,), 5, 0, (16, 32)))
+    told = decoded(large_page_body(LargePage(3, 9, 0, 2, 1, 1, 0, (owner,), 5, 0, (16, 32))))
     assert told["owners"] == [{"id": "r", "pages": 2, "first_token": 32, "end_token": 64}]
     assert (told["large_page"], told["more_owners"], told["cached_ends"]) == (3, 5, [16, 32])
 

@@ -54,7 +54,6 @@ class Flags:
 def made_prompts(
     session: Session, flags: Flags, rows: Sequence[Any], seed: int, progress: Any
 ) -> Any:
-    """Return prompts in the form that the flags and the rows require."""
     from kvell.load.prompts import chat_prompts, id_prompts, text_prompts
 
     if flags.endpoint == "chat":

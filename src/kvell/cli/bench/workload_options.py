@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from kvell.cli.terminal.files import require_directory, writing
-from kvell.cli.terminal.options import Command
 from kvell.cli.terminal.progress import notice
 from kvell.errors import ChangeSomething
 from kvell.flags import setting
@@ -58,7 +57,6 @@ class Source:
 
     @property
     def name(self) -> str:
-        """The name of the workload for titles."""
         if self.trace is not None:
             return self.trace.name
         lengths = (
@@ -113,17 +111,14 @@ class Source:
         return independent(prompts, outputs, np.random.default_rng(self.seed), count)
 
 
-def results_option(command: Command) -> Command:
-    """Add ``--json``, without a value for stdout, or with a file."""
-    option = click.option(
-        "--json",
-        "json_path",
-        is_flag=False,
-        flag_value=STDOUT,
-        metavar="[FILE|-]",
-        help="Write JSON to a file, or to stdout instead of tables.",
-    )
-    return option(command)
+results_option = click.option(
+    "--json",
+    "json_path",
+    is_flag=False,
+    flag_value=STDOUT,
+    metavar="[FILE|-]",
+    help="Write JSON to a file, or to stdout instead of tables.",
+)
 
 
 def check_results(json_path: str | None) -> None:

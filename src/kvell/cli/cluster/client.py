@@ -65,10 +65,7 @@ class Instance:
 
 @dataclass(frozen=True)
 class FrontState:
-    """The state of the front.
-
-    :param waiting: requests that wait for an instance.
-    """
+    """The state of the front."""
 
     pid: int
     waiting: int
@@ -175,7 +172,6 @@ class ClusterClient:
             connection.close()
 
     def _check(self, status: int, body: bytes) -> None:
-        """Raise the error of an answer whose status is not a success."""
         if status == 403 and _FOREIGN_HOST in body:
             problem = f"is refused (HTTP {status}: {error_text(body)})"
             raise ChangeSomething("--url", self._url, problem, "give the server's IP address")

@@ -5,11 +5,11 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import click
 
-from kvell.cli.cluster.client import Cluster, ClusterAnswer, Instance
+from kvell.cli.cluster.client import Cluster, ClusterAnswer, ClusterClient, Instance
 from kvell.cli.cluster.ray_commands import down, print_machines, up
 from kvell.cli.terminal.options import json_option
 from kvell.cli.terminal.progress import progress_bar
@@ -18,9 +18,6 @@ from kvell.clock import Clock
 from kvell.cluster.instances import parse_instances
 from kvell.errors import KvellError, TryLater
 
-if TYPE_CHECKING:
-    from kvell.cli.cluster.client import ClusterAnswer, ClusterClient
-
 Command = Callable[..., Any]
 
 
@@ -28,11 +25,10 @@ Command = Callable[..., Any]
 class Server:
     """The server of a command, and the format of its answer."""
 
-    client: "ClusterClient"
+    client: ClusterClient
     as_json: bool
 
-    def show(self, answer: "ClusterAnswer") -> None:
-        """Print the answer as JSON or as a table."""
+    def show(self, answer: ClusterAnswer) -> None:
         if self.as_json:
             click.echo(json.dumps(answer.raw))
             return
@@ -46,8 +42,6 @@ def server_options(command: Command) -> Command:
 
     @functools.wraps(command)
     def gathered(*args: Any, url: str, api_key: str | None, as_json: bool, **given: Any) -> Any:
-        from kvell.cli.cluster.client import ClusterClient
-
         return command(*args, server=Server(ClusterClient(url, api_key), as_json), **given)
 
     url = click.option(
@@ -58,7 +52,6 @@ def server_options(command: Command) -> Command:
 
 
 def wait_options(command: Command) -> Command:
-    """Add the flags for waiting until a change is complete."""
     wait = click.option(
         "--wait/--no-wait", default=True, show_default=True, help="Wait until it is done."
     )
@@ -152,8 +145,8 @@ def drain(
 
 
 def _waited(
-    session: Session, server: Server, goal: "Goal", answer: "ClusterAnswer", timeout_seconds: float
-) -> "ClusterAnswer":
+    session: Session, server: Server, goal: "Goal", answer: ClusterAnswer, timeout_seconds: float
+) -> ClusterAnswer:
 
     with progress_bar("waiting") as progress:
         return wait_until(
@@ -170,18 +163,6 @@ POLL_SECONDS = 0.5
 SERVING, FAILED = "serving", "failed"
 
 
-class Goal(Protocol):
-    """A state of the cluster to wait for."""
-
-    def lacking(self, cluster: Cluster) -> str:
-        """Return a text of what is missing; "" when the goal is reached."""
-        ...
-
-    def hopeless(self, cluster: Cluster) -> str:
-        """Return a text of why the goal cannot be reached; "" while it can."""
-        ...
-
-
 @dataclass(frozen=True)
 class ScaleGoal:
     """The goal that each role has the given number of serving instances and no others."""
@@ -189,7 +170,7 @@ class ScaleGoal:
     counts: Mapping[str, int]
 
     def lacking(self, cluster: Cluster) -> str:
-        """Return the number of serving instances, and the states of the others."""
+        """Return the number of serving instances, and the states of the others; "" at the goal."""
         parts = []
         for role, wanted in self.counts.items():
             those = _of_role(cluster, role)
@@ -201,6 +182,7 @@ class ScaleGoal:
         return ", ".join(parts)
 
     def hopeless(self, cluster: Cluster) -> str:
+        """Return why the goal cannot be reached; "" while it can."""
         those = (instance for role in self.counts for instance in _of_role(cluster, role))
         failed = [instance.id for instance in those if instance.state == FAILED]
         return f"{', '.join(failed)} failed; the server's output says why" if failed else ""
@@ -221,6 +203,9 @@ class RemovalGoal:
         return ""
 
 
+Goal = ScaleGoal | RemovalGoal
+
+
 def wait_until(
     goal: Goal,
     answer: ClusterAnswer,
@@ -233,7 +218,6 @@ def wait_until(
 
     :param answer: answer to the request for the change.  It may still list an instance that had
         failed before, so it is not checked for failures.
-    :param report: called with a text of what is missing, at each poll.
     :raises TryLater: when the time is over.
     :raises KvellError: when the goal cannot be reached.
     """

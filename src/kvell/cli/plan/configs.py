@@ -13,7 +13,6 @@ from kvell.models.sources.progress import Progress
 def load_config(model: str, session: Session, overrides: str | None = None) -> Any:
     """Return the config of a model, for the sizes of its layers and weights.
 
-    :param overrides: JSON object of fields that replace those of the config.
     :raises ChangeSomething: if there is no such config.
     """
     with progress_bar("reading the config") as report:

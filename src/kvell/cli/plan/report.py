@@ -56,8 +56,6 @@ def device_fit(
 ) -> DeviceFit:
     """Compute the requests that fit on a GPU.
 
-    :param taken_bytes: weights, and activations of the largest step.
-    :param kv_share: part of the rest that becomes the pool.
     :param layout_of: returns the model's layout over a pool of a given number of bytes.
     :param lengths_tokens: lengths of requests, ascending; the last is the model's longest.
     """
@@ -96,7 +94,6 @@ class Taken:
     """Memory of a GPU that is not KV memory.
 
     :param weights_bytes: None if unknown.
-    :param step_bytes: activations of the largest step.
     """
 
     weights_bytes: int | None = None
@@ -107,7 +104,6 @@ class Taken:
 class PlanReport:
     """A layout, and the requests that fit into it.
 
-    :param layout: layout of the whole pool.
     :param refusal: reason why the model cannot be served yet; "" if it can.
     :param devices: fits on common GPUs; empty if the weights' size is unknown.
     :param beside: reports of further models in the same pool; each counts the requests that fit
@@ -264,7 +260,6 @@ ONE_GPU = (
 
 
 def summary_lines(report: PlanReport) -> list[str]:
-    """Return the plan in sentences."""
     layout = report.layout
     models = (report, *report.beside)
     named = ", ".join(f"{model.model} ({model.architecture})" for model in models)
@@ -284,7 +279,6 @@ def summary_lines(report: PlanReport) -> list[str]:
 
 
 def _model_lines(report: PlanReport) -> list[str]:
-    """Return the lines of one model, not of the pool."""
     lines = [
         f"longest request: {report.longest_request_tokens:,} tokens "
         f"(the model was made for {report.max_model_len:,})",
@@ -336,7 +330,6 @@ def _page_content(group: GroupSpec) -> str:
 
 
 def group_table(report: PlanReport) -> "Table":
-    """Return a table with a row per layer group."""
     headers = (
         "group",
         "layers",
@@ -362,7 +355,6 @@ def group_table(report: PlanReport) -> "Table":
 
 
 def fit_table(report: PlanReport) -> "Table":
-    """Return a table with a row per request length."""
     headers = ("a request of", "holds", "fit together")
     rows = [
         (f"{fit.request_tokens:,} tokens", format_bytes(fit.request_bytes), f"{fit.requests:,}")

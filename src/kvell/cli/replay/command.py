@@ -42,11 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BufferParts:
-    """The parts of a replay with a CPU buffer.
-
-    :param machine: step timer that includes copies.
-    :param swapping: returns the buffer of a memory core.
-    """
+    """The parts of a replay with a CPU buffer."""
 
     machine: "StepTimer"
     swapping: Callable[[MemoryCore], "Swapping"]
@@ -58,7 +54,6 @@ def make_buffer(
     """Return the buffer of an engine on this machine without latency objectives.
 
     :param weights: number of weights per token, by which copies are compared with recomputation.
-    :param hardware: value of ``--hardware``, for errors.
     :raises ChangeSomething: if copies were not measured on the hardware, or the buffer is smaller
         than a large page.
     """

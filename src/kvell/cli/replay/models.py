@@ -103,9 +103,6 @@ def model_argument(command: Command) -> Command:
 class ReplayModels:
     """The layers that store KV, and the costs of a step.
 
-    :param layers: layers of both models.
-    :param cost: cost of the target model.
-    :param draft_cost: cost of the draft model, if there is one.
     :param draft_tokens_end: the draft model's context if shorter than ``max_model_len``; else 0.
     """
 
@@ -126,7 +123,6 @@ def read_models(
 ) -> ReplayModels:
     """Read both models from their configs.
 
-    :param hf_overrides: JSON object of fields that replace those of the target model's config.
     :raises ChangeSomething: if a config cannot be found or described.
     """
     from kvell.engine.requests.limits import draft_tokens_end

@@ -89,7 +89,6 @@ def run_table(report: Report) -> Table:
 
 
 def latency_table(report: Report) -> Table:
-    """Return a table of the latencies that clients would see, in virtual time."""
     table = Table(title="virtual milliseconds, as clients see them")
     for name in ("", *SPREAD):
         table.add_column(name, justify="right" if name else "left")

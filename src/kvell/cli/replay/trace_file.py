@@ -66,10 +66,7 @@ class TraceFlags:
     )
 
     def requests(self, count_tokens: Callable[[str], int]) -> "Sequence[TraceRow]":
-        """Return the requests.
-
-        :param count_tokens: returns the tokens of a text, for files with texts.
-        """
+        """Return the requests."""
         from kvell.load.arrivals import retime
         from kvell.simulator.traces.hints import add_hints
         from kvell.simulator.traces.rows import repeat
@@ -90,7 +87,6 @@ def load_rows(
 ) -> "Sequence[TraceRow]":
     """Return the rows of a trace file, or of the generator with that name.
 
-    :param count_tokens: returns the tokens of a text, for files with texts.
     :param block_tokens: tokens of a block of a file's ids; None: as the file says.
     :raises ChangeSomething: if ``block_tokens`` is given with a generator.
     """

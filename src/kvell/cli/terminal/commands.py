@@ -13,8 +13,8 @@ from kvell.cli.terminal.progress import notice
 from kvell.cli.terminal.session import Session
 from kvell.cli.terminal.settings_files import variable_of, with_file, with_variables
 from kvell.equivalents.dotted_flags import with_fields_as_json
-from kvell.equivalents.entry import Equivalent, nearest, refusal
-from kvell.equivalents.table import equivalent, kvell_value, words_of
+from kvell.equivalents.entry import nearest, refusal
+from kvell.equivalents.table import Equivalent, equivalent, kvell_value, words_of
 from kvell.errors import ChangeSomething
 
 ALL_OPTIONS = "all_options"
@@ -38,7 +38,6 @@ class EngineCommand(click.Command):
 
     @override
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse words of a command line, with other systems' flags translated."""
         session = ctx.ensure_object(Session)
         options = _options(self)
         words = list(_own_words(_whole_flags(args, options), options, session.notes))
@@ -67,7 +66,6 @@ class EngineCommand(click.Command):
 
     @override
     def invoke(self, ctx: click.Context) -> Any:
-        """Print what was accepted without effect, and run the command."""
         session = ctx.ensure_object(Session)
         if ctx.params.get("log_format") != "json":
             for sentence in session.notes:
@@ -77,7 +75,6 @@ class EngineCommand(click.Command):
 
     @override
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options in groups, and how to see all."""
         shows_all = bool(ctx.meta.get(ALL_OPTIONS)) or len(self.params) <= MOST_LISTED
         grouped: dict[str, list[tuple[str, str]]] = {}
         hidden = 0

@@ -46,7 +46,6 @@ class Debug:
 
 
 def run_guarded(work: Callable[[], object], debug: Debug) -> int:
-    """Run ``work`` and return the exit code; report errors on stderr."""
     try:
         work()
     except click.exceptions.Exit as end:

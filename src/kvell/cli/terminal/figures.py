@@ -70,7 +70,6 @@ def wide_console() -> "Console":
 
 
 def print_load(title: str, report: Mapping[str, Any]) -> None:
-    """Print the clients' measurements of a server to stdout."""
     console = wide_console()
     rows = [
         (name, *(_milliseconds(report[key][part]) for part in SPREAD))

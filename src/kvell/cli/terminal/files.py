@@ -50,7 +50,6 @@ def named_config(model: str) -> str:
 
 
 def config_names() -> list[str]:
-    """Return the names that :func:`named_config` finds."""
     return sorted(
         {
             str(path.relative_to(folder).with_suffix(""))

@@ -29,7 +29,6 @@ class SizeType(click.ParamType[int]):
     def convert(
         self, value: float, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
-        """Return the bytes of :func:`parse_bytes`."""
         if isinstance(value, int):
             return value
         return parse_bytes(str(value), param.opts[0] if param else "size")
@@ -67,7 +66,6 @@ class LengthType(click.ParamType[int | None]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int | None:
-        """Return a whole number of at least 1, or None for ``auto`` and vLLM's -1."""
         if value is None or str(value) in ("auto", "-1"):
             return None
         if count := parse_count(str(value)):
@@ -87,17 +85,15 @@ class CountRange(click.IntRange):
         return number
 
 
-def models_option(command: Command) -> Command:
-    """Add ``--model``, repeated for several models; the command gets them as ``models``."""
-    text = "smollm2, a transformers directory, or a hub id; NAME=… names it. May be repeated."
-    option = click.option(
-        "--model",
-        "models",
-        multiple=True,
-        metavar="[NAME=]MODEL",
-        help=f"{text}  [default: {DEFAULT_MODEL}]",
-    )
-    return option(command)
+models_option = click.option(
+    "--model",
+    "models",
+    multiple=True,
+    metavar="[NAME=]MODEL",
+    help="smollm2, a transformers directory, or a hub id; NAME=… names it. May be repeated."
+    f"  [default: {DEFAULT_MODEL}]",
+)
+"""The option ``--model``; the command gets the models as ``models``."""
 
 
 def models_argument(command: Command) -> Command:
@@ -189,15 +185,13 @@ def _type_of(flag: Flag) -> click.ParamType[Any] | None:
     return _TYPES.get(flag.kind)
 
 
-def config_option(command: Command) -> Command:
-    """Add ``--config``, which :class:`EngineCommand` reads."""
-    option = click.option(
-        "--config",
-        metavar="FILE",
-        expose_value=False,
-        help="YAML file of flags, like port: 8000; the command line wins over it.",
-    )
-    return option(command)
+config_option = click.option(
+    "--config",
+    metavar="FILE",
+    expose_value=False,
+    help="YAML file of flags, like port: 8000; the command line wins over it.",
+)
+"""The option ``--config``, which :class:`EngineCommand` reads."""
 
 
 def engine_command(function: Callable[..., Any]) -> click.Command:
@@ -205,8 +199,7 @@ def engine_command(function: Callable[..., Any]) -> click.Command:
     return click.command(cls=EngineCommand)(argument(config_option(function)))
 
 
-def json_option(command: Command, text: str = "Print JSON on stdout.") -> Command:
-    return click.option("--json", "as_json", is_flag=True, help=text)(command)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 
 
 def engine_options(command: Command) -> Command:

@@ -61,21 +61,19 @@ class Session:
     notes: list[str] = field(default_factory=list)
 
 
-def debug_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--debug``, which takes effect immediately and is not passed to the command."""
+def _switch_debug(ctx: click.Context, _: click.Parameter, on: bool) -> None:
+    ctx.find_object(Session).debug.on |= on  # type: ignore[union-attr]
 
-    def switch(ctx: click.Context, _: click.Parameter, on: bool) -> None:
-        ctx.find_object(Session).debug.on |= on  # type: ignore[union-attr]
 
-    option = click.option(
-        "--debug",
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=switch,
-        help="Show tracebacks.",
-    )
-    return option(command)
+debug_option = click.option(
+    "--debug",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_switch_debug,
+    help="Show tracebacks.",
+)
+"""The option ``--debug``, which takes effect immediately and is not passed to the command."""
 
 
 def api_key_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

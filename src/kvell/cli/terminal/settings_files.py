@@ -41,7 +41,6 @@ def with_variables(
 def with_file(path: str | None, options: Options, notes: list[str]) -> tuple[Values, Origins]:
     """Return the values of a YAML file, whose keys are flags without their dashes.
 
-    :param path: None for no file.
     :param notes: lines about keys without effect are appended.
     :raises ChangeSomething: if the file, or a key of it, is not understood.
     """
@@ -62,7 +61,6 @@ def with_file(path: str | None, options: Options, notes: list[str]) -> tuple[Val
 
 
 def _words(key: str, value: object, notes: list[str]) -> "Words | list[tuple[str, object]]":
-    """Return a key and its value as flags of Kvell."""
     flag = "--" + key.replace("_", "-")
     if isinstance(value, Mapping):
         value = json.dumps(value)

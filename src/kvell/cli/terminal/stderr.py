@@ -13,8 +13,6 @@ def stderr_to(stream: BackgroundStream, flush_seconds: float = FLUSH_SECONDS) ->
 
     If its reader is stuck at the end, the stream stays in place, and what follows is dropped: else
     the process could not end.
-
-    :param flush_seconds: time for writing the rest at the end.
     """
     before = sys.stderr
     sys.stderr = stream

@@ -106,8 +106,6 @@ class Account:
 
     A limit that is None is unlimited.
 
-    :param max_in_flight: sequences that may wait or run at the same time.
-    :param min_priority: lowest priority that requests may have.
     :ivar in_flight: sequences that wait or run at this front.
     :ivar others_in_flight: sequences that wait or run at other fronts, by their latest reports.
     :ivar used: requests and tokens counted at this front so far, less refunds.
@@ -192,7 +190,6 @@ class Account:
         self._take("tokens", wanted, now_seconds)
 
     def give_back(self, tokens: int, now_seconds: float) -> None:
-        """Refund reserved tokens that were not used."""
         self.used["tokens"] -= tokens
         if "tokens" in self._buckets:
             self._buckets["tokens"].give_back(tokens, now_seconds)

@@ -51,7 +51,6 @@ class BodyBounds:
     """The upper bounds of a body.
 
     :param depth: nesting of arrays and objects, including the body itself.
-    :param fields: fields of the body itself.
     :param parts: strings, arrays and objects in one field.
     :param all_parts: strings, arrays and objects in all fields together.
     :param elements: commas and brackets in one field; ``elements_by_field`` has exceptions.
@@ -99,7 +98,6 @@ def _has_half_a_character(body: bytes) -> bool:
 
 
 def _has(body: bytes, pattern: re.Pattern[bytes]) -> bool:
-    """Return whether a pattern of a few bytes is in a body."""
     size = 16 * AT_ONCE_BYTES
     return any(pattern.search(body, start, start + size + 8) for start in range(0, len(body), size))
 

@@ -21,7 +21,6 @@ class ApiKey:
     :param digest: SHA-256 of the key; the key itself is not stored.
     :param tokens_per_minute: limit of prompts and outputs together.
     :param is_operator: whether the key gives access to ``/cluster`` and ``/debug``.
-    :param max_in_flight: sequences that may wait or run at the same time.
     :param min_priority: lowest priority of requests; the lowest number is served first.
     """
 

@@ -133,23 +133,6 @@ class EndedVisit:
     request_id: str = ""
 
 
-class VisitObserver(Protocol):
-    """An observer of refused and ended requests (logs)."""
-
-    def on_refused(
-        self, method: str, path: str, client: str, status: int, tenant: str, header: str = ""
-    ) -> None:
-        """Record a request whose key is missing or wrong (401), or has no permission (403).
-
-        :param header: the header that shows a foreign page, if that is the reason.
-        """
-        ...
-
-    def on_ended(self, visit: EndedVisit) -> None:
-        """Record the end of an admitted request."""
-        ...
-
-
 class VisitTrace(Protocol):
     """An observer of one request (tracing)."""
 

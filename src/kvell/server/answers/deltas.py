@@ -89,7 +89,6 @@ def merge(deltas: Iterable[AnswerDelta]) -> list[AnswerDelta]:
 
 
 def parse(deltas: Iterable[AnswerDelta]) -> ParsedAnswer:
-    """Return the answer that the deltas make."""
     content = []
     reasoning = []
     names = list[str]()

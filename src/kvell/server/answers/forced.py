@@ -29,10 +29,7 @@ class NamedFunction:
 
 @dataclass(frozen=True)
 class AllowedFunctions:
-    """The functions that may be called; the model sees no others.
-
-    :param is_required: whether one of them must be called.
-    """
+    """The functions that may be called; the model sees no others."""
 
     names: frozenset[str]
     is_required: bool
@@ -107,10 +104,7 @@ def callable_tools(choice: ToolChoice, tools: Tools) -> list[Schema]:
 
 
 def forced_schema(choice: ToolChoice, tools: Tools, *, parallel: bool = True) -> Schema | None:
-    """Return the JSON schema that the answer must match; None if the answer is free.
-
-    :param parallel: whether the answer may have several calls.
-    """
+    """Return the JSON schema that the answer must match; None if the answer is free."""
     if isinstance(choice, NamedFunction):
         return arguments_schema(tools[_names(tools).index(choice.name)])
     if not _is_required(choice):
@@ -155,7 +149,6 @@ def arguments_schema(tool: Schema) -> Schema:
 
 
 def call_schema(name: str, arguments: Schema) -> Schema:
-    """Return the schema of a call of one function, with the schema of its arguments."""
     return {
         "type": "object",
         "properties": {"name": {"const": name}, "parameters": arguments},

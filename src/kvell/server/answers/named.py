@@ -1,13 +1,15 @@
 """Parsers by vLLM's names, and the default parsers for a model's chat template."""
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from kvell.engine.protocol.schemas.references import Schema
-from kvell.engine.protocol.structured_outputs import Calls, Reasoning
+from kvell.engine.protocol.schemas.references import Schema, within
+from kvell.engine.protocol.structured_outputs import CallForm, Calls, Reasoning
 from kvell.errors import ChangeSomething
 from kvell.server.answers.deltas import AnswerParser
+from kvell.server.answers.forced import Tools, arguments_schema, call_schema
 from kvell.server.answers.formats import (
     gemma4,
     glm45,
@@ -24,62 +26,113 @@ from kvell.server.answers.formats import (
 )
 from kvell.server.answers.formats.thinking import Thinking, ThinkingTags
 from kvell.server.answers.reading.modes import Mode, ModeParser, PlainText
-from kvell.server.answers.written_calls import written_calls
 
-Tools = Sequence[Schema]
+_Make = Callable[[str, Schema], Iterator[CallForm]]
+"""Returns the forms of calls of a function with arguments of a schema."""
 
 
 @dataclass(frozen=True)
 class _ToolFormat:
     """A format of calls.
 
-    :param make: makes the mode that reads them, for the functions of a request.
-    :param starts: texts with which calls begin anywhere in an answer.
     :param is_special: whether these are special tokens, which the detokenizer must keep.
+    :param forms: the calls for grammars that admit calls instead of a response format; None if
+        there are none.  If a format writes arguments as JSON, they follow the function's schema.
+        In other formats, any text may follow the beginning of a call.
     """
 
     make: Callable[[Tools], Mode]
     starts: tuple[str, ...] = ()
     is_special: bool = False
+    forms: _Make | None = None
+    between: str = ""
+
+
+def _hermes(name: str, arguments: Schema) -> Iterator[CallForm]:
+    begin = f'{hermes.START}\n{{"name": "{name}", "arguments": '
+    yield CallForm(begin, json.dumps(arguments), f"}}\n{hermes.END}")
+
+
+def _llama3_json(name: str, arguments: Schema) -> Iterator[CallForm]:
+    whole = call_schema(name, within(arguments, "#/properties/parameters"))
+    yield CallForm("", json.dumps(whole))
+    yield CallForm(f'{llama3_json.TAG}{{"name": "{name}", "parameters": ')
+
+
+def _mistral(name: str, arguments: Schema) -> Iterator[CallForm]:
+    schema = json.dumps(arguments)
+    yield CallForm(f"{mistral.START}{name}", schema)
+    yield CallForm(f"{mistral.START}{name}[ARGS]", schema)
+    for space in ("", " "):
+        yield CallForm(f'{mistral.START}{space}[{{"name": "')
+
+
+def _pythonic(name: str, _arguments: Schema) -> Iterator[CallForm]:
+    for start in ("", pythonic.START):
+        yield CallForm(f"{start}[{name}(", within=(pythonic.END,))
+
+
+def _begun_by(starts: Sequence[str], *within: str) -> _Make:
+    """Return the forms of calls of which only the beginning is known, for any function.
+
+    :param within: special tokens that may follow.
+    """
+    return lambda _name, _arguments: (CallForm(start, within=within) for start in starts)
+
+
+def _glm45(name: str, _arguments: Schema) -> Iterator[CallForm]:
+    tags = (glm45.KEY, glm45.KEY_END, glm45.VALUE, glm45.VALUE_END)
+    yield CallForm(f"{glm45.START}{name}", within=(glm45.START, glm45.END, *tags))
 
 
 def _marked(tokens: marked_calls.CallTokens) -> _ToolFormat:
     starts = (tokens.calls_begin, tokens.call_begin)
-    return _ToolFormat(lambda _: marked_calls.MarkedCalls(tokens), starts, is_special=True)
+    others = (tokens.call_begin, *tokens.separators, tokens.call_end, tokens.calls_end)
+    forms = _begun_by(starts[:1], *others)
+    return _ToolFormat(lambda _: marked_calls.MarkedCalls(tokens), starts, True, forms)
 
 
 def _tagged(tags: tuple[tuple[str, ...], tuple[str, ...]]) -> _ToolFormat:
-    return _ToolFormat(lambda _: tagged_lists.TaggedList(tags), tags[0], is_special=True)
+    forms = _begun_by(tags[0], *tags[0], *tags[1])
+    return _ToolFormat(lambda _: tagged_lists.TaggedList(tags), tags[0], True, forms)
 
 
 def _python(tags: tuple[str, str]) -> _ToolFormat:
-    return _ToolFormat(lambda _: python_calls.PythonCalls(tags), tags[:1], is_special=True)
+    forms = _begun_by(tags[:1], *tags)
+    return _ToolFormat(lambda _: python_calls.PythonCalls(tags), tags[:1], True, forms)
 
 
-_SEED_OSS = (qwen3_coder.SEED_START, qwen3_coder.SEED_END)
-_GLM = _ToolFormat(glm45.Glm45, (glm45.START,))
+def _functions(tags: tuple[str, str]) -> _ToolFormat:
+    def forms(name: str, _arguments: Schema) -> Iterator[CallForm]:
+        yield CallForm(f"{tags[0]}\n{qwen3_coder.FUNCTION}{name}>\n", within=tags)
+
+    return _ToolFormat(lambda tools: qwen3_coder.Qwen3Coder(tools, tags), tags[:1], forms=forms)
+
+
+_GEMMA = _begun_by((gemma4.START,), gemma4.START, gemma4.END, gemma4.QUOTE)
+_GLM = _ToolFormat(glm45.Glm45, (glm45.START,), forms=_glm45)
 _TOOL_FORMATS: Mapping[str, _ToolFormat] = MappingProxyType(
     {
         "deepseek_v3": _marked(marked_calls.DEEPSEEK),
         "deepseek_v31": _marked(marked_calls.DEEPSEEK),
-        "gemma4": _ToolFormat(lambda _: gemma4.Gemma4(), (gemma4.START,), is_special=True),
+        "gemma4": _ToolFormat(lambda _: gemma4.Gemma4(), (gemma4.START,), True, _GEMMA),
         "glm45": _GLM,
         "glm47": _GLM,
         "granite": _tagged(tagged_lists.GRANITE),
-        "hermes": _ToolFormat(lambda _: hermes.Hermes(), (hermes.START,)),
+        "hermes": _ToolFormat(lambda _: hermes.Hermes(), (hermes.START,), False, _hermes, "\n"),
         "jamba": _tagged(tagged_lists.JAMBA),
         "kimi_k2": _marked(marked_calls.KIMI_K2),
         "lfm2": _python(python_calls.LFM2),
-        "llama3_json": _ToolFormat(lambda _: llama3_json.Llama3Json()),
-        "mistral": _ToolFormat(lambda _: mistral.Mistral(), (mistral.START,), is_special=True),
+        "llama3_json": _ToolFormat(
+            lambda _: llama3_json.Llama3Json(), forms=_llama3_json, between="; "
+        ),
+        "mistral": _ToolFormat(lambda _: mistral.Mistral(), (mistral.START,), True, _mistral),
         "none": _ToolFormat(lambda _: PlainText()),
         "olmo3": _python(python_calls.OLMO3),
         "phi4_mini_json": _tagged(tagged_lists.PHI4_MINI),
-        "pythonic": _ToolFormat(lambda _: pythonic.Pythonic()),
-        "qwen3_coder": _ToolFormat(qwen3_coder.Qwen3Coder, (qwen3_coder.START,)),
-        "seed_oss": _ToolFormat(
-            lambda tools: qwen3_coder.Qwen3Coder(tools, _SEED_OSS), _SEED_OSS[:1]
-        ),
+        "pythonic": _ToolFormat(lambda _: pythonic.Pythonic(), forms=_pythonic),
+        "qwen3_coder": _functions((qwen3_coder.START, qwen3_coder.END)),
+        "seed_oss": _functions((qwen3_coder.SEED_START, qwen3_coder.SEED_END)),
     }
 )
 _THINKING: Mapping[str, ThinkingTags] = MappingProxyType(
@@ -155,7 +208,6 @@ class AnswerFormat:
         It is the end of the prompt, or the last tag in the message that the answer continues.
 
         :param prompt: the rendered prompt or its end.
-        :param content: that message's text.
         :param reasoning: that message's reasoning, which may be unfinished if there is no text.
         """
         tags = _THINKING.get(self.reasoning)
@@ -182,10 +234,16 @@ class AnswerFormat:
         """Return the calls that an answer may be instead of its response format; None if none.
 
         GPT-OSS has none: it calls functions before its final message, where no grammar applies.
-
-        :param parallel: whether the answer may have several calls.
         """
-        return written_calls(self.tool, tools, parallel=parallel)
+        form = _TOOL_FORMATS.get(self.tool)
+        if form is None or form.forms is None:
+            return None
+        calls = [
+            call
+            for tool in tools
+            for call in form.forms(tool["function"]["name"], arguments_schema(tool))
+        ]
+        return Calls(tuple(dict.fromkeys(calls)), form.between, repeats=parallel) if calls else None
 
     @property
     def has_thinking_tags(self) -> bool:
@@ -226,7 +284,6 @@ def check_parsers(tool: str | None, reasoning: str | None) -> None:
 def default_parsers(model_type: str, chat_template: str) -> tuple[str, str]:
     """Return a model's default tool and reasoning parser; ``none`` where no parser fits.
 
-    :param model_type: ``model_type`` of its config.
     :param chat_template: text of its template, or "".
     """
     if model_type == "gpt_oss" or "<|channel|>" in chat_template:

@@ -52,7 +52,6 @@ def complaint(errors: Sequence[Error], body: object) -> tuple[str, str | None]:
     are those of the closest member.  The message repeats only names and types of the body.
 
     :param errors: at least one; their places begin with ``body``.
-    :param body: the parsed JSON.
     """
     if errors[0]["type"] == "json_invalid":
         return NOT_JSON, None
@@ -145,10 +144,7 @@ def nearest_path(path: str, served: Iterable[str]) -> str | None:
 
 
 def wrong_method(method: str, path: str, allowed: str) -> str:
-    """Return a message about a method that a path does not take.
-
-    :param allowed: the methods that it takes.
-    """
+    """Return a message about a method that a path does not take."""
     return f"method={method}: is not taken by {path[:LONGEST_PATH]}; use {allowed}"
 
 
@@ -386,10 +382,7 @@ def install(
 
 @contextmanager
 def named_as_sent(name: Callable[[str], str]) -> Iterator[None]:
-    """Rename fields in errors of the block to the client's names.
-
-    :param name: returns the client's name of a field.
-    """
+    """Rename fields in errors of the block to the client's names."""
     try:
         yield
     except ChangeSomething as error:

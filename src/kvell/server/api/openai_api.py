@@ -85,7 +85,6 @@ def build_app(
     """Return the ASGI app of a started front.
 
     :param model: the instance's first model; ``beside`` has the others.
-    :param metrics: the front's observer.
     :param access: keys and rights; by default every request is allowed.
     :param http: limits of the requests that await answers, and of the time for a body.
     :param floor_bytes: memory of this process before it loaded anything; 0 uses its present size.

@@ -30,7 +30,6 @@ class PromptForm:
     def kept_of(self, ids: TokenIds, most_tokens: int) -> TokenIds:
         """Return the tokens that are kept, int32 ``[tokens]``.
 
-        :param most_tokens: size of the model's context.
         :raises ChangeSomething: if ``last_tokens`` exceeds ``most_tokens``.
         """
         kept = self.last_tokens

@@ -35,10 +35,6 @@ def sse(payload: Any) -> bytes:
     return b"data: " + msgspec.json.encode(payload) + b"\n\n"
 
 
-def named_event(event: Mapping[str, Any]) -> bytes:
-    return named_begin(event) + msgspec.json.encode(event) + b"\n\n"
-
-
 def named_begin(event: Mapping[str, Any]) -> bytes:
     return b"event: " + str(event["type"]).encode() + b"\ndata: "
 

@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Any, Generic, Literal, Protocol, TypeVar, get_args
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from kvell.errors import Bound
 from kvell.server.api.door.http_bounds import HttpBounds
 from kvell.server.api.http_errors import ApiError
 from kvell.server.logs.lines import tell
 from kvell.server.logs.seldom import SeldomLine
+from kvell.server.metrics.front_metrics import ServerMetrics
 
 
 class UnreadWatch:
@@ -97,8 +97,6 @@ class OpenConnections(Generic[Connection]):
                       ▲ │             │                  │
                       │ └── dropped ──┘                  │
                       └──────────── answered ────────────┘
-
-    :param most: the largest number of open connections.
     """
 
     def __init__(self, most: int) -> None:
@@ -160,23 +158,13 @@ READ_AT_ONCE_BYTES = 16 << 10
 buffered after a request that is being answered.  ``h11`` bounds an unfinished head to as much."""
 
 
-class FaceObserver(Protocol):
-    """An observer of connections and requests that do not reach the app (``ServerMetrics``)."""
-
-    def on_rejected(self, bound: Bound) -> None:
-        """Count a connection or a request that exceeded a bound."""
-
-    def answered_over_http(self, path: str, status: int) -> None:
-        """Count an answer that the app did not send."""
-
-
 @dataclass(frozen=True)
 class Face:
     """The state that all connections of a server share."""
 
     bounds: HttpBounds
     connections: "OpenConnections[BoundedConnection]"
-    observer: FaceObserver
+    metrics: ServerMetrics
 
 
 class BoundedConnection(H11Protocol):
@@ -265,7 +253,7 @@ class BoundedConnection(H11Protocol):
 
     def drop(self) -> None:
         """Abort the connection to make room for another."""
-        self._face.observer.on_rejected("connections")
+        self._face.metrics.on_rejected("connections")
         self._end()
 
     def _note_awaited(self) -> None:
@@ -286,7 +274,7 @@ class BoundedConnection(H11Protocol):
     def _on_request_due(self) -> None:
         self._request_due = None
         if self._awaited == "idle" and self._has_begun:
-            self._face.observer.on_rejected("slow_client")
+            self._face.metrics.on_rejected("slow_client")
             self._refuse(TOO_SLOW)
         else:
             self._end()  # there is no request, or it was answered
@@ -297,7 +285,7 @@ class BoundedConnection(H11Protocol):
             self._unread.begin()
 
     def _on_stalled(self) -> None:
-        self._face.observer.on_rejected("slow_client")
+        self._face.metrics.on_rejected("slow_client")
         self._end()
 
     def _refuse(self, error: ApiError) -> None:
@@ -308,7 +296,7 @@ class BoundedConnection(H11Protocol):
         if self.conn.our_state is h11.SEND_RESPONSE and self.cycle is not None:
             self.cycle.disconnected = True  # the app must not answer a second time
             self.cycle.message_event.set()
-        self._face.observer.answered_over_http("", error.status)
+        self._face.metrics.answered_over_http("", error.status)
         self.transport.write(raw_answer(error))
         self.transport.close()
         self._await_last_read()
@@ -383,7 +371,7 @@ class Acceptor:
         accepted.setblocking(False)
         connections = self._face.connections
         if len(connections) >= connections.most and not self._make_room():
-            self._face.observer.on_rejected("connections")
+            self._face.metrics.on_rejected("connections")
             _refuse(accepted)
             return
         connection = self._make()

@@ -25,9 +25,7 @@ class BackgroundStream(io.TextIOBase):
     A text that finds no room is dropped.  A line with the number of the dropped ones precedes the
     next text that finds room.
 
-    :param stream: the other stream; not closed.
     :param describe: returns a line, with its end, about a number of lines that were dropped.
-    :param most_waiting: the most characters that wait to be written.
     """
 
     def __init__(

@@ -31,8 +31,7 @@ class JsonLines(logging.Formatter):
     """A formatter of ``{"time", "level", "event", …}``; a message without fields is ``log``."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return one JSON object on one line."""
-        line: dict[str, Any] = {"time": _time(record, "milliseconds")}
+        line: dict[str, Any] = {"time": _time(record).isoformat(timespec="milliseconds")}
         line["level"] = record.levelname.lower()
         fields = _fields(record)
         if fields is None:
@@ -48,8 +47,7 @@ class TextLines(logging.Formatter):
     """A formatter of ``time LEVEL event name=value …``; ambiguous values are JSON strings."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return one line, followed by the traceback if there is one."""
-        words = [_time(record, "seconds"), record.levelname]
+        words = [_time(record).isoformat(timespec="seconds"), record.levelname]
         fields = _fields(record)
         if fields is None:
             words.append(" ".join(record.getMessage().split()))
@@ -101,8 +99,8 @@ def _fields(record: logging.LogRecord) -> dict[str, Any] | None:
     return fields
 
 
-def _time(record: logging.LogRecord, unit: str) -> str:
-    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec=unit)
+def _time(record: logging.LogRecord) -> datetime:
+    return datetime.fromtimestamp(record.created, UTC)
 
 
 def _shown(value: object) -> str:
@@ -122,7 +120,6 @@ LONGEST_NAME = 100
 class OncePerName:
     """A log with one line per name.
 
-    :param event: event of the lines.
     :param what: field of a line that has the name.
     """
 

@@ -3,11 +3,9 @@
 import logging
 from collections.abc import Callable
 
-from typing_extensions import override
-
 from kvell.clock import Clock, MonotonicClock
 from kvell.server.access.accounts import Bucket
-from kvell.server.access.visit import EndedVisit, VisitObserver, is_monitoring
+from kvell.server.access.visit import EndedVisit, is_monitoring
 from kvell.server.logs.lines import tell
 
 logger = logging.getLogger(__name__)
@@ -19,7 +17,7 @@ LEAST_FAILURE = 400
 """The lowest status of a failure."""
 
 
-class VisitLines(VisitObserver):
+class VisitLines:
     """A log of visits.
 
     Probes, scrapes and other reads of the server's state get a line only if they failed.
@@ -40,10 +38,13 @@ class VisitLines(VisitObserver):
         self._refusals = Bucket(REFUSALS_PER_MINUTE, self._clock.now_seconds())
         self._untold = 0
 
-    @override
     def on_refused(
         self, method: str, path: str, client: str, status: int, tenant: str, header: str = ""
     ) -> None:
+        """Record a request whose key is missing or wrong (401), or has no permission (403).
+
+        :param header: the header that shows a foreign page, if that is the reason.
+        """
         self._count(path, status)
         if not self._refusals.take(1, self._clock.now_seconds()):
             self._untold += 1
@@ -58,7 +59,6 @@ class VisitLines(VisitObserver):
             tell(logger, logging.WARNING, "key_refused", **fields, **counts)
         self._untold = 0
 
-    @override
     def on_ended(self, visit: EndedVisit) -> None:
         self._count(visit.path, visit.status)
         is_routine = visit.status < LEAST_FAILURE and is_monitoring(visit.method, visit.path)

@@ -6,8 +6,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from kvell.engine.protocol.pages import LargePage, Miss, PageGroup, Pages
-from kvell.engine.protocol.statistics import GroupStats, Stats
+from kvell.engine.protocol.pages import LargePage, Miss, PageOwner, Pages
+from kvell.engine.protocol.statistics import Stats
 from kvell.fleet.fleet import MemberStatus
 from kvell.front.request_log import LogEntry
 from kvell.front.request_queue import Entries
@@ -16,6 +16,14 @@ from kvell.server.map.history import InstanceLoans, TransferRow
 NO_LOANS = InstanceLoans()
 MOST_REQUESTS = 200
 """The most requests that are listed; all requests are counted."""
+STATS_FIELDS = tuple(
+    (
+        "step running waiting prompt_tokens output_tokens preemptions large_page_bytes rungs "
+        "sections team"
+    ).split()
+)
+GROUP_FIELDS = ("name", "used_pages", "cached_pages", "evicted_pages", "hit_tokens")
+COLUMNS = ("group", "used", "cached", "age", "lent")
 
 
 @dataclass(frozen=True)
@@ -35,7 +43,6 @@ class InstanceSnapshot:
 class ServerLine(Struct, frozen=True):
     """The figures of the whole server, for the line at the top of the page.
 
-    :param models: names of the models.
     :param dtype: dtype of the first model's computation; "" if it is unknown.
     :param prompt_tokens_per_second: over the last seconds; None if unknown.  The same for
         ``output_tokens_per_second``.
@@ -64,10 +71,6 @@ def map_body(
     server: ServerLine | None = None,
     transfers: Sequence[TransferRow] = (),
 ) -> dict[str, Any]:
-    """Return the data of one refresh of the page.
-
-    :param server: None leaves the line at the top out.
-    """
     in_flight, waiting, idle_wait, _ = entries
     rows = [request_row(entry, now_seconds) for entry in (*in_flight, *waiting)[:MOST_REQUESTS]]
     requests = {"running": len(in_flight), "waiting": len(waiting), "rows": rows}
@@ -101,28 +104,13 @@ def request_row(entry: LogEntry, now_seconds: float) -> dict[str, Any]:
 
 
 def large_page_body(page: LargePage) -> dict[str, Any]:
-    """Return one large page and its owners."""
-    return {
-        "large_page": page.large_page,
-        "step": page.step,
-        "group": page.group,
-        "used": page.used,
-        "cached": page.cached,
-        "free": page.free,
-        "age_steps": page.age,
-        "owners": [
-            {
-                "id": owner.request_id,
-                "pages": owner.pages,
-                "first_token": owner.first_token,
-                "end_token": owner.end_token,
-            }
-            for owner in page.owners
-        ],
-        "more_owners": page.more_owners,
-        "other_used": page.other_used,
-        "cached_ends": list(page.cached_ends),
-    }
+    owners = [_rename_fields(owner, request_id="id") for owner in page.owners]
+    return _rename_fields(page, age="age_steps") | {"owners": owners}
+
+
+def _rename_fields(record: LargePage | PageOwner | Miss, **names: str) -> dict[str, Any]:
+    """Return the fields of a record, some under other names."""
+    return {names.get(name, name): value for name, value in vars(record).items()}
 
 
 def bytes_by_use(stats: Stats) -> dict[str, int | None]:
@@ -166,38 +154,25 @@ def _instance(instance: InstanceSnapshot) -> dict[str, Any]:
         "restarts": status.restarts,
         "pid": status.pid,
         "loans": instance.loans,
-        "stats": None if stats is None else _stats(stats) | {"rungs_before": instance.rungs_before},
+        "stats": None if stats is None else _stats(instance, stats),
         "pages": None if pages is None else _pages(pages),
     }
 
 
-def _stats(stats: Stats) -> dict[str, Any]:
+def _stats(instance: InstanceSnapshot, stats: Stats) -> dict[str, Any]:
+    queries = stats.prefix_cache_queries
+    groups = [
+        {name: getattr(group, name) for name in GROUP_FIELDS}
+        | {"hit_rate": group.hit_tokens / queries if queries else None}
+        for group in stats.groups
+    ]
     return {
-        "step": stats.step,
-        "running": stats.running,
-        "waiting": stats.waiting,
-        "prompt_tokens": stats.prompt_tokens,
-        "output_tokens": stats.output_tokens,
-        "preemptions": stats.preemptions,
-        "large_page_bytes": stats.large_page_bytes,
+        **{name: getattr(stats, name) for name in STATS_FIELDS},
         "bytes": bytes_by_use(stats),
-        "rungs": stats.rungs,
-        "sections": stats.sections,
-        "team": stats.team,
-        "query_tokens": stats.prefix_cache_queries,
+        "query_tokens": queries,
         "hit_tokens": stats.prefix_cache_hits,
-        "groups": [_group_stats(group, stats.prefix_cache_queries) for group in stats.groups],
-    }
-
-
-def _group_stats(group: GroupStats, query_tokens: int) -> dict[str, Any]:
-    return {
-        "name": group.name,
-        "used_pages": group.used_pages,
-        "cached_pages": group.cached_pages,
-        "evicted_pages": group.evicted_pages,
-        "hit_tokens": group.hit_tokens,
-        "hit_rate": group.hit_tokens / query_tokens if query_tokens else None,
+        "groups": groups,
+        "rungs_before": instance.rungs_before,
     }
 
 
@@ -205,37 +180,7 @@ def _pages(pages: Pages) -> Mapping[str, Any]:
     """Return an instance's pages; columns stay bytes, which the JSON encoder writes as base64."""
     return {
         "step": pages.step,
-        "groups": [_page_group(group) for group in pages.groups],
-        "columns": {
-            "group": pages.group,
-            "used": pages.used,
-            "cached": pages.cached,
-            "age": pages.age,
-            "lent": pages.lent,
-        },
-        "misses": [_miss(miss) for miss in pages.misses],
-    }
-
-
-def _page_group(group: PageGroup) -> dict[str, Any]:
-    return {
-        "name": group.name,
-        "kind": group.kind,
-        "layers": group.layers,
-        "page_tokens": group.page_tokens,
-        "page_bytes": group.page_bytes,
-        "pages_per_large": group.pages_per_large,
-    }
-
-
-def _miss(miss: Miss) -> dict[str, Any]:
-    return {
-        "id": miss.request_id,
-        "step": miss.step,
-        "prompt_tokens": miss.prompt_tokens,
-        "hit_tokens": miss.hit_tokens,
-        "seen_tokens": miss.seen_tokens,
-        "steps_ago": miss.steps_ago,
-        "reason": miss.reason,
-        "groups": list(miss.groups),
+        "groups": pages.groups,
+        "columns": {name: getattr(pages, name) for name in COLUMNS},
+        "misses": [_rename_fields(miss, request_id="id") for miss in pages.misses],
     }

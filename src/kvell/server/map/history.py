@@ -26,7 +26,6 @@ MOST_PAIRS = 64
 class PeerSections(Struct, frozen=True):
     """The sections that an instance lends to a peer or borrows from it.
 
-    :param peer: id of the other instance.
     :param requests: number of requests whose sections these are.
     """
 
@@ -49,19 +48,16 @@ class InstanceLoans(Struct, frozen=True):
 
     @property
     def lent(self) -> int:
-        """Number of lent sections."""
         return sum(peer.sections for peer in self.lends)
 
     @property
     def borrowed(self) -> int:
-        """Number of borrowed sections."""
         return sum(peer.sections for peer in self.borrows)
 
 
 class TransferRow(Struct, frozen=True):
     """The transfers of one kind from one instance to another, or the ended loans of a creditor.
 
-    :param running: transfers that run now.
     :param recent: transfers that ended within the history; of ended loans, the most sections that
         were lent at once.
     """
@@ -123,7 +119,6 @@ def ended_loans(
     """Return the loans of the history that have ended, by creditor and debtor.
 
     :param now: the number of sections that each creditor lends to each debtor now.
-    :param samples: the same of each sample of the history.
     """
     most: dict[LoanPair, int] = {}
     for sample in samples:
@@ -138,12 +133,7 @@ def transfer_rows(
     now: Mapping[RequestTransfer, TransferTotals],
     before: Mapping[RequestTransfer, TransferTotals],
 ) -> list[TransferRow]:
-    """Return the transfers that run or ran within the history, the most frequent first.
-
-    :param in_flight: requests that instances have.
-    :param now: the transfers so far.
-    :param before: the same at the beginning of the history.
-    """
+    """Return the transfers that run or ran within the history, the most frequent first."""
     running: Counter[RequestTransfer] = Counter()
     for entry in in_flight:
         if entry.goes_to:
@@ -213,7 +203,6 @@ class HistorySample:
 
     :param first_tokens: latest times to first token since the sample before, in seconds.
     :param next_tokens: the same of times per further output token.
-    :param transfers: the transfers so far.
     :param loans: the number of sections that each creditor lends to each debtor.
     :param rungs: page allocations of instances by rung so far, where they are known.
     """

@@ -40,7 +40,6 @@ JSON = "application/json"
 class ServerFacts:
     """Facts about a server that the memory map shows.
 
-    :param models: names of the models.
     :param contract_bytes: returns the most memory of all processes.
     :param links: relative addresses of pages that a browser can open without a key.
     """
@@ -51,10 +50,7 @@ class ServerFacts:
 
 
 class MapApi:
-    """The handlers of the memory map.
-
-    :param recorder: the history of the front.
-    """
+    """The handlers of the memory map."""
 
     def __init__(self, front: Front, recorder: HistoryRecorder, facts: ServerFacts) -> None:
         self._front, self._recorder, self._facts = front, recorder, facts
@@ -106,7 +102,6 @@ class MapApi:
         return _uncached(msgspec.json.encode(large_page_body(shown)))
 
     def install(self, app: FastAPI) -> None:
-        """Add the routes."""
         app.add_api_route("/", self.page, methods=["GET"], include_in_schema=False)
         app.add_api_route("/debug/pages", self.pages, methods=["GET"])
         app.add_api_route("/debug/history", self.history, methods=["GET"])
@@ -142,7 +137,6 @@ class MapApi:
         return msgspec.json.encode(body)
 
     def _line(self, entries: Entries, stats: dict[str, Stats]) -> ServerLine:
-        """Return the figures of the whole server."""
         history = self._recorder.history
         reports = [status.report for status, _ in self._front.instances() if status.report]
         return ServerLine(

@@ -39,10 +39,7 @@ class MeasuredTokens(Protocol):
 
 
 class HistoryRecorder:
-    """The history of a front, and the samples that are added to it.
-
-    :param measured: the front's observer.
-    """
+    """The history of a front, and the samples that are added to it."""
 
     def __init__(self, front: Front, measured: MeasuredTokens) -> None:
         self._front, self._measured = front, measured
@@ -66,7 +63,6 @@ class HistoryRecorder:
         self._stats_seconds = self._front.now_seconds()
 
     def sample(self) -> None:
-        """Add a sample, unless the last one was just added."""
         now_seconds = self._front.now_seconds()
         if not self.history.takes_sample(now_seconds):
             return
@@ -133,7 +129,6 @@ class LatestAnswer(Generic[Made]):
 
     One answer is made at a time, and all viewers that came before its beginning share it.
 
-    :param make: returns a new answer.
     :param every_seconds: shortest interval from the beginning of one refresh to the next; 0 shows
         a viewer no answer that was begun before it came.
     """

@@ -165,7 +165,6 @@ class _BeforeOthers(Collector):
         self._first = first
 
     def collect(self) -> Iterator[Metric]:
-        """Call the function; yield no metrics."""
         self._first()
         return iter(())
 
@@ -228,7 +227,6 @@ class ServerMetrics:
             self._count_noted()
 
     def on_ended(self, request: EndedRequest) -> None:
-        """Count the end of an admitted request."""
         self._ends.labels(self.model_name, request.finished.reason).inc()
         self._retries.inc(request.finished.attempt)
         if request.finished.embedding:  # without a first token, which counts other prompts
@@ -250,10 +248,7 @@ class ServerMetrics:
         self._answers.labels(self.model_name, shown, str(status)).inc()
 
     def watch_connections(self, count: Callable[[Awaited], int]) -> None:
-        """Export the number of open connections.
-
-        :param count: returns the number of connections in a state.
-        """
+        """Export the number of open connections."""
         for state in get_args(Awaited):
             self._connections.labels(self.model_name, state).set_function(partial(count, state))
 

@@ -41,7 +41,6 @@ def span_name(record: VisitRecord) -> str:
 
 
 def visit_attributes(record: VisitRecord) -> dict[str, Value]:
-    """Return the attributes of a whole visit's span."""
     method = record.visit.method
     attributes: dict[str, Value] = {
         "http.request.method": method if method in METHODS else OTHER_METHOD,

@@ -51,7 +51,6 @@ class SpanWriter:
         self._headers = TraceContextTextMapPropagator()
 
     def write(self, record: VisitRecord) -> None:
-        """Pass the spans of a record to the span processor."""
         above = self._headers.extract(record.parent, Context())
         span = self._tracer.start_span(
             span_name(record),
@@ -129,7 +128,6 @@ def exporting(
 ) -> Iterator[Tracer]:
     """Yield a tracer whose spans are exported; the rest is flushed at the end of the block.
 
-    :param endpoint: the collector's URL for traces.
     :raises ChangeSomething: when OpenTelemetry's variables contradict each other.
     """
     release = version("kvell")

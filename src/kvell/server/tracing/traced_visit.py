@@ -23,7 +23,6 @@ class VisitRecord:
     :param began_ns: start by the system's time of day.
     :param route: the API's path template; "" if none matches.
     :param asked: the model's name and the parameters; None if the body could not be read.
-    :param requests: by the index of their answer.
     """
 
     parent: Mapping[str, list[str]]
@@ -60,7 +59,7 @@ class TracedVisit:
         self._began_seconds, self._began_ns = began_seconds, began_ns
         self._asked: tuple[str, SamplingParams] | None = None
         self._requests: dict[int, EndedRequest] = {}
-        self._awaited = 1  # the visit's own end
+        self.awaited = 1  # the visit's own end
         self._visit: EndedVisit | None = None
         self._route = ""
 
@@ -74,16 +73,13 @@ class TracedVisit:
         self._visit, self._route = visit, route
         self._settle()
 
-    def _admitted(self) -> None:
-        self._awaited += 1
-
     def _answered(self, index: int, request: EndedRequest) -> None:
         self._requests[index] = request
         self._settle()
 
     def _settle(self) -> None:
-        self._awaited -= 1
-        if self._awaited or self._visit is None:
+        self.awaited -= 1
+        if self.awaited or self._visit is None:
             return
         requests = dict(sorted(self._requests.items()))
         began = self._began_seconds, self._began_ns
@@ -98,7 +94,7 @@ class TracedAnswer:
         self._visit, self._index = visit, index
 
     def on_admitted(self) -> None:
-        self._visit._admitted()
+        self._visit.awaited += 1
 
     def on_accepted(self) -> None:
         """Do nothing: spans have the times of the instance."""

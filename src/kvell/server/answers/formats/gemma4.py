@@ -45,7 +45,6 @@ class _Call:
         self.begun = False
 
     def push(self, text: str) -> Step:
-        """Return the call once it is complete."""
         text = self._tail + text
         end = text.find(END)
         keep = end if end >= 0 else possible_start(text, (END,))

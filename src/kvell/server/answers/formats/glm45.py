@@ -32,10 +32,7 @@ _KEY_NAME = re.compile(rf"(?P<name>[^<>]{{1,{MOST_NAME_CHARS}}}?)</arg_key>[{SPA
 
 
 class Glm45(Chain):
-    """Text, then calls between tags, then text again.
-
-    :param tools: the source of the parameters' types.
-    """
+    """Text, then calls between tags, then text again."""
 
     def __init__(self, tools: Sequence[Schema] = ()) -> None:
         super().__init__(TextUntil((START,)))

@@ -88,10 +88,7 @@ class Harmony(Chain):
 
 
 class Header:
-    """The header of a message; ``complete`` is False if the text is not a header.
-
-    :param opening: the text of the header so far.
-    """
+    """The header of a message; ``complete`` is False if the text is not a header."""
 
     def __init__(self, index: int, opening: str, sorting: Sorting) -> None:
         self._index = index
@@ -103,7 +100,6 @@ class Header:
         self.function = ""
 
     def push(self, text: str) -> Step:
-        """Return the beginning of a call if the header is a call's."""
         self._held += text
         match = _HEADER_END.search(self._held, 0, _MOST_HEADER_CHARS)
         if match is None and len(self._held) < _MOST_HEADER_CHARS:

@@ -61,7 +61,6 @@ class FunctionName:
         self.name = ""
 
     def push(self, text: str) -> Step:
-        """Return no delta while the text may be a name."""
         if not self._held:
             body = text.lstrip(SPACE)
             self._opening.append(text[: len(text) - len(body)])

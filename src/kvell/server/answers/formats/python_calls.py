@@ -18,10 +18,7 @@ LIST, MORE, LIST_END = "[", ",", "]"
 
 
 class PythonCalls(Chain):
-    """Text, then calls between tags, on lines or in a list, then text again.
-
-    :param tags: the tags before and behind the calls.
-    """
+    """Text, then calls between tags, on lines or in a list, then text again."""
 
     def __init__(self, tags: tuple[str, str]) -> None:
         self._start, self._end = tags

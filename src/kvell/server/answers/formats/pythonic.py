@@ -64,7 +64,6 @@ class PythonCall:
         self.begun = False
 
     def push(self, text: str) -> Step:
-        """Return the call once it is complete."""
         if self._head is not None:
             text = self._head + text
             match = _HEAD.match(text)

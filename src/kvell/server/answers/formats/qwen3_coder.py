@@ -30,11 +30,7 @@ FUNCTION, FUNCTION_END, PARAMETER = "<function=", "</function>", "<parameter="
 
 
 class Qwen3Coder(Chain):
-    """Text, then calls between tags, then text again.
-
-    :param tools: the source of the parameters' types.
-    :param tags: the tags around a call.
-    """
+    """Text, then calls between tags, then text again."""
 
     def __init__(self, tools: Sequence[Schema] = (), tags: tuple[str, str] = (START, END)) -> None:
         self._start, self._end = tags

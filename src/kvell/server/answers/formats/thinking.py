@@ -109,9 +109,7 @@ class CallTrial:
     If it can be none, all but ``opening`` is left to the next mode; if the reasoning ends behind it
     (``is_closed``), it is a part of the reasoning.
 
-    :param mode: reads calls and all text behind them.
     :param opening: the marker with the whitespace before it.
-    :param end: the text that ends the reasoning.
     """
 
     def __init__(self, mode: Mode, opening: str, marker: str, end: str) -> None:
@@ -122,7 +120,6 @@ class CallTrial:
         self.is_closed = False
 
     def push(self, text: str) -> Step:
-        """Return no parts, or the reasoning once it has ended."""
         text = self._tail + text
         at = text.find(self._end)
         keep = at if at >= 0 else possible_start(text, (self._end,))

@@ -21,7 +21,6 @@ class Brackets:
     """The brackets and quotes of a language.
 
     :param pairs: closing brackets by opening bracket.
-    :param quotes: characters that delimit strings; brackets in strings do not count.
     :param notable: pattern of brackets, quotes and characters that are invalid outside strings.
     """
 

@@ -11,9 +11,6 @@ class TextUntil:
     """Text up to the first of several markers; whitespace before a marker belongs to the marker.
 
     :param markers: no marker contains another.
-    :param make: constructor of the text's deltas.
-    :param drops_lead: whether whitespace at the start is dropped.
-    :param drops_blank: whether text of whitespace only is dropped.
     :param left: further markers, which are left to the next mode.
     """
 

@@ -39,7 +39,6 @@ class Chain(ABC):
         self._calls = 0
 
     def push(self, text: str) -> Step:
-        """Parse the text with the current mode and its successors."""
         deltas: list[AnswerDelta] = []
         rest: str | None = text
         while rest or (rest is not None and _has_to_say(self._mode)):
@@ -53,12 +52,10 @@ class Chain(ABC):
         return deltas, None
 
     def finish(self) -> list[AnswerDelta]:
-        """Return the parts that the current mode holds back."""
         return self._mode.finish()
 
     @property
     def current(self) -> Mode:
-        """The current mode."""
         return self._mode
 
     @abstractmethod
@@ -113,17 +110,13 @@ class Blank:
 
 
 class PlainText:
-    """An answer of content only.
-
-    :param drops_blank: whether an answer of whitespace only is dropped.
-    """
+    """An answer of content only."""
 
     def __init__(self, *, drops_blank: bool = False) -> None:
         self._drops_blank = drops_blank
         self._space: list[str] = []
 
     def push(self, text: str) -> Step:
-        """Return the text as content."""
         if self._drops_blank and not text.strip(SPACE):
             self._space.append(text)
             return [], None

@@ -44,10 +44,7 @@ def parameter_types(tools: Iterable[Mapping[str, Any]], function: str) -> dict[s
 
 
 class ParameterTypes:
-    """The types of parameters by function, which are read once for all calls of an answer.
-
-    :param tools: as in :func:`parameter_types`.
-    """
+    """The types of parameters by function, which are read once for all calls of an answer."""
 
     def __init__(self, tools: Sequence[Schema]) -> None:
         self._tools = tools

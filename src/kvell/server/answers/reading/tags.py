@@ -16,7 +16,6 @@ MOST_HEAD_CHARS = 1024
 class HeadUntil:
     """The beginning of a call up to a marker, which is left to the next mode.
 
-    :param marker: the text behind the head.
     :param head: pattern of the head, with the group ``name``.
     :param opening: preceding text, which is content if no call follows.
     :ivar name: the function's or parameter's name; "" if the text is not a head.
@@ -28,7 +27,6 @@ class HeadUntil:
         self.name = ""
 
     def push(self, text: str) -> Step:
-        """Return no delta while the text may be a head."""
         self._held += text
         at = self._held.find(self._marker, 0, MOST_HEAD_CHARS)
         if at < 0 and len(self._held) < MOST_HEAD_CHARS:
@@ -55,7 +53,6 @@ class TagName:
         self.name = ""
 
     def push(self, text: str) -> Step:
-        """Return no delta while the text may be a name."""
         self._held += text
         name, bracket, _ = self._held[: MOST_NAME_CHARS + 1].partition(">")
         if bracket and is_name(name):
@@ -73,8 +70,6 @@ class Value:
     """A parameter's value up to its closing tag, as the next piece of the arguments.
 
     :param lead: JSON text that precedes the value.
-    :param types: JSON types that the value may have.
-    :param end: the closing tag.
     """
 
     def __init__(
@@ -90,7 +85,6 @@ class Value:
         self._started = False
 
     def push(self, text: str) -> Step:
-        """Return the next piece of the value."""
         text = self._held + text
         if not self._started:
             # The line break after the tag does not belong to the value, and may also be the

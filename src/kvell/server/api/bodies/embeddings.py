@@ -64,10 +64,7 @@ def rerank_body(
     limit: int,
     tells_documents: bool,
 ) -> Body:
-    """Return the documents, the most relevant first; equal ones keep their order.
-
-    :param limit: number of documents to return.
-    """
+    """Return the documents, the most relevant first; equal ones keep their order."""
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[:limit]
     results = [
         {

@@ -23,8 +23,6 @@ class BlockWriter:
     """A writer that makes blocks of one answer's parts; a block ends where the next begins.
 
     :param call_ids: ids of calls by index; the list grows while parts arrive.
-    :param omits_thinking: whether the text of thinking is left out.
-    :ivar blocks: blocks that have ended.
     """
 
     def __init__(self, call_ids: Sequence[str], *, omits_thinking: bool) -> None:
@@ -81,7 +79,7 @@ class BlockWriter:
         events = []
         match block["type"]:
             case "thinking":
-                signature = signature_of(text)
+                signature = hashlib.sha256(text.encode(errors="replace")).hexdigest()
                 sign = {"type": "signature_delta", "signature": signature}
                 events.append(self._event("delta", delta=sign))
                 shown = "" if self._omits_thinking else text
@@ -102,10 +100,6 @@ class BlockWriter:
 
 def tool_use_id(call_id: str) -> str:
     return f"toolu_{call_id.removeprefix('call_')}"
-
-
-def signature_of(thinking: str) -> str:
-    return hashlib.sha256(thinking.encode(errors="replace")).hexdigest()
 
 
 def tool_input(arguments: str) -> msgspec.Raw:

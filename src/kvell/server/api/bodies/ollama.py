@@ -78,7 +78,6 @@ class AnswerWriter:
         return [*calls, {**self._line({}), **ending(reason, usage, times)}]
 
     def whole_body(self, reason: str, usage: Usage, times: Times) -> Body:
-        """Return the whole answer."""
         self.close_call()
         pieces: Body = {name: "".join(texts) for name, texts in self._texts.items()}
         if self._calls:
@@ -90,7 +89,6 @@ class AnswerWriter:
         return {**self._line({}), "done": True, "done_reason": "load"}
 
     def close_call(self) -> list[Body]:
-        """Return the piece of the call that is open, and close it."""
         if self._call is None:
             return []
         name, arguments = self._call
@@ -130,7 +128,6 @@ def ending(reason: str, usage: Usage, times: Times) -> Body:
 
 
 def timestamp(unix_seconds: float) -> str:
-    """Return a time as RFC 3339 text in UTC."""
     return datetime.fromtimestamp(unix_seconds, UTC).isoformat().replace("+00:00", "Z")
 
 

@@ -62,7 +62,6 @@ def loaded_entry(
 
 
 def description(name: str, served: ServerModel, facts: InstanceFacts, started: float) -> Body:
-    """Return the body of ``/api/show``."""
     text = served.text
     kind = text.model_type
     sizes = {f"{kind}.{size}": count for size, count in text.stored.sizes.items()}

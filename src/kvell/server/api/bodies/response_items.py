@@ -268,7 +268,6 @@ def ended_body(
     *,
     is_whole: bool,
 ) -> Body:
-    """Return a response whose answer has ended, by itself or at the limit of its tokens."""
     answer = {"output": list(items), "usage": usage}
     if is_whole:
         return response_body(heading, request, tools, "completed", **answer)
@@ -292,7 +291,6 @@ def failed_event(begun: Body, error: ApiError) -> Body:
 
 
 def response_usage(usage: Usage, reasoning_tokens: int) -> Body:
-    """Return ``usage``; cached tokens were not computed again."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": cache_details(usage),

@@ -22,9 +22,10 @@ from kvell.clock import Clock, MonotonicClock
 from kvell.errors import Bound
 from kvell.server.access.accounts import RateExceeded
 from kvell.server.access.keys import Holder, KeyRing
-from kvell.server.access.visit import CLIENT_GONE_STATUS, RequestContext, VisitObserver, VisitTracer
+from kvell.server.access.visit import CLIENT_GONE_STATUS, RequestContext, VisitTracer
 from kvell.server.api.door.face_options import ANY, FaceOptions, checked_root_path
 from kvell.server.api.http_errors import ApiError, api_error, invalid_request, served_path
+from kvell.server.logs.visits import VisitLines
 
 Headers = Iterable[tuple[bytes, bytes]]
 _WINDOWS = {b"gzip": 31, b"x-gzip": 31, b"deflate": 47}
@@ -331,7 +332,7 @@ class Access:
 
     keys: KeyRing = field(default_factory=lambda: KeyRing((), 0.0))
     guards_metrics: bool = False
-    observer: VisitObserver | None = None
+    observer: VisitLines | None = None
     clock: Clock = field(default_factory=MonotonicClock)
     tracer: VisitTracer | None = None
 

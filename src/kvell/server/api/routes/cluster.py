@@ -63,7 +63,6 @@ class ClusterApi:
         return contract_of_all(promised, shares_weights=is_one_host) + self._floor_bytes
 
     def install(self, app: FastAPI) -> None:
-        """Add the routes."""
         app.add_api_route("/cluster", self.status, methods=["GET"])
         app.add_api_route("/cluster/scale", self.scale, methods=["POST"], status_code=202)
         app.add_api_route("/cluster/drain", self.drain, methods=["POST"], status_code=202)

@@ -50,7 +50,6 @@ class CompletionsApi:
     serving: AppState
 
     def install(self, app: FastAPI) -> None:
-        """Add the route."""
         described = dict(streaming.DESCRIBED)
         app.add_api_route(
             "/v1/completions", self.completions, methods=["POST"], responses=described

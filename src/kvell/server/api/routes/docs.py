@@ -40,7 +40,6 @@ _LITERAL = re.compile(r"``(.+?)``", re.DOTALL)
 
 
 def make_docs_page(document: Document) -> Page:
-    """Return the page of an OpenAPI document; it loads nothing from anywhere."""
     title = f"{document['info']['title']} API"
     schemas = document.get("components", {}).get("schemas", {})
     routes = [
@@ -140,17 +139,14 @@ class DocsApi:
         self._making = asyncio.Lock()
 
     def install(self) -> None:
-        """Add the routes."""
         for path, handler in ((PATH, self.page), (DOCUMENT_PATH, self.document)):
             self._app.add_api_route(path, handler, methods=["GET"], include_in_schema=False)
 
     async def page(self) -> Response:
-        """Return the page of the API."""
         page, _ = await self._latest()
         return Response(page.html, media_type="text/html", headers=page.headers)
 
     async def document(self) -> Response:
-        """Return the OpenAPI document."""
         _, document = await self._latest()
         return Response(document, media_type=JSON_TYPE)
 

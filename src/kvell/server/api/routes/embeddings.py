@@ -46,7 +46,6 @@ class EmbeddingsApi:
     serving: AppState
 
     def install(self, app: FastAPI) -> None:
-        """Add the route."""
         app.add_api_route(PATH, self.embeddings, methods=["POST"])
 
     async def embeddings(self, request: Request, body: EmbeddingsRequest) -> Response:
@@ -162,7 +161,6 @@ class ScoresApi:
     embeddings: EmbeddingsApi
 
     def install(self, app: FastAPI) -> None:
-        """Add the routes."""
         for path in SCORE_PATHS:
             app.add_api_route(path, self.score, methods=["POST"])
         for path in RERANK_PATHS:
@@ -205,7 +203,6 @@ class ScoresApi:
     async def _similar(
         self, visit: RequestContext, body: ScoredRequest, prefix: str
     ) -> tuple[EmbeddingResult, list[float]]:
-        """Embed all texts and compare them."""
         self.embeddings.serving.note(body)
         ones, _ = body.texts_by_field().values()
         made = await self.embeddings.vectors(visit, body.to_embeddings(), prefix, body.fields())

@@ -1,28 +1,27 @@
 """``/v1/messages``: Anthropic's API."""
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fastapi import FastAPI, Request, Response
+from typing_extensions import override
 
 from kvell.server.access.visit import RequestContext
 from kvell.server.answers.deltas import merge
 from kvell.server.api import streaming
-from kvell.server.api.bodies.completions import Body, Heading, event_pieces, is_long, json_response
+from kvell.server.api.bodies.completions import Body, Heading, json_response
 from kvell.server.api.bodies.message_blocks import BlockWriter
 from kvell.server.api.door.access_guard import visit_of
 from kvell.server.api.http_errors import (
     ANTHROPIC,
     ANTHROPIC_DESCRIBED,
     ApiError,
-    api_error,
     named_as_sent,
 )
 from kvell.server.api.routes.chat import ChatApi, ChatStream
+from kvell.server.api.routes.dialects import DialectAnswer
 from kvell.server.api.schemas.messages.requests import CountTokensRequest, MessagesRequest
 from kvell.server.api.serving import AppState, cancel_on_disconnect
-from kvell.server.api.streaming import COMMENT, EventStream, named_begin, named_event, prime
 from kvell.server.text.text_stream import TextDelta, Usage
 
 
@@ -66,10 +65,6 @@ def message_usage(usage: Usage, thinking_tokens: int) -> Body:
     }
 
 
-def error_event(error: ApiError) -> Body:
-    return dict(error.anthropic_body())
-
-
 @dataclass(frozen=True)
 class MessagesApi:
     """The handlers of ``/v1/messages``."""
@@ -77,7 +72,6 @@ class MessagesApi:
     serving: AppState
 
     def install(self, app: FastAPI) -> None:
-        """Add the routes."""
         errors = dict(ANTHROPIC_DESCRIBED)
         described = {**streaming.DESCRIBED, **errors}
         app.add_api_route(ANTHROPIC, self.answer, methods=["POST"], responses=described)
@@ -105,15 +99,7 @@ class MessagesApi:
         self.serving.note(body)
         with named_as_sent(body.name_here):
             answering = await ChatApi(self.serving).answering(body.chat(), visit, "msg")
-            message = _Message(body, answering)
-            if body.stream:
-                events = await prime(_events(message), visit.when_accepted, COMMENT)
-                return EventStream(events)
-            async with aclosing(answering.deltas) as deltas:
-                async for _, delta in deltas:
-                    message.read(delta)
-            message.end()
-            return json_response(await message.body())
+            return await _Message(body, answering).response(streams=bool(body.stream))
 
     async def _count(self, body: CountTokensRequest, visit: RequestContext) -> Response:
         self.serving.note(body)
@@ -122,71 +108,35 @@ class MessagesApi:
         return json_response({"input_tokens": tokens})
 
 
-class _Message:
-    """A message that grows while its answer is read."""
-
+class _Message(DialectAnswer):
     def __init__(self, request: MessagesRequest, answering: ChatStream) -> None:
+        super().__init__(answering.deltas, answering.asked.visit)
         self._answering = answering
         self._reader = answering.reader(0)
         self._writer = BlockWriter(self._reader.call_ids, omits_thinking=request.omits_thinking())
-        self._last: TextDelta | None = None
-        self._usage = Usage()
 
-    def read(self, delta: TextDelta) -> list[Body]:
-        self._usage += delta.usage
-        self._last = delta
-        return self._writer.part_events(merge(self._reader.read(delta)))
-
-    def end(self) -> list[Body]:
-        return self._writer.close()
-
-    async def body(self) -> Body:
-        usage = await self._used()
-        return message_answer(
-            self._answering.asked.heading, self._writer.blocks, self._ended(), usage
-        )
-
-    async def steps(self) -> AsyncGenerator[Body, None]:
-        """Yield all events; a failure of an accepted request becomes an event."""
-        is_begun = False
-        try:
-            async with aclosing(self._answering.deltas) as deltas:
-                async for _, delta in deltas:
-                    if not is_begun:
-                        is_begun = True
-                        yield self._begun()
-                    for event in self.read(delta):
-                        yield event
-            for event in self.end():
-                yield event
-            usage = await self._used()
-            yield {"type": "message_delta", "delta": self._ended(), "usage": usage}
-            yield {"type": "message_stop"}
-        except Exception as error:
-            if not (is_begun or self._answering.asked.visit.is_accepted):
-                raise
-            yield error_event(api_error(error))
-
-    def _begun(self) -> Body:
+    @override
+    def begin(self) -> Sequence[Body]:
         """Return the first event, without cached tokens: their number is known only at the end."""
         request = self._answering.asked
         usage = message_usage(Usage(sum(map(len, request.prompts))), 0)
         ended = how_ended(None, calls=False)
         message = message_answer(request.heading, (), ended, usage)
-        return {"type": "message_start", "message": message}
+        return [{"type": "message_start", "message": message}]
 
-    def _ended(self) -> Body:
-        return how_ended(self._last, calls=bool(self._reader.call_ids))
+    @override
+    def read(self, delta: TextDelta) -> Sequence[Body]:
+        return self._writer.part_events(merge(self._reader.read(delta)))
 
-    async def _used(self) -> Body:
-        return message_usage(self._usage, await self._answering.reasoning_tokens())
+    @override
+    async def end(self) -> tuple[Sequence[Body], Body]:
+        closed = self._writer.close()
+        ended = how_ended(self.last, calls=bool(self._reader.call_ids))
+        usage = message_usage(self.usage, await self._answering.reasoning_tokens())
+        body = message_answer(self._answering.asked.heading, self._writer.blocks, ended, usage)
+        last = {"type": "message_delta", "delta": ended, "usage": usage}
+        return [*closed, last, {"type": "message_stop"}], body
 
-
-async def _events(message: _Message) -> AsyncGenerator[bytes, None]:
-    async with aclosing(message.steps()) as steps:
-        async for event in steps:
-            if is_long(event):
-                async for piece in event_pieces(event, named_begin(event)):
-                    yield piece
-            else:
-                yield named_event(event)
+    @override
+    def fail(self, error: ApiError) -> Body:
+        return dict(error.anthropic_body())

@@ -25,7 +25,6 @@ class ModelsApi:
     tells_tokenizer: bool = False
 
     def install(self, app: FastAPI) -> None:
-        """Add the routes."""
         app.add_api_route(MODELS, self.models, methods=["GET"])
         app.add_api_route(f"{MODELS}/{{name:path}}", self.model, methods=["GET"])
         app.add_api_route("/version", self.version, methods=["GET"])

@@ -1,15 +1,15 @@
 """``/api/chat`` and ``/api/generate``, over chat and text completions."""
 
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fastapi import FastAPI, Request, Response
+from typing_extensions import override
 
 from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.server.access.visit import RequestContext
 from kvell.server.answers.deltas import AnswerDelta, Content, merge
-from kvell.server.api.bodies.completions import Body, Lazy, event_pieces, is_long, json_response
+from kvell.server.api.bodies.completions import Body, Lazy, json_response
 from kvell.server.api.bodies.embeddings import cut_to
 from kvell.server.api.bodies.logprobs import LikelyTokens
 from kvell.server.api.bodies.ollama import AnswerWriter, Times, nanoseconds
@@ -19,12 +19,13 @@ from kvell.server.api.http_errors import (
     AT_THE_START,
     OLLAMA,
     OLLAMA_DESCRIBED,
+    ApiError,
     UnknownModel,
-    api_error,
     named_as_sent,
 )
 from kvell.server.api.routes.chat import ChatApi
 from kvell.server.api.routes.completions import CompletionsApi
+from kvell.server.api.routes.dialects import DialectAnswer
 from kvell.server.api.routes.embeddings import EmbeddingsApi
 from kvell.server.api.schemas.ollama.requests import (
     OllamaChatRequest,
@@ -35,9 +36,9 @@ from kvell.server.api.schemas.ollama.requests import (
     OllamaShowRequest,
 )
 from kvell.server.api.serving import AppState, Deltas, ServerModel, cancel_on_disconnect
-from kvell.server.api.streaming import LINES_TYPE, EventStream, json_line, prime
+from kvell.server.api.streaming import LINES_TYPE, EventStream, json_line
 from kvell.server.text.text_model import TextModel
-from kvell.server.text.text_stream import TextDelta, Usage
+from kvell.server.text.text_stream import TextDelta
 
 DESCRIBED = {
     200: {"description": "The answer, whole or as lines", "content": {LINES_TYPE: {}}},
@@ -52,7 +53,6 @@ class OllamaAnswersApi:
     serving: AppState
 
     def install(self, app: FastAPI) -> None:
-        """Add the routes."""
         for name, handler in (("chat", self.on_chat), ("generate", self.on_generate)):
             app.add_api_route(OLLAMA + name, handler, methods=["POST"], responses={**DESCRIBED})
 
@@ -85,18 +85,17 @@ class OllamaAnswersApi:
             return json_response(writer.load_body())
         with named_as_sent(body.ollama_name):
             started_seconds = self.serving.front.now_seconds()
+            deltas, read = await self._submitted(body, name, served, visit)
             answer = _Answer(
-                *await self._submitted(body, name, served, visit),
-                writer,
+                deltas,
                 visit,
+                read,
+                writer,
                 self.serving.front.now_seconds,
                 started_seconds,
                 None if body.likely_tokens() is None else served.text,
             )
-            if body.stream:
-                lines = await prime(answer.lines(), visit.when_accepted)
-                return EventStream(lines, LINES_TYPE)
-            return json_response(await answer.read_all())
+            return await answer.response(streams=body.stream)
 
     async def _submitted(
         self,
@@ -119,73 +118,58 @@ class OllamaAnswersApi:
         return stream.deltas, lambda delta: merge(reader.read(delta))
 
 
-@dataclass
-class _Answer:
+class _Answer(DialectAnswer):
     """An answer that is being read.
 
-    :param read: returns the parts of a piece.
+    :param read_parts: returns the parts of a piece.
     :param now_seconds: a monotonic clock.
     :param likely_of: model of the tokens whose log probabilities the answer has; None for none.
     """
 
-    deltas: Deltas
-    read: Callable[[TextDelta], Sequence[AnswerDelta]]
-    writer: AnswerWriter
-    visit: RequestContext
-    now_seconds: Callable[[], float]
-    started_seconds: float
-    likely_of: TextModel | None
-    usage: Usage = field(default_factory=Usage)
-    reason: str = "stop"
-    first_seconds: float | None = None
+    media_type = LINES_TYPE
+    comment = None
 
-    async def lines(self) -> AsyncGenerator[bytes, None]:
-        """Yield the lines of a stream; a failure of an accepted request becomes a line."""
-        is_begun = False
-        try:
-            async with aclosing(self.deltas) as deltas:
-                async for _, delta in deltas:
-                    for line in self._lines(delta):
-                        is_begun = True
-                        async for piece in _written(line):
-                            yield piece
-            for line in self.writer.last_lines(self.reason, self.usage, self._times()):
-                async for piece in _written(line):
-                    yield piece
-        except Exception as error:
-            if not (is_begun or self.visit.is_accepted):
-                raise
-            yield json_line({"error": api_error(error).message})
+    def __init__(
+        self,
+        deltas: Deltas,
+        visit: RequestContext,
+        read_parts: Callable[[TextDelta], Sequence[AnswerDelta]],
+        writer: AnswerWriter,
+        now_seconds: Callable[[], float],
+        started_seconds: float,
+        likely_of: TextModel | None,
+    ) -> None:
+        super().__init__(deltas, visit)
+        self._read_parts, self._writer, self._likely_of = read_parts, writer, likely_of
+        self._now_seconds, self._started_seconds = now_seconds, started_seconds
+        self._first_seconds: float | None = None
 
-    async def read_all(self) -> Body:
-        async with aclosing(self.deltas) as deltas:
-            async for _, delta in deltas:
-                self._lines(delta)
-        return self.writer.whole_body(self.reason, self.usage, self._times())
+    @override
+    def frame(self, event: Body) -> tuple[bytes, bytes]:
+        return b"", b"\n"
 
-    def _lines(self, delta: TextDelta) -> Sequence[Body]:
-        self.usage += delta.usage
-        self.reason = delta.finish_reason or self.reason
-        if self.first_seconds is None and delta.token_ids:
-            self.first_seconds = self.now_seconds()
+    @override
+    def read(self, delta: TextDelta) -> Sequence[Body]:
+        if self._first_seconds is None and delta.token_ids:
+            self._first_seconds = self._now_seconds()
         tokens = None
-        if self.likely_of is not None:
-            tokens = LikelyTokens(self.likely_of)
+        if self._likely_of is not None:
+            tokens = LikelyTokens(self._likely_of)
             tokens.append(delta.token_ids, delta.logprobs)
-        return self.writer.lines(self.read(delta), tokens)
+        return self._writer.lines(self._read_parts(delta), tokens)
 
-    def _times(self) -> Times:
-        ended_seconds = self.now_seconds()
-        first_seconds = ended_seconds if self.first_seconds is None else self.first_seconds
-        return Times(self.started_seconds, first_seconds, ended_seconds)
+    @override
+    async def end(self) -> tuple[Sequence[Body], Body]:
+        ended_seconds = self._now_seconds()
+        first_seconds = ended_seconds if self._first_seconds is None else self._first_seconds
+        times = Times(self._started_seconds, first_seconds, ended_seconds)
+        reason = (self.last and self.last.finish_reason) or "stop"
+        lines = self._writer.last_lines(reason, self.usage, times)
+        return lines, self._writer.whole_body(reason, self.usage, times)
 
-
-async def _written(line: Body) -> AsyncGenerator[bytes, None]:
-    if not is_long(line):
-        yield json_line(line)
-        return
-    async for piece in event_pieces(line, b"", b"\n"):
-        yield piece
+    @override
+    def fail(self, error: ApiError) -> Body:
+        return {"error": error.message}
 
 
 def _text_part(delta: TextDelta) -> Sequence[AnswerDelta]:
@@ -200,7 +184,6 @@ class OllamaModelsApi:
     started_unix_seconds: int
 
     def install(self, app: FastAPI) -> None:
-        """Add the routes."""
         errors = dict(OLLAMA_DESCRIBED)
         lines = {**DESCRIBED}
         app.add_api_route(f"{OLLAMA}pull", self.on_pull, methods=["POST"], responses=lines)
@@ -271,7 +254,6 @@ class OllamaEmbeddingsApi:
     embeddings: EmbeddingsApi
 
     def install(self, app: FastAPI) -> None:
-        """Add the routes."""
         errors = dict(OLLAMA_DESCRIBED)
         for name, handler in (("embed", self.on_embed), ("embeddings", self.on_embeddings)):
             app.add_api_route(OLLAMA + name, handler, methods=["POST"], responses=errors)

@@ -6,9 +6,10 @@ The system walks all pages of a process to compute its size.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 from fastapi import FastAPI, Response
@@ -29,9 +30,8 @@ REFRESH_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class MeasuredSizes:
-    """MeasuredSizes in bytes.
+    """The sizes of processes in bytes.
 
-    :param front: size of this process.
     :param instances: sizes of instances with a process on this machine, by id.
     """
 
@@ -39,46 +39,22 @@ class MeasuredSizes:
     instances: Mapping[str, int]
 
 
-class ProcessSizes:
-    """The sizes of this process and of a front's instances."""
-
-    def __init__(self, front: Front) -> None:
-        self._front = front
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvell-process-sizes")
-        self._sizes = LatestAnswer(self._read, front.now_seconds, REFRESH_SECONDS)
-
-    async def measure(self) -> MeasuredSizes:
-        return await self._sizes.latest()
-
-    async def _read(self) -> MeasuredSizes:
-        members = [member for member, _ in self._front.instances()]
-        pids = {each.instance_id: each.pid_here for each in members if each.pid_here}
-        return await asyncio.get_running_loop().run_in_executor(self._thread, _sizes_of, pids)
-
-
 def _sizes_of(pids: Mapping[str, int]) -> MeasuredSizes:
     return MeasuredSizes(process_bytes(), {name: tree_bytes(pid) for name, pid in pids.items()})
 
 
+def _json(body: Mapping[str, object], status: int = 200) -> Callable[[], Response]:
+    return partial(Response, msgspec.json.encode(body), status, media_type=JSON_TYPE)
+
+
 STATS_SECONDS = 2.0
-
-
-@dataclass(frozen=True)
-class _FiguresPage:
-    """A body and its status."""
-
-    content: bytes
-    status: int = 200
-    media_type: str = JSON_TYPE
-
-    def response(self) -> Response:
-        return Response(self.content, self.status, media_type=self.media_type)
+_FiguresPage = Callable[[], Response]
+"""Makes the response of a page, for each client that shares the page."""
 
 
 class OperatorApi:
     """The handlers for operators; all who ask for a page of figures at the same time share it.
 
-    :param metrics: the front's observer.
     :param floor_bytes: memory of this process before it served anything.
     :param work_bytes: maximum further memory for reading texts and images.
     """
@@ -88,13 +64,13 @@ class OperatorApi:
     ) -> None:
         self.front, self.metrics = front, metrics
         self._floor_bytes, self._work_bytes = floor_bytes, work_bytes
-        self._sizes = ProcessSizes(front)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvell-process-sizes")
+        self._sizes = LatestAnswer(self._measure, front.now_seconds, REFRESH_SECONDS)
         self._metrics = LatestAnswer(self._make_metrics, front.now_seconds)
         self._memory = LatestAnswer(self._make_memory, front.now_seconds)
         self._audit = LatestAnswer(self._make_audit, front.now_seconds)
 
     def install(self, app: FastAPI) -> None:
-        """Add the routes."""
         app.add_api_route("/livez", self.alive, methods=["GET"])
         for path in ("/readyz", "/health"):
             app.add_api_route(path, self.health, methods=["GET"])
@@ -134,21 +110,21 @@ class OperatorApi:
 
     async def prometheus(self) -> Response:
         """Return all metrics in Prometheus's text format; sizes of processes are a second old."""
-        return (await self._metrics.latest()).response()
+        return (await self._metrics.latest())()
 
     async def memory(self) -> Response:
         """Return the promised memory of the machine and its present users, in bytes.
 
         Sizes of processes are up to a second old.  The status is 503 while no instance answers.
         """
-        return (await self._memory.latest()).response()
+        return (await self._memory.latest())()
 
     async def audit(self) -> Response:
         """Let every instance recount its pages, and return all contradictions.
 
         The status is 503 while no instance answers.
         """
-        return (await self._audit.latest()).response()
+        return (await self._audit.latest())()
 
     async def on_reset(self) -> Response:
         """Let every instance evict its cached prefixes; a body is not read.
@@ -157,12 +133,17 @@ class OperatorApi:
         is 503 while no instance serves.
         """
         if not self.front.forget_prefixes():
-            return self._nobody().response()
+            return self._nobody()()
         return json_response({})
+
+    async def _measure(self) -> MeasuredSizes:
+        members = [member for member, _ in self.front.instances()]
+        pids = {each.instance_id: each.pid_here for each in members if each.pid_here}
+        return await asyncio.get_running_loop().run_in_executor(self._thread, _sizes_of, pids)
 
     async def _make_metrics(self) -> _FiguresPage:
         stats = await self._stats()
-        sizes = await self._sizes.measure()
+        sizes = await self._sizes.latest()
         transfers = totals_by_target(self.front.entries().transfers)
         figures = self.metrics.instances
         figures.front_waiting = self.front.waiting
@@ -177,11 +158,11 @@ class OperatorApi:
             )
             for member, _ in self.front.instances()
         }
-        return _FiguresPage(self.metrics.render(), media_type=CONTENT_TYPE)
+        return partial(Response, self.metrics.render(), media_type=CONTENT_TYPE)
 
     async def _make_memory(self) -> _FiguresPage:
         stats = await self._stats()
-        sizes = await self._sizes.measure()
+        sizes = await self._sizes.latest()
         instances = {
             member.instance_id: InstanceMemory(
                 member.report,
@@ -200,7 +181,7 @@ class OperatorApi:
             front_now_bytes=sizes.front,
             shares_weights=not any(member.host for member, _ in self.front.instances()),
         )
-        return _FiguresPage(msgspec.json.encode(page))
+        return _json(page)
 
     async def _make_audit(self) -> _FiguresPage:
         audits = await self._stats(with_audit=True)
@@ -208,11 +189,11 @@ class OperatorApi:
             return self._nobody()
         problems = {name: list(stats.problems or ()) for name, stats in audits.items()}
         body = {"clean": not any(problems.values()), "problems": problems}
-        return _FiguresPage(msgspec.json.encode(body))
+        return _json(body)
 
     def _nobody(self) -> _FiguresPage:
         body = {"error": f"no instance answers now ({self.front.state})"}
-        return _FiguresPage(msgspec.json.encode(body), 503)
+        return _json(body, 503)
 
     async def _stats(self, *, with_audit: bool = False) -> dict[str, Stats]:
         """Return the statistics of the instances that answer within ``STATS_SECONDS``."""

@@ -1,14 +1,15 @@
 """``/v1/responses``: OpenAI's newer form of chat; nothing is stored."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from fastapi import FastAPI, Request, Response
+from typing_extensions import override
 
 from kvell.server.access.visit import RequestContext
 from kvell.server.api import streaming
-from kvell.server.api.bodies.completions import Body, event_pieces, is_long, json_response
+from kvell.server.api.bodies.completions import Body
 from kvell.server.api.bodies.response_items import (
     Event,
     OutputWriter,
@@ -18,13 +19,13 @@ from kvell.server.api.bodies.response_items import (
     response_usage,
 )
 from kvell.server.api.door.access_guard import visit_of
-from kvell.server.api.http_errors import api_error, named_as_sent
+from kvell.server.api.http_errors import ApiError, named_as_sent
 from kvell.server.api.routes.chat import ChatApi, ChatStream
+from kvell.server.api.routes.dialects import DialectAnswer
 from kvell.server.api.schemas.responses import ResponsesRequest
 from kvell.server.api.serving import AppState, cancel_on_disconnect
-from kvell.server.api.streaming import COMMENT, EventStream, named_begin, named_event, prime
 from kvell.server.logs.lines import OncePerName
-from kvell.server.text.text_stream import TextDelta, Usage
+from kvell.server.text.text_stream import TextDelta
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,6 @@ class ResponsesApi:
     ignored_items: OncePerName = field(default_factory=lambda: OncePerName("item_left_out", "type"))
 
     def install(self, app: FastAPI) -> None:
-        """Add the route."""
         described = dict(streaming.DESCRIBED)
         app.add_api_route("/v1/responses", self.respond, methods=["POST"], responses=described)
 
@@ -61,20 +61,12 @@ class ResponsesApi:
             answering = await ChatApi(self.serving).answering(body.chat(), visit, "resp")
             defaults = answering.asked.served.text.sampling_defaults
             response = _Response(body.with_defaults(defaults), answering)
-            if body.stream:
-                events = await prime(_events(response), visit.when_accepted, COMMENT)
-                return EventStream(events)
-            async with aclosing(answering.deltas) as deltas:
-                async for _, delta in deltas:
-                    response.read(delta)
-            response.end()
-            return json_response(await response.body())
+            return await response.response(streams=bool(body.stream))
 
 
-class _Response:
-    """A response that grows while its answer is read."""
-
+class _Response(DialectAnswer):
     def __init__(self, request: ResponsesRequest, answering: ChatStream) -> None:
+        super().__init__(answering.deltas, answering.asked.visit)
         self._asked = request
         self._answering = answering
         self._reader = answering.reader(0)
@@ -82,67 +74,45 @@ class _Response:
         self._writer = OutputWriter(
             heading.answer_id, self._reader.call_ids, answering.asked.served.text
         )
-        self._usage = Usage()
-        self._is_whole = True
 
-    def begun(self) -> Body:
-        return response_body(
-            self._answering.asked.heading, self._asked, self._answering.tools, "in_progress"
-        )
+    @override
+    def begin(self) -> Sequence[Event]:
+        begun = self._begun()
+        kinds = ("response.created", "response.in_progress")
+        return [{"type": kind, "response": begun} for kind in kinds]
 
-    def read(self, delta: TextDelta) -> list[Event]:
-        self._usage += delta.usage
-        self._is_whole = delta.finish_reason != "length"
+    @override
+    def read(self, delta: TextDelta) -> Sequence[Event]:
         logprobs = delta.logprobs if self._asked.tells_logprobs() else ()
         return self._writer.write(self._reader.read(delta), delta.token_ids, logprobs)
 
-    def end(self) -> list[Event]:
-        return self._writer.close("completed" if self._is_whole else "incomplete")
-
-    async def body(self) -> Body:
-        """Return the whole response, after its answer has ended."""
-        request = self._answering.asked
+    @override
+    async def end(self) -> tuple[Sequence[Event], Body]:
+        is_whole = self.last is None or self.last.finish_reason != "length"
+        events = self._writer.close("completed" if is_whole else "incomplete")
         tokens = await self._answering.reasoning_tokens()
-        return ended_body(
-            request.heading,
+        body = ended_body(
+            self._answering.asked.heading,
             self._asked,
             self._answering.tools,
             self._writer.items,
-            response_usage(self._usage, tokens),
-            is_whole=self._is_whole,
+            response_usage(self.usage, tokens),
+            is_whole=is_whole,
         )
+        return [*events, {"type": f"response.{body['status']}", "response": body}], body
 
-    async def steps(self) -> AsyncGenerator[Event, None]:
-        """Yield all events; a failure of an accepted request becomes an event."""
-        is_begun = False
-        begun = self.begun()
-        try:
-            async with aclosing(self._answering.deltas) as deltas:
-                async for _, delta in deltas:
-                    if not is_begun:
-                        is_begun = True
-                        yield {"type": "response.created", "response": begun}
-                        yield {"type": "response.in_progress", "response": begun}
-                    for event in self.read(delta):
-                        yield event
-            for event in self.end():
-                yield event
-            body = await self.body()
-            yield {"type": f"response.{body['status']}", "response": body}
-        except Exception as error:
-            if not (is_begun or self._answering.asked.visit.is_accepted):
-                raise
-            yield failed_event(begun, api_error(error))
+    @override
+    def fail(self, error: ApiError) -> Event:
+        return failed_event(self._begun(), error)
 
-
-async def _events(response: _Response) -> AsyncGenerator[bytes, None]:
-    async with aclosing(response.steps()) as steps:
+    @override
+    async def events(self) -> AsyncGenerator[Event, None]:
         number = 0
-        async for event in steps:
-            numbered = event | {"sequence_number": number}
-            if is_long(event):
-                async for piece in event_pieces(numbered, named_begin(event)):
-                    yield piece
-            else:
-                yield named_event(numbered)
-            number += 1
+        async with aclosing(super().events()) as events:
+            async for event in events:
+                yield event | {"sequence_number": number}
+                number += 1
+
+    def _begun(self) -> Body:
+        heading, tools = self._answering.asked.heading, self._answering.tools
+        return response_body(heading, self._asked, tools, "in_progress")

@@ -6,10 +6,7 @@ from pydantic import Field
 
 from kvell.errors import ChangeSomething
 from kvell.server.api.schemas.generation import GenerationRequest
-from kvell.server.api.schemas.other_fields import (
-    CHAT_MESSAGE_OTHERS,
-    CHAT_OTHERS,
-)
+from kvell.server.api.schemas.other_fields import others_of
 from kvell.server.api.schemas.request_body import RequestBody, RequestPart
 from kvell.server.api.schemas.sampling_fields import Count, TokenIds
 
@@ -78,7 +75,7 @@ class ToolCallMessage(RequestPart):
 class ChatMessage(RequestPart):
     """One message of a conversation; unknown fields are passed to the chat template."""
 
-    others = CHAT_MESSAGE_OTHERS
+    others = others_of("chat_message")
     place = "messages[]."
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -133,7 +130,7 @@ def _template_part(part: TextPart | ImagePart | RefusalPart) -> dict[str, str]:
 class ChatRequest(GenerationRequest):
     """Body of ``/v1/chat/completions``."""
 
-    others = CHAT_OTHERS
+    others = others_of("everywhere", "generation", "chat")
 
     messages: Annotated[
         list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)

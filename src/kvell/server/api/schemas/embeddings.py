@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from kvell.errors import ChangeSomething
 from kvell.server.api.schemas.generation import FAILS_FAST, Texts
-from kvell.server.api.schemas.other_fields import EMBEDDING_OTHERS, SCORE_OTHERS
+from kvell.server.api.schemas.other_fields import others_of
 from kvell.server.api.schemas.request_body import RequestPart
 from kvell.server.api.schemas.sampling_fields import MAX_INT32, ScheduledRequest, TokenIds
 
@@ -22,7 +22,7 @@ Encoding = Literal["float", "base64"]
 class EmbeddingsRequest(ScheduledRequest):
     """The body of ``/v1/embeddings``."""
 
-    others = EMBEDDING_OTHERS
+    others = others_of("everywhere", "embeddings")
 
     input: str | TokenIds | Annotated[list[TokenIds], FAILS_FAST] | Texts
     """A text or token ids, or a list of either: at most 2048 of them."""
@@ -53,7 +53,7 @@ class EmbeddingsRequest(ScheduledRequest):
 class ScoredRequest(ScheduledRequest, ABC):
     """The fields that both bodies share."""
 
-    others = SCORE_OTHERS
+    others = others_of("everywhere", "scores")
 
     @abstractmethod
     def texts_by_field(self) -> dict[str, list[str]]:
@@ -73,7 +73,6 @@ class ScoredRequest(ScheduledRequest, ABC):
         )
 
     def fields(self) -> list[str]:
-        """Return the field of each text, in the same order."""
         return [field for field, texts in self.texts_by_field().items() for _ in texts]
 
 

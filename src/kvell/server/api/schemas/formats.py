@@ -123,7 +123,6 @@ def json_constraint(
 ) -> StructuredOutputs:
     """Return a JSON schema as a constraint.
 
-    :param strict: parts in which every keyword must be enforced.
     :raises ChangeSomething: if the schema is nested too deeply or too long.
     """
     return StructuredOutputs(json=json_text(schema, field), strict=strict, named=field)

@@ -19,7 +19,7 @@ from kvell.server.api.schemas.formats import (
     choice_texts,
     json_constraint,
 )
-from kvell.server.api.schemas.other_fields import COMPLETION_OTHERS
+from kvell.server.api.schemas.other_fields import others_of
 from kvell.server.api.schemas.sampling_fields import MAX_INT32, Count, SamplingFields, TokenIds
 from kvell.server.text.text_bounds import AnswerRoom
 
@@ -69,7 +69,6 @@ class GenerationRequest(SamplingFields):
         return self.max_tokens
 
     def limit_field(self) -> str:
-        """Return the name of the field that limits the output tokens."""
         return "max_tokens"
 
     def name_sent(self, field: str) -> str:
@@ -106,7 +105,6 @@ class GenerationRequest(SamplingFields):
     def sampling(self, room: AnswerRoom, defaults: SamplingParams = NEUTRAL) -> SamplingParams:
         """Return validated sampling parameters for a prompt that leaves this room.
 
-        :param defaults: recommendations of the model's files.
         :raises ChangeSomething: naming a field that is out of range.
         """
         given = {name: value for name in SAME_FIELDS if (value := getattr(self, name)) is not None}
@@ -166,7 +164,6 @@ class GenerationRequest(SamplingFields):
         )
 
     def _guided(self) -> dict[str, StructuredOutputs]:
-        """Return the constraints of the older ``guided_*`` fields, by field."""
         constraints: dict[str, StructuredOutputs] = {}
         if self.guided_json is not None:
             constraints["guided_json"] = json_constraint(self.guided_json, "guided_json")
@@ -186,7 +183,6 @@ class GenerationRequest(SamplingFields):
         return tuple(text for text in given if text)
 
     def _biases(self) -> dict[int, float]:
-        """Return the biases by token id, which is a text in JSON."""
         biases: dict[int, float] = {}
         for token, bias in (self.logit_bias or {}).items():
             if not token.isascii() or not token.isdigit() or len(token) > len(str(MAX_INT32)):
@@ -217,7 +213,7 @@ SAME_FIELDS = tuple(
 class CompletionRequest(GenerationRequest):
     """Body of ``/v1/completions``."""
 
-    others = COMPLETION_OTHERS
+    others = others_of("everywhere", "generation", "completions")
 
     prompt: str | TokenIds | Annotated[list[TokenIds], FAILS_FAST] | Texts
     """A text, its token ids, or a list of either, at most 128."""
@@ -314,7 +310,6 @@ def beam_searches(
 ) -> list[BeamSearch]:
     """Return the search of each prompt; none if the body asks for no beam search.
 
-    :param samplings: checked parameters of the prompts.
     :raises ChangeSomething: naming a field that excludes a beam search, or needs one.
     """
     if not body.use_beam_search:

@@ -31,7 +31,6 @@ class RequestPart(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, data: object) -> object:
-        """Drop nulls of optional fields that cannot be null."""
         if not isinstance(data, dict) or None not in data.values():
             return data
         fields = cls.model_fields
@@ -75,10 +74,7 @@ class RequestBody(RequestPart):
 
 
 def rename(field: str, names: Iterable[tuple[re.Pattern[str], str]]) -> str:
-    """Return a body's name of a field of the chat request that the body is translated to.
-
-    :param names: patterns of the beginnings of fields, and their replacements.
-    """
+    """Return a body's name of a field of the chat request that the body is translated to."""
     for pattern, name in names:
         if match := pattern.match(field):
             return match.expand(name) + field[match.end() :]
@@ -86,7 +82,6 @@ def rename(field: str, names: Iterable[tuple[re.Pattern[str], str]]) -> str:
 
 
 def _extras(value: object, path: str) -> Iterator[str]:
-    """Yield the paths of unknown fields in a value of a model."""
     if isinstance(value, list):
         for element in value:
             if not isinstance(element, BaseModel):

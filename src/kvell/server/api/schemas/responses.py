@@ -32,7 +32,7 @@ from kvell.server.api.schemas.formats import (
     JsonSchemaFormat,
     ResponseFormat,
 )
-from kvell.server.api.schemas.other_fields import RESPONSES_OTHERS
+from kvell.server.api.schemas.other_fields import others_of
 from kvell.server.api.schemas.request_body import RequestPart, rename
 from kvell.server.api.schemas.sampling_fields import Count, SamplingFields
 
@@ -338,7 +338,7 @@ class ReasoningField(RequestPart):
 class ResponsesRequest(SamplingFields):
     """Body of ``/v1/responses``, with vLLM's extensions."""
 
-    others = RESPONSES_OTHERS
+    others = others_of("everywhere", "responses")
 
     input: str | Annotated[list[InputItem], Field(max_length=MAX_MESSAGES - 1, fail_fast=True)]
     """A text, or the items of a conversation, oldest first.
@@ -406,7 +406,6 @@ class ResponsesRequest(SamplingFields):
         )
 
     def with_defaults(self, defaults: SamplingParams) -> "ResponsesRequest":
-        """Return the body with default sampling parameters instead of nulls."""
         return self.model_copy(
             update={
                 name: getattr(defaults, name)

@@ -17,7 +17,7 @@ from kvell.server.api.schemas.messages.turns import (
     cache_controls,
     conversation,
 )
-from kvell.server.api.schemas.other_fields import MESSAGES_OTHERS
+from kvell.server.api.schemas.other_fields import others_of
 from kvell.server.api.schemas.request_body import RequestBody, RequestPart, rename
 from kvell.server.api.schemas.sampling_fields import (
     MAX_INT32,
@@ -104,7 +104,7 @@ class OutputConfig(RequestPart):
 class CountTokensRequest(RequestBody):
     """Body of ``/v1/messages/count_tokens``."""
 
-    others = MESSAGES_OTHERS
+    others = others_of("messages")
 
     model: str
     messages: Annotated[

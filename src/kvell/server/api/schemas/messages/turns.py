@@ -204,7 +204,6 @@ class TurnMessages:
     def name_here(self, number: int, content: str) -> str:
         """Return the request's name of a place in the chat messages.
 
-        :param number: index of the message.
         :param content: ``.content`` for a place inside the content, or "".
         """
         origin = self.origins[number]

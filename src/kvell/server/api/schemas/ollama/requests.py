@@ -24,14 +24,7 @@ from kvell.server.api.schemas.chat import (
 from kvell.server.api.schemas.embeddings import EmbeddingsRequest
 from kvell.server.api.schemas.formats import JsonSchemaFormat, ResponseFormat
 from kvell.server.api.schemas.generation import CompletionRequest, Texts
-from kvell.server.api.schemas.other_fields import (
-    GENERATE_OTHERS,
-    OLLAMA_CHAT_OTHERS,
-    OLLAMA_EMBEDDING_OTHERS,
-    OPTION_OTHERS,
-    PULL_OTHERS,
-    SHOW_OTHERS,
-)
+from kvell.server.api.schemas.other_fields import others_of
 from kvell.server.api.schemas.request_body import RequestBody, RequestPart, rename
 from kvell.server.api.schemas.sampling_fields import (
     MAX_INT32,
@@ -51,7 +44,7 @@ LAST_TOKENS = 64
 class OllamaOptions(RequestPart):
     """The field ``options``; null means the model's own recommendation, or no limit."""
 
-    others = OPTION_OTHERS
+    others = others_of("ollama_options")
     place = "options."
 
     num_predict: Tokens | None = None
@@ -87,7 +80,6 @@ class OllamaOptions(RequestPart):
         return {f"{needed} (served: {context_tokens})"} if needed > context_tokens else set()
 
     def sampling_fields(self) -> dict[str, object]:
-        """Return the fields of a request to chat or text completions."""
         limit = self.num_predict
         return {
             **{name: getattr(self, name) for name in (*SAME, "seed", "stop")},
@@ -124,13 +116,13 @@ class OllamaModelBody(RequestBody):
 class OllamaShowRequest(OllamaModelBody):
     """Body of ``/api/show``."""
 
-    others = SHOW_OTHERS
+    others = others_of("ollama_show")
 
 
 class OllamaPullRequest(OllamaModelBody):
     """Body of ``/api/pull``."""
 
-    others = PULL_OTHERS
+    others = others_of("ollama_pull")
 
     stream: bool = True
     """Send a line of JSON for each step."""
@@ -186,7 +178,6 @@ class OllamaMessage(RequestPart):
     """With the role ``tool``: id of the call whose result this is."""
 
     def message(self) -> ChatMessage:
-        """Return the equivalent message of chat completions."""
         calls = [
             ToolCallMessage(
                 function=CalledFunction(
@@ -263,7 +254,7 @@ class OllamaRequest(OllamaModelBody):
 class OllamaChatRequest(OllamaRequest):
     """Body of ``/api/chat``."""
 
-    others = OLLAMA_CHAT_OTHERS
+    others = others_of("ollama", "ollama_chat")
 
     messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)] = (
         Field(default_factory=list)
@@ -283,7 +274,7 @@ class OllamaChatRequest(OllamaRequest):
 class OllamaGenerateRequest(OllamaRequest):
     """Body of ``/api/generate``."""
 
-    others = GENERATE_OTHERS
+    others = others_of("ollama", "ollama_generate")
 
     prompt: str = ""
     """The text to answer; if it is empty, the answer only says that the model is loaded."""
@@ -348,7 +339,7 @@ def with_images(text: str, images: list[str] | None) -> str | list[Part]:
 class OllamaEmbedRequest(OllamaModelBody):
     """Body of ``/api/embed``."""
 
-    others = OLLAMA_EMBEDDING_OTHERS
+    others = others_of("ollama_embeddings")
 
     input: str | Texts = ""
     """A text, or a list of at most 2048; if it is empty, the answer has no vectors."""
@@ -360,7 +351,6 @@ class OllamaEmbedRequest(OllamaModelBody):
     """Checked as in ``/api/generate``; no vector depends on them."""
 
     def openai_body(self) -> EmbeddingsRequest:
-        """Return the equivalent request to ``/v1/embeddings``."""
         return EmbeddingsRequest(
             model=self.model, input=self.input, dimensions=self.dimensions or None
         )
@@ -369,7 +359,7 @@ class OllamaEmbedRequest(OllamaModelBody):
 class OllamaEmbeddingsRequest(OllamaModelBody):
     """Body of ``/api/embeddings``."""
 
-    others = OLLAMA_EMBEDDING_OTHERS
+    others = others_of("ollama_embeddings")
 
     prompt: str = ""
     """The text; if it is empty, so is the vector."""
@@ -377,7 +367,6 @@ class OllamaEmbeddingsRequest(OllamaModelBody):
     """Checked as in ``/api/generate``; the vector does not depend on them."""
 
     def openai_body(self) -> EmbeddingsRequest:
-        """Return the equivalent request to ``/v1/embeddings``."""
         return EmbeddingsRequest(model=self.model, input=self.prompt)
 
     def ollama_name(self, field: str) -> str:
