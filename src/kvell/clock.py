@@ -15,8 +15,8 @@ class Clock(Protocol):
 class MonotonicClock:
     """The system's monotonic clock."""
 
-    def now_seconds(self) -> float:
-        return time.monotonic()
+    now_seconds = staticmethod(time.monotonic)
+    """Return seconds of the system's monotonic clock."""
 
 
 class AttendedClock:

@@ -13,7 +13,7 @@ from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.protocol.statistics import InstanceFacts, ModelLengths
 from kvell.errors import ChangeSomething
 from kvell.front.request_log import LogEntry
-from kvell.front.request_queue import Dispatch, RequestQueue
+from kvell.front.request_queue import RequestQueue
 from kvell.vocabulary import RequestId
 from tests.engine.works import with_spec
 from tests.front.scenarios import entry
@@ -39,6 +39,12 @@ def opened(*names: str, limits: InstanceFacts = LENDS, credits: int = 4) -> Requ
     for number, name in enumerate(names):
         queue.line(name).open(structs.replace(limits, credits=credits, incarnation=100 + number))
     return queue
+
+
+def due_with(queue: RequestQueue, request: LogEntry) -> list[tuple[str, Submit]]:
+    """Add a request, and return the submissions that are due."""
+    queue.add(request)
+    return queue.due(0.0)
 
 
 def submitted(queue: RequestQueue, request: LogEntry) -> tuple[str, Submit]:
@@ -138,18 +144,17 @@ def taken(request: LogEntry) -> Finished:
 def test_a_waiting_request_that_those_left_cannot_hold_is_refused(goes: str) -> None:
     """Others still wait, and one instance that restarts is waited for."""
     queue = opened(*NAMES)
-    dispatch = Dispatch(queue)
     for name in NAMES:
         queue.on_event(name, beat(10), 0.0)
     longest, answers, shorter = entry(90), entry(30, 60, "answers"), entry(60, 4, "shorter")
     for request in (longest, answers, shorter):
-        assert dispatch.add(request, 0.0) == []
-    dispatch.lost("mixed-2", InstanceDeath("it died", "killed"), 1.0)
+        assert due_with(queue, request) == []
+    queue.lost("mixed-2", InstanceDeath("it died", "killed"), 1.0)
     assert (queue.waiting, queue.placements.reach_tokens()) == (3, (5 + 4 + 4) * SECTION)
     if goes == "leaves":
-        dispatch.leaving("mixed-2", 2.0)
+        queue.leaving("mixed-2", 2.0)
     else:
-        dispatch.on_given_up("mixed-2", 2.0)
+        queue.on_given_up("mixed-2", 2.0)
     reach = queue.placements.reach_tokens()
     assert (queue.waiting, reach) == (1, (5 + 4) * SECTION)
     refused = [taken(request) for request in (longest, answers)]
@@ -157,7 +162,7 @@ def test_a_waiting_request_that_those_left_cannot_hold_is_refused(goes: str) -> 
     assert all(end.reason == "refused" and f"{reach} tokens" in end.message for end in refused)
     with pytest.raises(ChangeSomething, match=f"exceeds the {reach} tokens"):
         queue.add(entry(90, name="later"))
-    dispatch.ready("mixed-2", LENDS, 3.0, joins_others=True)
+    queue.open("mixed-2", LENDS, joins_others=True)
     assert queue.placements.reach_tokens() == (5 + 4 + 4) * SECTION
     queue.add(entry(90, name="later"))
 
@@ -168,7 +173,6 @@ def test_a_placed_request_that_those_left_cannot_hold_is_refused_once_the_lender
 ) -> None:
     """While it drains the request may end; one that has fewer tokens goes on."""
     queue = opened(*NAMES)
-    dispatch = Dispatch(queue)
     longest, stopped, answers = entry(90), entry(89, name="stopped"), entry(30, 60, "answers")
     for request in (longest, stopped, answers):
         queue.on_event("mixed-1", beat(ALONE), 0.0)
@@ -176,18 +180,18 @@ def test_a_placed_request_that_those_left_cannot_hold_is_refused_once_the_lender
         for line in queue.lines.values():
             line.placements = ()
         queue.placements._placed.clear()
-        ((home, _),) = dispatch.add(request, 0.0)
+        ((home, _),) = due_with(queue, request)
         assert home == "mixed-0"
-    dispatch.drop(stopped.request_id, "stop", 0.5)
-    assert not [each for each in dispatch.leaving("mixed-2", 1.0) if isinstance(each[1], Cancel)]
-    cancels = dispatch.on_given_up("mixed-2", 2.0)
+    queue.drop(stopped.request_id, "stop", 0.5)
+    assert not [each for each in queue.leaving("mixed-2", 1.0) if isinstance(each[1], Cancel)]
+    cancels = queue.on_given_up("mixed-2", 2.0)
     assert cancels == [("mixed-0", Cancel(longest.request_id, 0))]
     reach = queue.placements.reach_tokens()
     if dies:
-        dispatch.lost("mixed-0", InstanceDeath("it died", "killed"), 3.0)
+        queue.lost("mixed-0", InstanceDeath("it died", "killed"), 3.0)
     else:
-        dispatch.on_events("mixed-0", [Finished(longest.request_id, 0, "cancelled")], 3.0)
-        dispatch.on_events("mixed-0", [Finished(stopped.request_id, 0, "cancelled")], 3.0)
+        queue.on_events("mixed-0", [Finished(longest.request_id, 0, "cancelled")], 3.0)
+        queue.on_events("mixed-0", [Finished(stopped.request_id, 0, "cancelled")], 3.0)
     end = taken(longest)
     assert (end.reason, end.field) == ("refused", "prompt") and f"{reach} tokens" in end.message
     assert taken(stopped).reason == "stop"
@@ -196,12 +200,11 @@ def test_a_placed_request_that_those_left_cannot_hold_is_refused_once_the_lender
 
 def test_beside_one_that_leaves_a_request_is_as_if_alone() -> None:
     queue = opened("mixed-0", "mixed-1")
-    dispatch = Dispatch(queue)
     for name in ("mixed-0", "mixed-1"):
         queue.on_event(name, beat(10), 0.0)
-    assert dispatch.add(entry(60), 0.0) == []
-    dispatch.leaving("mixed-1", 1.0)
-    ((at, command),) = dispatch.on_events("mixed-0", [beat(10)], 1.0)
+    assert due_with(queue, entry(60)) == []
+    queue.leaving("mixed-1", 1.0)
+    ((at, command),) = queue.on_events("mixed-0", [beat(10)], 1.0)
     assert isinstance(command, Submit)
     assert (at, command.placement) == ("mixed-0", ()), "its instance names what must change"
 
@@ -218,7 +221,7 @@ def test_a_prefill_instance_is_no_home_of_a_long_request() -> None:
     """The only one that decodes was given up: the request cannot be placed."""
     queue = opened("prefill-0", "prefill-1", "decode-0")
     assert submitted(queue, entry(60))[0] == "decode-0"
-    Dispatch(queue).on_given_up("decode-0", 1.0)
+    queue.on_given_up("decode-0", 1.0)
     assert queue.placements.reach_tokens() == ALONE
     with pytest.raises(ChangeSomething, match=f"exceeds the {ALONE} tokens"):
         queue.add(entry(60, name="later"))
@@ -461,16 +464,15 @@ def test_short_requests_go_where_there_is_room_for_them() -> None:
 
 def test_a_request_waits_for_memory_and_a_heartbeat_tells_of_it() -> None:
     queue = opened(*NAMES, credits=1)
-    dispatch = Dispatch(queue)
     for name in NAMES:
-        dispatch.add(entry(4, 4, f"short-{name}"), 0.0)
-    assert dispatch.add(entry(90, 4), 0.0) == [], "no credit is left"
+        due_with(queue, entry(4, 4, f"short-{name}"))
+    assert due_with(queue, entry(90, 4)) == [], "no credit is left"
     for name in NAMES:
         queue.on_event(name, beat(4), 1.0)
-    told = dispatch.on_events("mixed-0", [Finished(RequestId("short-mixed-0"), 0, "length")], 1.0)
+    told = queue.on_events("mixed-0", [Finished(RequestId("short-mixed-0"), 0, "length")], 1.0)
     assert told == [] and queue.awaits_memory
     for name in NAMES:
-        told += dispatch.on_events(name, [beat(ALONE)], 2.0)
+        told += queue.on_events(name, [beat(ALONE)], 2.0)
     ((_, command),) = told
     assert isinstance(command, Submit) and command.placement
 

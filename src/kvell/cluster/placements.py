@@ -55,12 +55,14 @@ class Placements:
         """
         lines = [line for line in self._lines.values() if line.will_serve]
         if len(lines) == 1:
-            return _alone(lines[0], model)
+            facts = lines[0].facts
+            return facts.lengths(model).max_model_len if model else facts.max_model_len
         homes = (line for line in lines if line.role != PREFILL)
         reach = (
             _reach(line.facts, line.facts.lengths(model), self._lenders(line)) for line in homes
         )
-        return max(reach, default=max((_alone(line, model) for line in lines), default=0))
+        alone = (line.facts.lengths(model).max_model_len for line in lines)
+        return max(reach, default=max(alone, default=0))
 
     def is_long(self, entry: RoutedRequest) -> bool:
         if len(self._lines) < 2 or not self._may_leave(entry):
@@ -85,9 +87,8 @@ class Placements:
 
         :raises ChangeSomething: if it is longer than what all instances hold together.
         """
-        if len(self._lines) > 1:
-            for _, problem in self.too_long([entry]):
-                raise problem
+        for _, problem in self.too_long([entry]):
+            raise problem
 
     def too_long(self, entries: Iterable[R]) -> Iterator[tuple[R, ChangeSomething]]:
         """Yield the requests that the instances can never hold, each with what must change."""
@@ -115,7 +116,7 @@ class Placements:
     def on_ended(self, entry: RoutedRequest) -> None:
         """Count the memory of an ended request as free before heartbeats report it."""
         home = self._lines.get(entry.line)
-        if not entry.placement or home is None:
+        if home is None:
             return
         for part in home.placements:
             line = self._lines.get(part.inst_id)
@@ -286,10 +287,6 @@ def _reach(
         longest_with(facts, lengths, (lender.pool_bytes for lender in lenders))
         for lenders in lenders_by_reading
     )
-
-
-def _alone(line: InstanceLoad, model: str) -> int:
-    return line.facts.lengths(model).max_model_len
 
 
 def _problem(entry: RoutedRequest, reach: int) -> ChangeSomething | None:

@@ -31,7 +31,7 @@ from kvell.cluster.routed_request import InstanceDeath
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, router_named
 from kvell.cluster.steering.relief import DEFAULT_RELIEF
 from kvell.cluster.steering.steering import RoleChanger
-from kvell.engine.protocol.messages import Event, Finished, Heartbeat, Submit
+from kvell.engine.protocol.messages import Event, Finished, Submit
 from kvell.engine.protocol.notices import IndexNotice, WatchIndex
 from kvell.engine.protocol.pages import LargePage, Pages
 from kvell.engine.protocol.request_spec import RequestSpec
@@ -61,7 +61,7 @@ from kvell.front.request_log import (
     RequestObserver,
     RequestTrace,
 )
-from kvell.front.request_queue import Command, Dispatch, Entries, RequestQueue
+from kvell.front.request_queue import Command, Entries, RequestQueue
 from kvell.serving.gate import NAME_END
 from kvell.vocabulary import RequestId
 from kvell.wire.frames import ProtocolError
@@ -195,7 +195,6 @@ class Front:
             self._members = Members(command, self._limits, Host(), callbacks, pool)
         else:
             self._members = joins.members(self._limits, callbacks, self._request_queue.lines)
-        self._dispatch = Dispatch(self._request_queue)
         self._closing, self._started = False, False
         self._is_idle = asyncio.Event()
         self._facts: InstanceFacts | None = None
@@ -256,7 +255,7 @@ class Front:
 
     async def close(self) -> None:
         """Reject waiting requests, let running ones end within the deadline, end the instances."""
-        self._closing = self._dispatch.is_closing = True
+        self._closing = self._request_queue.is_closing = True
         self._request_queue.fail_waiting("the server is shutting down", self.now_seconds())
         if self._members.outlives_front:  # instances keep running, so requests are awaited here
             self._note_idle()
@@ -310,7 +309,7 @@ class Front:
             raise InstanceDied(f"no instance serves now ({self.state})")
         # Drawn here and logged, so that a second attempt would draw the same tokens.
         sampling = self._seeds.with_seed(spec.sampling)
-        name = self._names.known(spec.request_id)
+        name = RequestId(self._names.prefix + spec.request_id)
         if sampling is not spec.sampling or name != spec.request_id:
             spec = structs.replace(spec, sampling=sampling, request_id=name)
         now = self._clock.now_seconds()
@@ -323,7 +322,8 @@ class Front:
             trace=trace,
             mailbox=Mailbox(room, partial(loop.call_soon, self._drop, name, "cancelled")),
         )
-        self._tell(self._dispatch.add(entry, now))
+        self._request_queue.add(entry)
+        self._tell(self._request_queue.due(now))
         ended = False
         try:
             while not ended:
@@ -391,25 +391,20 @@ class Front:
     def _instance_ready(self, instance_id: str, facts: InstanceFacts) -> None:
         self._facts = self._facts or facts
         others = any(peer.is_serving for peer in self._members if peer.instance_id != instance_id)
-        commands = self._dispatch.ready(
+        commands = self._request_queue.open(
             instance_id,
             facts,
-            self.now_seconds(),
             joins_others=others and self._started,
             watches=None if self._index_observer is None else WatchIndex(),
         )
+        due = self._request_queue.due(self.now_seconds())
         self._take_place()
-        self._tell(commands)
+        self._tell([*commands, *due])
 
     def _instance_said(self, instance_id: str, event: Event) -> None:
         if isinstance(event, IndexNotice) and self._index_observer is not None:
             self._index_observer.on_notice(instance_id, event)
-        now = self._clock.now_seconds()
-        if isinstance(event, Heartbeat):  # the shortest way to where routers read it
-            self._request_queue.line(instance_id).on_heartbeat(event)
-            commands = self._dispatch.on_report(instance_id, now)
-        else:
-            commands = self._dispatch.on_events(instance_id, (event,), now)
+        commands = self._request_queue.on_events(instance_id, (event,), self._clock.now_seconds())
         if commands:
             self._tell(commands)
         if self._closing:
@@ -420,16 +415,18 @@ class Front:
             self._place.give_back()
         self._index_lost(instance_id)
         cause = CLOSING if self._closing else death
-        self._tell(self._dispatch.lost(instance_id, cause, self.now_seconds()))
+        now = self.now_seconds()
+        cancels = self._request_queue.lost(instance_id, cause, now)
+        self._tell([*cancels, *self._request_queue.due(now)])
         self._note_idle()
 
     def _instance_given_up(self, instance_id: str) -> None:
-        self._tell(self._dispatch.on_given_up(instance_id, self.now_seconds()))
+        self._tell(self._request_queue.on_given_up(instance_id, self.now_seconds()))
         if self.state in GIVEN_UP:
             self._request_queue.fail_waiting("the instance cannot be restarted", self.now_seconds())
 
     def _instance_leaving(self, instance_id: str) -> None:
-        self._tell(self._dispatch.leaving(instance_id, self.now_seconds()))
+        self._tell(self._request_queue.leaving(instance_id, self.now_seconds()))
 
     def _instance_gone(self, instance_id: str) -> None:
         self._index_lost(instance_id)
@@ -464,7 +461,9 @@ class Front:
             raise InstanceDied("the server is shutting down")
 
     def _drop(self, request_id: RequestId, end_as: Literal["cancelled", "stop"]) -> None:
-        self._tell(self._dispatch.drop(request_id, end_as, self.now_seconds()))
+        now = self.now_seconds()
+        cancels = self._request_queue.drop(request_id, end_as, now)
+        self._tell([*cancels, *self._request_queue.due(now)])
 
     def _tell(self, commands: Iterable[tuple[str, Command]]) -> None:
         for instance_id, command in commands:

@@ -282,7 +282,7 @@ class LogEntry(RoutedRequest):
         return Submit(
             self.spec,
             self.attempt,
-            to_token_bytes(np.frombuffer(self.output, np.int32)),
+            to_token_bytes(np.frombuffer(self.output, np.int32)) if self.output else b"",
             self.goes_to,
             self.pulls_from,
             is_suspect=self.attempts.on_probation,

@@ -90,33 +90,32 @@ class WaitingLine:
     :param routes: choose the instance of a request.
     :param observer: is notified of requests that wait though all instances are idle.
     :ivar idle_wait: a wait of ``IDLE_WAIT_SECONDS`` or more, as of the last look; else None.
+    :ivar turns: the requests that do not wait apart, and all that instances have.
+    :ivar may_lend: whether others may have memory by now for the requests that wait apart.
     """
 
     def __init__(self, routes: Routes, observer: RequestObserver | None = None) -> None:
         self._routes, self._observer = routes, observer
         self.idle_wait: IdleWait | None = None
         self._idle_since: float | None = None
-        self._turns: TurnQueue[LogEntry] = TurnQueue()
+        self.turns: TurnQueue[LogEntry] = TurnQueue()
         self._long: TurnQueue[LogEntry] = TurnQueue()
-        self._may_lend = False
+        self.may_lend = False
 
     def __len__(self) -> int:
-        return len(self._turns.waiting) + len(self._long.waiting)
+        return len(self.turns.waiting) + len(self._long.waiting)
 
     def __iter__(self) -> Iterator[LogEntry]:
-        yield from self._turns
+        yield from self.turns
         yield from self._long
 
     def get(self, request_id: RequestId) -> LogEntry | None:
         """Return the waiting request of an id; None if there is none."""
-        return self._turns.get(request_id) or self._long.get(request_id)
+        return self.turns.waiting.get(request_id) or self._long.waiting.get(request_id)
 
     @property
     def awaits_memory(self) -> bool:
         return bool(self._long.waiting)
-
-    def note_memory(self) -> None:
-        self._may_lend = True
 
     def look(self, lines: Collection[InstanceLoad], now: float) -> None:
         """Detect requests that wait for long though no instance has any; called for heartbeats.
@@ -153,16 +152,13 @@ class WaitingLine:
         :param most: requests of one tenant that may wait; other tenants find a part kept for
             them (:func:`.leaves_parts`).
         """
-        waiting = self._turns.count_new()
+        waiting = self.turns.count_new()
         for name, count in self._long.count_new().items():
             waiting[name] = waiting.get(name, 0) + count
         return leaves_parts(waiting, tenant, 1, most)
 
-    def add(self, entry: LogEntry) -> None:
-        self._turns.add(entry)
-
     def put_back(self, entries: Sequence[LogEntry], *, behind_returned: bool = False) -> None:
-        for line in (self._turns, self._long):
+        for line in (self.turns, self._long):
             returned = [entry for entry in entries if line.knows(entry)]
             line.put_back(returned, behind_returned=behind_returned)
 
@@ -173,40 +169,52 @@ class WaitingLine:
 
         :param open_lines: lines that have room.
         """
-        yield from self._due_long(open_lines, now)
+        if self._long.waiting:
+            yield from self._due_long(open_lines, now)
         aside: list[LogEntry] = []
-        for entry, lines in _in_turn(self._turns, open_lines):
+        full_tenants: set[str] = set()
+        while self.turns.waiting and open_lines:
+            turn = _next_in_turn(self.turns, open_lines, full_tenants)
+            if turn is None:
+                break
+            entry, lines = turn
             if self._routes.placements.is_long(entry):  # its tenant is charged among its kind
-                self._may_lend |= not self._long.waiting
-                self._turns.discard(entry)
+                self.may_lend |= not self._long.waiting
+                self.turns.discard(entry)
                 self._long.add(entry)
                 yield from self._due_long(open_lines, now)
                 continue
             line = self._routes.line_for(entry, lines, now)
             if line is not None:
-                self._take(self._turns, entry)
+                self._take(self.turns, entry)
                 yield entry, line
-                _close_full(open_lines, line)
+                if not line.has_room:
+                    open_lines.remove(line)
             elif entry.attempts.on_probation:  # it waits until another suspect is cleared
-                self._turns.take(entry)
+                self.turns.take(entry)
                 aside.append(entry)
             else:
                 break
-        self._turns.put_back(aside)
+        if aside:
+            self.turns.put_back(aside)
 
     def _due_long(
         self, open_lines: list[InstanceLoad], now: float
     ) -> Iterator[tuple[LogEntry, InstanceLoad]]:
-        if not self._may_lend:
-            return
-        for entry, lines in _in_turn(self._long, open_lines):
+        full_tenants: set[str] = set()
+        while self.may_lend and open_lines:
+            turn = _next_in_turn(self._long, open_lines, full_tenants)
+            if turn is None:
+                return
+            entry, lines = turn
             line = self._routes.line_for(entry, lines, now)
             if line is None:
-                self._may_lend = False  # until something changes
+                self.may_lend = False  # until something changes
                 return
             self._take(self._long, entry)
             yield entry, line
-            _close_full(open_lines, line)
+            if not line.has_room:
+                open_lines.remove(line)
 
     @staticmethod
     def _take(line: TurnQueue[LogEntry], entry: LogEntry) -> None:
@@ -215,69 +223,51 @@ class WaitingLine:
 
     def charge(self, entry: LogEntry, tokens: int) -> None:
         """Charge the party of a request for its tokens."""
-        if not self._turns.charge(entry.request_id, tokens):
+        if not self.turns.charge(entry.request_id, tokens):
             self._long.charge(entry.request_id, tokens)
 
     def discard(self, entry: LogEntry) -> bool:
         """Forget a request, waiting or at an instance; return whether it waited."""
-        waited = [line.discard(entry) for line in (self._turns, self._long)]
-        return any(waited)
+        waited = self.turns.discard(entry)
+        return bool(self._long.discard(entry) if waited is None else waited)
 
     def clear(self) -> Iterable[LogEntry]:
-        return [*self._turns.clear(), *self._long.clear()]
+        return [*self.turns.clear(), *self._long.clear()]
 
 
-def _in_turn(
-    queue: TurnQueue[LogEntry], open_lines: list[InstanceLoad]
-) -> Iterator[tuple[LogEntry, list[InstanceLoad]]]:
-    """Yield the requests of a queue in turn, with the open lines that have room for the tenant.
+def _next_in_turn(
+    queue: TurnQueue[LogEntry], open_lines: list[InstanceLoad], full_tenants: set[str]
+) -> tuple[LogEntry, list[InstanceLoad]] | None:
+    """Return the request of a queue whose turn it is, with the open lines that have room for its
+    tenant; None if no tenant's request has room.
 
-    The caller takes each request out of the queue, or stops.
+    :param full_tenants: tenants to pass over; those without room are added.
     """
-    had_their_part: set[str] = set()
-    while open_lines and (entry := queue.first(but=had_their_part)) is not None:
-        lines = [line for line in open_lines if line.has_room_for(entry.spec.tenant)]
+    while (entry := queue.first(but=full_tenants)) is not None:
+        tenant = entry.spec.tenant
+        lines = [line for line in open_lines if not tenant or line.has_room_for(tenant)]
         if lines:
-            yield entry, lines
-        else:
-            had_their_part.add(entry.spec.tenant)
-
-
-def _close_full(open_lines: list[InstanceLoad], line: InstanceLoad) -> None:
-    if not line.has_room:
-        open_lines.remove(line)
+            return entry, lines
+        full_tenants.add(tenant)
+    return None
 
 
 class InFlight:
     """The owner of the requests that instances have: gives them to instances, and takes them back.
 
     Nothing else adds a request to an :class:`.InstanceLoad` or removes one.
+
+    :ivar entries: the requests by id, oldest first; not to be changed.
     """
 
     def __init__(self, lines: Mapping[str, InstanceLoad]) -> None:
         self._lines = lines
-        self._entries: dict[RequestId, LogEntry] = {}
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __contains__(self, request_id: RequestId) -> bool:
-        return request_id in self._entries
-
-    def __iter__(self) -> Iterator[LogEntry]:
-        return iter(self._entries.values())
-
-    def get(self, request_id: RequestId) -> LogEntry | None:
-        """Return a request; None if no instance has it."""
-        return self._entries.get(request_id)
-
-    def line_of(self, entry: LogEntry) -> InstanceLoad:
-        return self._lines[entry.line]
+        self.entries: dict[RequestId, LogEntry] = {}
 
     def submit(self, entry: LogEntry, line: InstanceLoad, now: float) -> None:
         line.pace.crowd.pass_to(now)
         line.add(entry)
-        self._entries[entry.request_id] = entry
+        self.entries[entry.request_id] = entry
         if entry.submitted_seconds is None:
             entry.submitted_seconds = now
 
@@ -288,23 +278,30 @@ class InFlight:
         line.on_tokens(entry, 0)
 
     def take_back(self, entry: LogEntry, now: float) -> None:
-        del self._entries[entry.request_id]
+        del self.entries[entry.request_id]
         self._remove(entry, now)
 
     def take_back_all(self, line: InstanceLoad) -> list[LogEntry]:
-        return [self._entries.pop(entry.request_id) for entry in line.lost()]
+        return [self.entries.pop(entry.request_id) for entry in line.lost()]
 
     def going_to(self, instance_id: str) -> list[LogEntry]:
-        return [entry for entry in self._entries.values() if entry.goes_to == instance_id]
+        return [entry for entry in self.entries.values() if entry.goes_to == instance_id]
 
     def _remove(self, entry: LogEntry, now: float) -> None:
-        line = self.line_of(entry)
+        line = self._lines[entry.line]
         line.pace.crowd.pass_to(now)
         line.remove(entry)
 
 
+Command = Submit | Cancel | Migrate | MoveKvCache | WatchIndex
+Commands = list[tuple[str, Command]]
+"""Commands, each with its instance."""
+
+
 class RequestQueue:
     """The request log, the bounded queue, and a line to every instance.
+
+    After any input, :meth:`due` returns the submissions that it makes possible.
 
     :param max_waiting: requests of one tenant that may wait for a credit.
     :param router: chooses among the instances that have room.
@@ -314,6 +311,7 @@ class RequestQueue:
     :param steers: whether roles and moves are decided here; else the cluster's manager does.
     :param moves: the moves between instances while memory is short.
     :ivar role_changes: number of role changes so far.
+    :ivar is_closing: whether no further request is submitted.
     """
 
     def __init__(
@@ -334,6 +332,7 @@ class RequestQueue:
         self._steering = Steering(roles, moves=moves) if steers else None
         self._short: set[str] = set()
         self.role_changes = 0
+        self.is_closing = False
         self._routes = Routes(self.lines, router, pulls=pulls, locality=locality, moves=moves)
         self._waiting = WaitingLine(self._routes, observer)
         self.placements = self._routes.placements
@@ -348,14 +347,14 @@ class RequestQueue:
 
     @property
     def in_flight(self) -> int:
-        return len(self._in_flight)
+        return len(self._in_flight.entries)
 
     @property
     def room(self) -> int:
         return max(0, self._most_waiting() - len(self._waiting))
 
     def entries(self) -> Entries:
-        in_flight, waiting = list(self._in_flight), list(self._waiting)
+        in_flight, waiting = list(self._in_flight.entries.values()), list(self._waiting)
         return Entries(in_flight, waiting, self._waiting.idle_wait, dict(self._routes.transfers))
 
     def line(self, instance_id: str) -> InstanceLoad:
@@ -365,18 +364,24 @@ class RequestQueue:
         return self.lines[instance_id]
 
     def open(
-        self, instance_id: str, facts: InstanceFacts, *, joins_others: bool
+        self,
+        instance_id: str,
+        facts: InstanceFacts,
+        *,
+        joins_others: bool,
+        watches: WatchIndex | None = None,
     ) -> list[tuple[str, WatchIndex]]:
         """Open the line to an incarnation of an instance (:meth:`.InstanceLoad.open`).
 
+        :param watches: subscription for the instance, in place of the one that routing needs.
         :returns: commands to send first.
         """
         line = self.line(instance_id)
         line.open(facts, pace_among(facts, self.lines.values()), joins_others=joins_others)
-        if self._locality is None:
-            return []
-        self._locality.on_joined(instance_id, line.role, facts.indexed)
-        return [(instance_id, WatchIndex(with_tokens=False))]
+        if self._locality is not None:
+            self._locality.on_joined(instance_id, line.role, facts.indexed)
+            watches = watches or WatchIndex(with_tokens=False)
+        return [] if watches is None else [(instance_id, watches)]
 
     def refuse_too_long(self, now: float) -> None:
         for entry, problem in list(self.placements.too_long(self._waiting)):
@@ -395,15 +400,17 @@ class RequestQueue:
         :raises TryLater: when the queue is full.
         :raises ChangeSomething: when the id is already in use, or the prompt is too long.
         """
-        self.placements.check(entry)
-        name = entry.request_id
-        if name in self._in_flight or self._waiting.get(name) is not None:
+        if len(self.lines) > 1:
+            self.placements.check(entry)
+        name, waiting = entry.request_id, self._waiting
+        if name in self._in_flight.entries or waiting.get(name) is not None:
             raise ChangeSomething("request_id", entry.shown_id, "is in use", "choose another")
-        if not self._waiting.has_place(entry.spec.tenant, self._most_waiting()):
+        has_place = self._max_waiting > 0 and not waiting  # the common case
+        if not (has_place or waiting.has_place(entry.spec.tenant, self._most_waiting())):
             if self._observer is not None:
                 self._observer.on_rejected("max_waiting")
-            raise TryLater(f"{len(self._waiting)} requests are waiting; retry in a moment")
-        self._waiting.add(entry)
+            raise TryLater(f"{len(waiting)} requests are waiting; retry in a moment")
+        waiting.turns.add(entry)
         if entry.trace is not None:
             entry.trace.on_admitted()
 
@@ -412,7 +419,7 @@ class RequestQueue:
 
         An instance has one request on probation at a time, so that a crash has one suspect.
         """
-        if not self._waiting:
+        if self.is_closing or not self._waiting:
             return []
         open_lines = [line for line in self.lines.values() if line.has_room]
         if not open_lines:  # called for every token while requests wait
@@ -429,13 +436,29 @@ class RequestQueue:
         """End a request early; return commands to instances."""
         if (waiting := self._waiting.get(request_id)) is not None:
             self._end(waiting, Finished(request_id, waiting.attempt, end_as), now)
-        entry = self._in_flight.get(request_id)
+        entry = self._in_flight.entries.get(request_id)
         if entry is None or entry.end_as != "cancelled":
             return []
         entry.end_as = end_as
         entry.is_dropped = True
         targets = [entry.line, *([entry.goes_to] if entry.goes_to else [])]
         return [(target, Cancel(request_id, entry.attempt)) for target in targets]
+
+    def on_events(self, instance_id: str, events: Iterable[Event], now: float) -> Commands:
+        """Handle events of an instance; return commands, and the submissions that are due now."""
+        commands: Commands = []
+        frees = has_report = False
+        for event in events:
+            if isinstance(event, Tokens):  # nearly all events
+                self.tokens(event, now)
+                frees = True  # a first token lets a new instance have more requests
+                continue
+            commands += self.on_event(instance_id, event, now)
+            frees = frees or isinstance(event, Finished)  # a credit is free again
+            has_report = has_report or isinstance(event, Heartbeat)
+        if (frees or (has_report and self.awaits_memory)) and self._waiting:
+            commands += self.due(now)
+        return commands
 
     def on_event(
         self, instance_id: str, event: Event, now: float
@@ -462,20 +485,20 @@ class RequestQueue:
 
     def on_report(self, instance_id: str, now: float) -> list[tuple[str, Migrate | MoveKvCache]]:
         """Decide after the line to an instance has its heartbeat; return commands to instances."""
-        self._waiting.note_memory()
+        self._waiting.may_lend = True
         self._waiting.look(self.lines.values(), now)
         is_short = self.lines[instance_id].needs_steering
         (self._short.add if is_short else self._short.discard)(instance_id)
         return self._steer(now)
 
     def note_acceptance(self, event: Acknowledgement) -> None:
-        entry = self._in_flight.get(event.request_id)
+        entry = self._in_flight.entries.get(event.request_id)
         if entry is not None and entry.trace is not None and entry.attempt == event.attempt:
             entry.trace.on_accepted()
 
     def tokens(self, event: Tokens, now: float) -> None:
         """Pass new tokens to their reader; drop those of unknown requests and old attempts."""
-        entry = self._in_flight.get(event.request_id)
+        entry = self._in_flight.entries.get(event.request_id)
         if entry is None or not (fresh := entry.take_tokens(event)):
             return
         count = len(fresh)
@@ -494,7 +517,7 @@ class RequestQueue:
 
     def on_scores(self, event: PromptLogprobs) -> None:
         """Pass on a prompt's log probabilities; drop those of unknown requests and old attempts."""
-        if (entry := self._in_flight.get(event.request_id)) is not None:
+        if (entry := self._in_flight.entries.get(event.request_id)) is not None:
             entry.take_scores(event)
 
     def on_finished(self, event: Finished, now: float) -> list[tuple[str, Migrate]]:
@@ -503,25 +526,28 @@ class RequestQueue:
         An instance that drains by itself (SIGTERM), or that got requests from others, may still be
         sent a request.  Its line closes, or pauses, and the request returns to the queue's head.
         """
-        entry = self._in_flight.get(event.request_id)
+        entry = self._in_flight.entries.get(event.request_id)
         if entry is None or event.attempt != entry.attempt:
             return []
-        if entry.has_gap and event.reason in ("stop", "length"):
+        if entry.early and entry.has_gap and event.reason in ("stop", "length"):
             entry.early_end = event  # tokens before it are on their way from another instance
             return []
-        self._routes.count_pull(entry, event.pulled_bytes)
+        if event.pulled_bytes:
+            self._routes.count_pull(entry, event.pulled_bytes)
         taker = self._routes.taker(entry) if event.reason == "moved" else None
         if taker is not None:
             self._routes.on_moved(entry, taker, event.moved_bytes)
             self._in_flight.hand_over(entry, taker, now)
             return [] if taker.is_open else self.evacuate(taker.instance_id)
-        self._routes.set_target(entry, "")
-        line = self._in_flight.line_of(entry)
+        if entry.goes_to:
+            self._routes.set_target(entry, "")
+        line = self.lines[entry.line]
         if event.embedding:  # the only sign that the prompt is computed
             line.on_tokens(entry, 0)
-        self.placements.on_ended(entry)
+        if entry.placement:
+            self.placements.on_ended(entry)
         self._in_flight.take_back(entry, now)
-        self._waiting.note_memory()
+        self._waiting.may_lend = True
         if event.not_taken and not entry.is_dropped:
             line.took_none(event.not_taken)
         if (end := entry.end_with(event)) is not None:
@@ -555,7 +581,7 @@ class RequestQueue:
 
         :raises ChangeSomething: if no instance has the request, or the other takes none.
         """
-        entry, line = self._in_flight.get(request_id), self.lines.get(target)
+        entry, line = self._in_flight.entries.get(request_id), self.lines.get(target)
         if entry is None:
             raise ChangeSomething("request_id", request_id, "is not served now", "choose another")
         if line is None or not line.is_open or entry.line == target:
@@ -567,7 +593,7 @@ class RequestQueue:
         return [(entry.line, Migrate(request_id, entry.attempt, target))]
 
     def stays(self, event: MigrationRefused) -> None:
-        entry = self._in_flight.get(event.request_id)
+        entry = self._in_flight.entries.get(event.request_id)
         if entry is not None and entry.attempt == event.attempt:
             self._routes.set_target(entry, "")
 
@@ -593,7 +619,7 @@ class RequestQueue:
         :param num_blocks: 0: move the whole request; else lend this number of its sections.
         """
         name = RequestId(request_id)
-        entry = self._in_flight.get(name)
+        entry = self._in_flight.entries.get(name)
         if num_blocks:
             if entry is None or entry.goes_to or entry.line == target or target not in self.lines:
                 return []
@@ -635,7 +661,26 @@ class RequestQueue:
             else:
                 self._end(entry, end, now)
         self._waiting.put_back(again)
+        self.refuse_too_long(now)  # perhaps another one was given up since they were placed
         return commands
+
+    def on_given_up(self, instance_id: str, now: float) -> Commands:
+        """Let no request wait for an instance; end those that the others can never hold."""
+        self.line(instance_id).will_serve = False
+        self.refuse_too_long(now)
+        commands: Commands = []
+        for entry, problem in list(self.placements.outgrown(self._in_flight.entries.values())):
+            if not entry.is_dropped:
+                entry.must_change = problem
+                commands += [*self.drop(entry.request_id, "refused", now), *self.due(now)]
+        return commands
+
+    def leaving(self, instance_id: str, now: float) -> list[tuple[str, Migrate]]:
+        line = self.line(instance_id)
+        line.close()
+        line.will_serve = False
+        self.refuse_too_long(now)
+        return self.evacuate(instance_id)
 
     def fail_waiting(self, message: str, now: float) -> None:
         for entry in self._waiting.clear():
@@ -646,99 +691,10 @@ class RequestQueue:
 
     def _end(self, entry: LogEntry, finished: Finished, now: float) -> None:
         self._waiting.discard(entry)
-        finished = replace(finished, request_id=RequestId(entry.shown_id))
+        if entry.prefix:
+            finished = replace(finished, request_id=RequestId(entry.shown_id))
         entry.mailbox.finish(finished)
+        record = entry.to_record(finished, now)
         for observer in (self._observer, entry.trace):
             if observer is not None:
-                observer.on_ended(entry.to_record(finished, now))
-
-
-Command = Submit | Cancel | Migrate | MoveKvCache | WatchIndex
-Commands = list[tuple[str, Command]]
-"""Commands, each with its instance."""
-
-
-class Dispatch:
-    """The inputs of a front's queue, and the commands that follow from them.
-
-    :ivar is_closing: whether no further request is submitted.
-    """
-
-    def __init__(self, queue: RequestQueue) -> None:
-        self.queue = queue
-        self.is_closing = False
-
-    def add(self, entry: LogEntry, now: float) -> Commands:
-        """Add a request.
-
-        :raises TryLater: when the queue is full.
-        :raises ChangeSomething: when its id is already in use.
-        """
-        self.queue.add(entry)
-        return self.submittable(now)
-
-    def submittable(self, now: float) -> Commands:
-        return [] if self.is_closing else [*self.queue.due(now)]
-
-    def drop(self, request_id: RequestId, end_as: FinishReason, now: float) -> Commands:
-        return [*self.queue.drop(request_id, end_as, now), *self.submittable(now)]
-
-    def ready(
-        self,
-        instance_id: str,
-        facts: InstanceFacts,
-        now: float,
-        *,
-        joins_others: bool,
-        watches: WatchIndex | None = None,
-    ) -> Commands:
-        """Open the line to an incarnation of an instance (:meth:`.RequestQueue.open`).
-
-        :param watches: subscription for the instance, in place of the one that routing needs.
-        """
-        subscriptions = self.queue.open(instance_id, facts, joins_others=joins_others)
-        if watches is not None:
-            subscriptions = [(instance_id, watches)]
-        return [*subscriptions, *self.submittable(now)]
-
-    def on_events(self, instance_id: str, events: Iterable[Event], now: float) -> Commands:
-        """Handle events of an instance."""
-        commands: Commands = []
-        kinds: set[type[Event]] = set()
-        for event in events:
-            commands += self.queue.on_event(instance_id, event, now)
-            kinds.add(type(event))
-        if not self.queue.waiting:
-            return commands
-        # A credit is free again, or a first token lets a new instance have more requests.
-        frees = Finished in kinds or Tokens in kinds
-        if frees or (Heartbeat in kinds and self.queue.awaits_memory):
-            commands += self.submittable(now)
-        return commands
-
-    def on_report(self, instance_id: str, now: float) -> Commands:
-        commands: Commands = [*self.queue.on_report(instance_id, now)]
-        return commands + self.submittable(now) if self.queue.awaits_memory else commands
-
-    def lost(self, instance_id: str, death: InstanceDeath, now: float) -> Commands:
-        cancels = self.queue.lost(instance_id, death, now)
-        self.queue.refuse_too_long(now)  # perhaps another one was given up since they were placed
-        return [*cancels, *self.submittable(now)]
-
-    def on_given_up(self, instance_id: str, now: float) -> Commands:
-        """Let no request wait for an instance; end those that the others can never hold."""
-        self.queue.line(instance_id).will_serve = False
-        self.queue.refuse_too_long(now)
-        commands: Commands = []
-        for entry, problem in list(self.queue.placements.outgrown(self.queue.entries().in_flight)):
-            if not entry.is_dropped:
-                entry.must_change = problem
-                commands += self.drop(entry.request_id, "refused", now)
-        return commands
-
-    def leaving(self, instance_id: str, now: float) -> Commands:
-        line = self.queue.line(instance_id)
-        line.close()
-        line.will_serve = False
-        self.queue.refuse_too_long(now)
-        return [*self.queue.evacuate(instance_id)]
+                observer.on_ended(record)

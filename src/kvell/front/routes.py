@@ -185,19 +185,24 @@ class Routes:
         if entry.attempts.on_probation:
             open_lines = [line for line in open_lines if not line.has_suspect]
         lines = list(open_lines)
-        is_long = self.placements.is_long(entry)
+        is_alone = len(self._lines) == 1
+        is_long = not is_alone and self.placements.is_long(entry)
         early: Placement | None = None
         if is_long:  # it is decoded where it is computed, in any role but prefill
             lines = self.placements.homes(entry, lines)
-        else:
+        elif not is_alone:
             lines = self.placements.roomy(entry, self._beginning(lines))
             if (placed := self.placements.early(entry, lines)) is not None:
                 home, early = placed
                 lines = [home]
         match = None if self._locality is None else self._known(entry, self._locality, now_seconds)
-        hits = NO_HITS if match is None else match[1]
-        line = self._chosen(entry, lines, self._router, hits, entry.left_seconds(now_seconds))
-        self.set_target(entry, "")
+        line = lines[0] if lines else None  # the common case of one instance asks no router
+        if len(lines) > 1:
+            hits = NO_HITS if match is None else match[1]
+            left_seconds = entry.left_seconds(now_seconds)
+            line = self._chosen(entry, lines, self._router, hits, left_seconds)
+        if entry.goes_to:
+            self.set_target(entry, "")
         if line is None:
             return None
         if line.role == PREFILL:
@@ -205,14 +210,16 @@ class Routes:
                 other for other in self._lines.values() if other.role == DECODE and other.has_room
             ]
             self.set_target(entry, self.target(entry, decodes, match))
-        if self._histories is not None:
+        if self._histories is not None and entry.spec.session:
             self._pulls(entry, line, self._histories)
         if match is not None:
             self._expect(entry, line, match, now_seconds)
         entry.placement = ()
         if is_long or early is not None:
             self.placements.place(entry, line, early)
-        entry.predicted = self._predicted(entry, line, match, now_seconds)
+        entry.predicted = None
+        if not is_alone:
+            entry.predicted = self._predicted(entry, line, match, now_seconds)
         return line
 
     def _beginning(self, lines: list[InstanceLoad]) -> list[InstanceLoad]:
@@ -229,11 +236,12 @@ class Routes:
         :param match: from a directory of prefixes; without one, sessions show who has their texts.
         """
         lines = list(lines)
+        if len(lines) < 2:
+            return lines[0].instance_id if lines else ""
         hits = NO_HITS if match is None else match[1]
         if self._histories is not None:
             hits = self._histories.tokens_at(entry.spec.session, _incarnations(lines))
-        line = self._chosen(entry, lines, self._decode_router, hits)
-        return "" if line is None else line.instance_id
+        return self._chosen(entry, lines, self._decode_router, hits).instance_id
 
     def takers(self, instance_id: str) -> list[InstanceLoad]:
         takers = (line for line in self._lines.values() if line.role != PREFILL and line.has_room)
@@ -263,8 +271,8 @@ class Routes:
         return line if is_same else None
 
     def count_pull(self, entry: LogEntry, size_bytes: int) -> None:
-        """Count the pull of a request that ends at its line, if it has copied pages."""
-        if entry.pulls_from and size_bytes:
+        """Count the pull of a request that ends at its line, and has copied pages."""
+        if entry.pulls_from:
             self._count(RequestTransfer("pull", entry.pulls_from, entry.line), size_bytes)
 
     def on_moved(self, entry: LogEntry, taker: InstanceLoad, size_bytes: int) -> None:
@@ -276,7 +284,9 @@ class Routes:
         self._count(RequestTransfer(kind, entry.line, taker.instance_id), size_bytes)
         self.set_target(entry, "")
         if self._histories is not None:
-            self._note(entry, taker, self._histories)
+            tokens = entry.prompt_tokens + len(entry.output)
+            incarnation = taker.facts.incarnation
+            self._histories.note(entry.spec.session, taker.instance_id, incarnation, tokens)
 
     def _count(self, transfer: RequestTransfer, size_bytes: int) -> None:
         self._add(transfer, TransferTotals(1, size_bytes))
@@ -329,21 +339,18 @@ class Routes:
         return answer_seconds(line, line.done_seconds(now_seconds)) if line.is_open else inf
 
     def _pulls(self, entry: LogEntry, line: InstanceLoad, histories: Histories) -> None:
-        live = _incarnations(line for line in self._lines.values() if line.is_open)
-        tokens = entry.prompt_tokens + entry.emitted_tokens
-        entry.pulls_from = histories.source(entry.spec.session, tokens, line.instance_id, live)
-        self._note(entry, line, histories)
-
-    def _note(self, entry: LogEntry, line: InstanceLoad, histories: Histories) -> None:
-        tokens = entry.prompt_tokens + entry.emitted_tokens
-        histories.note(entry.spec.session, line.instance_id, line.incarnation, tokens)
+        session = entry.spec.session
+        tokens = entry.prompt_tokens + len(entry.output)
+        entry.pulls_from = ""
+        if len(self._lines) > 1:
+            live = _incarnations(line for line in self._lines.values() if line.is_open)
+            entry.pulls_from = histories.source(session, tokens, line.instance_id, live)
+        histories.note(session, line.instance_id, line.facts.incarnation, tokens)
 
     def _predicted(
         self, entry: LogEntry, line: InstanceLoad, match: Known | None, now_seconds: float
-    ) -> FirstToken | None:
-        """Return when the first token comes on a line; None if there is only one line."""
-        if len(self._lines) < 2:
-            return None
+    ) -> FirstToken:
+        """Return when the first token comes on a line."""
         tokens = entry.prompt_tokens + entry.emitted_tokens
         hit = entry.hit_tokens
         fetch_seconds = 0.0
@@ -366,9 +373,7 @@ class Routes:
         router: Router,
         hits: Mapping[str, int] = NO_HITS,
         left_seconds: float | None = None,
-    ) -> InstanceLoad | None:
-        if len(lines) < 2:  # the common case of one instance asks no router
-            return lines[0] if lines else None
+    ) -> InstanceLoad:
         computed = entry.prompt_tokens + entry.emitted_tokens
         request = RequestView(
             computed, entry.expected_output_tokens, entry.spec.session, hits, left_seconds

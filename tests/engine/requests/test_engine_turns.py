@@ -169,7 +169,7 @@ def test_passing_over_tenants() -> None:
     queue: TurnQueue[One] = TurnQueue()
     for name, tenant in (("r", "red"), ("b", "blue")):
         queue.add(one(name, tenant))
-    assert queue.first(but={"red"}) is queue.get(RequestId("b"))
+    assert queue.first(but={"red"}) is queue.waiting[RequestId("b")]
     assert queue.first(but={"red", "blue"}) is None
 
 

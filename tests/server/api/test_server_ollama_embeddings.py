@@ -8,7 +8,7 @@ import numpy as np
 import ollama
 import pytest
 
-from kvell.server.api.prompt_form import form_cut_at_end
+from kvell.server.text.text_encoder import form_cut_at_end
 from kvell.testing.instance import VECTOR_SIZE
 
 pytestmark = pytest.mark.xdist_group("fake_server")

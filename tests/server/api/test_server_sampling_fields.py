@@ -12,7 +12,6 @@ from pydantic import ValidationError
 
 from kvell.engine.protocol.sampling_params import MAX_ALLOWED_TOKENS, MAX_BAD_WORDS, SamplingParams
 from kvell.errors import ChangeSomething
-from kvell.server.api.prompt_form import PromptForm
 from kvell.server.api.prompts import PromptEncoder
 from kvell.server.api.schemas.chat import ChatRequest
 from kvell.server.api.schemas.generation import CompletionRequest
@@ -22,6 +21,7 @@ from kvell.server.http_face import HttpFace
 from kvell.server.logs.lines import FIELDS
 from kvell.server.text.lanes import TextWork
 from kvell.server.text.text_bounds import AnswerRoom, ContextLength
+from kvell.server.text.text_encoder import PromptForm
 from kvell.server.text.text_model import LoadedTexts
 from kvell.testing.instance import ByteText
 from tests.server.api.bodies import chat, completion, events, room

@@ -40,7 +40,7 @@ from kvell.engine.protocol.logprobs import PromptLogprobs, TokenLogprobs
 from kvell.engine.protocol.notices import IndexNotice, WatchIndex
 from kvell.engine.protocol.pages import AskLargePage, AskPages, LargePage, Pages
 from kvell.engine.protocol.placements import RequestPlacementEntry
-from kvell.engine.protocol.request_spec import RequestSpec, check_tokens
+from kvell.engine.protocol.request_spec import TOKEN_BYTES, RequestSpec, no_whole_tokens
 from kvell.engine.protocol.statistics import InstanceFacts, LoadStats, Stats
 from kvell.errors import Bound, ChangeSomething, TryLater
 from kvell.vocabulary import FinishReason, RequestId
@@ -133,7 +133,8 @@ class Submit:
         if self.placement and (self.goes_to or self.pulls_from):
             problem = "is only for a request that stays on its instance"
             raise ChangeSomething("placement", "…", problem, "leave out goes_to and pulls_from")
-        check_tokens("output", self.output)
+        if len(self.output) % TOKEN_BYTES:
+            raise no_whole_tokens("output", self.output)
         if self.spec.pooling and self.output:
             raise ChangeSomething("output", "…", "cannot follow a pooled prompt", "leave it out")
 

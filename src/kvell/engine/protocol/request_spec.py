@@ -78,7 +78,8 @@ class RequestSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     group: str = ""
 
     def __post_init__(self) -> None:
-        check_tokens("prompt", self.prompt)
+        if len(self.prompt) % TOKEN_BYTES:
+            raise no_whole_tokens("prompt", self.prompt)
         if self.sampling.n != 1:
             raise ChangeSomething("n", self.sampling.n, "is not 1", "submit each answer on its own")
 
@@ -96,14 +97,10 @@ class RequestSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
         return tuple(int(self.token_ids[start + tokens - 1]) for start, tokens, _ in self.images)
 
 
-def check_tokens(name: str, data: bytes) -> None:
-    """Check that bytes are whole token ids.
-
-    :raises ChangeSomething: naming the field ``name``.
-    """
-    if len(data) % TOKEN_BYTES:
-        size = f"{len(data)} bytes"
-        raise ChangeSomething(name, size, "are not whole tokens", "send 4 bytes per token")
+def no_whole_tokens(name: str, data: bytes) -> ChangeSomething:
+    """Return the error of bytes in the field ``name`` that end inside a token id."""
+    size = f"{len(data)} bytes"
+    return ChangeSomething(name, size, "are not whole tokens", "send 4 bytes per token")
 
 
 def to_token_ids(data: bytes) -> npt.NDArray[np.int32]:

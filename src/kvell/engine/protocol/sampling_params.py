@@ -164,6 +164,18 @@ class SamplingParams:
         self.__dict__.clear()  # with what was derived from the fields
         self.__dict__.update(checked.__dict__)
 
+    @classmethod
+    def of(cls, values: Mapping[str, object]) -> Self:
+        """Return parameters with these values; unlike the constructor, it takes no other names.
+
+        :raises ChangeSomething: naming the field that is out of range.
+        """
+        made = cls.__new__(cls)
+        made.__dict__.update(UNSET)
+        made.__dict__.update(values)
+        made.__post_init__()
+        return made
+
     def clone(self) -> Self:
         """Return a copy, which later assignments do not change."""
         return copy.copy(self)
@@ -179,7 +191,7 @@ class SamplingParams:
             value = getattr(self, name)
             if value is None:
                 self.__dict__[name] = default
-            elif value is not default:
+            elif value is not default and type(value) is not PLAIN_TYPES.get(name):
                 self.__dict__[name] = READERS[name](name, value)
         if self.seed == NO_SEED:
             object.__setattr__(self, "seed", None)
@@ -337,7 +349,17 @@ READERS: Mapping[str, Callable[[str, Any], Any]] = {
     "output_kind": _output_kind,
 }
 """The type check of each field that users set."""
+PLAIN_TYPES: Mapping[str, type] = {
+    **dict.fromkeys(NUMBERS, float),
+    **dict.fromkeys(WHOLE_NUMBERS, int),
+    **dict.fromkeys(FLAGS, bool),
+}
+"""Types of values that need no type check."""
 DEFAULTS: Mapping[str, Any] = {
     spec.name: spec.default for spec in fields(SamplingParams) if spec.name in READERS
 } | {"logit_bias": {}, "max_tokens": None}
 """The values that None stands for, as in vLLM."""
+UNSET: Mapping[str, object] = {spec.name: spec.default for spec in fields(SamplingParams)} | {
+    "logit_bias": DEFAULTS["logit_bias"]
+}
+"""The values of all fields that are not given."""

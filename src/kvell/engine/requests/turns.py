@@ -234,16 +234,12 @@ class TurnQueue(Generic[Item]):
         return len(self.waiting)
 
     def __contains__(self, item: Item) -> bool:
-        return self.get(item.request_id) is item
+        return self.waiting.get(item.request_id) is item
 
     def __iter__(self) -> Iterator[Item]:
         tenants = [party for level in self.levels.values() for party in level.parties.values()]
         back = {name: None for tenant in tenants for name in tenant.returned}
         yield from [self.waiting[name] for name in (back | dict.fromkeys(self.waiting))]
-
-    def get(self, request_id: RequestId) -> Item | None:
-        """Return the request with an id; None if it does not wait."""
-        return self.waiting.get(request_id)
 
     def add(self, item: Item) -> None:
         membership = self._comes(item)
@@ -272,6 +268,8 @@ class TurnQueue(Generic[Item]):
 
     def first(self, but: Collection[str] = ()) -> Item | None:
         """Return the request whose turn it is; None if none waits."""
+        if not but and len(self.waiting) == 1:
+            return next(iter(self.waiting.values()))
         if self._uncharged:
             self._settle()
         for priority in sorted(self.levels):
@@ -323,13 +321,14 @@ class TurnQueue(Generic[Item]):
             member.tenant.returned.move_to_end(item.request_id, last=behind_returned)
             self.waiting[item.request_id] = item
 
-    def discard(self, item: Item) -> bool:
-        """Forget a request that waits or is served; return whether it waited."""
-        if not self.knows(item):
-            return False  # another may have its id now
+    def discard(self, item: Item) -> bool | None:
+        """Forget a request that waits or is served; return whether it waited, None if unknown."""
+        member = self._here.get(item.request_id)
+        if member is None or member.item is not item:
+            return None  # another may have its id now
         if self._uncharged:
             self._settle()
-        member = self._here.pop(item.request_id)
+        del self._here[item.request_id]
         waited = self.waiting.pop(item.request_id, None) is not None
         if item.request_id in member.tenant.returned:
             del member.tenant.returned[item.request_id]

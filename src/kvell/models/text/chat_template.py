@@ -317,11 +317,12 @@ class ChatTemplate:
         """
         template = self.compiled[FOR_TOOLS if tools and FOR_TOOLS in self.compiled else DEFAULT]
         messages = with_content(messages, self.parts_for)
-        messages = with_arguments(messages, as_text=self.takes_argument_text)
+        if any("tool_calls" in message for message in messages):
+            messages = with_arguments(messages, as_text=self.takes_argument_text)
         if self.control_tokens is not None:
             messages = self.control_tokens.mark_messages(messages)
             tools = [self.control_tokens.finder.mark_mapping(tool) for tool in tools or ()]
-            fields = self.control_tokens.finder.mark_mapping(fields)
+            fields = self.control_tokens.finder.mark_mapping(fields) if fields else fields
         try:
             return template.render(
                 messages,

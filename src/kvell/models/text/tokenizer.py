@@ -1,7 +1,7 @@
 """Conversion of text to token ids and back, and the ids that end a text."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
@@ -225,7 +225,8 @@ class Tokenizer:
         self.backend = backend
         self.eos_token_ids = eos_token_ids
         self._chosen, self._directory = chosen, path
-        self._spellings: dict[int, str | None] = {}
+        self.spelling: Callable[[int], str | None] = cache(self._spelling)
+        """Returns a token as the vocabulary spells it; None for an id outside of it."""
 
     @classmethod
     def load(
@@ -342,7 +343,8 @@ class Tokenizer:
             raise ChangeSomething(
                 "messages", "…", "the model has no chat template", "send a plain prompt instead"
             )
-        check_template_fields(fields)
+        if fields:
+            check_template_fields(fields)
         try:
             return template.render(
                 messages,
@@ -374,7 +376,7 @@ class Tokenizer:
         flagged = frozenset(token for token, entry in added.items() if entry.special)
         return flagged if self.backend.is_fast else frozenset(self.backend.all_special_ids)
 
-    @property
+    @cached_property
     def decoder(self) -> Any:
         backend = getattr(self.backend, "backend_tokenizer", None)
         return getattr(backend, "decoder", None)
@@ -398,12 +400,9 @@ class Tokenizer:
         text: str = backend.to_str()
         return text
 
-    def spelling(self, token_id: int) -> str | None:
-        """Return a token as the vocabulary spells it; None for an id outside of it."""
-        if token_id not in self._spellings:
-            token = self.backend.convert_ids_to_tokens(token_id)
-            self._spellings[token_id] = None if token is None else str(token)
-        return self._spellings[token_id]
+    def _spelling(self, token_id: int) -> str | None:
+        token = self.backend.convert_ids_to_tokens(token_id)
+        return None if token is None else str(token)
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Return the text of token ids; bytes that form no character become U+FFFD."""
@@ -446,7 +445,7 @@ class NoTokenizer(Tokenizer):
         raise _refusal(self._path, "holds no tokenizer")
 
     @override
-    def spelling(self, token_id: int) -> str | None:
+    def _spelling(self, token_id: int) -> str | None:
         return None
 
     @override

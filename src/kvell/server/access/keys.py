@@ -51,7 +51,10 @@ class Holder:
 
 
 class KeyRing:
-    """All keys of a server, each with its account; a ring without keys admits all requests."""
+    """All keys of a server, each with its account; a ring without keys admits all requests.
+
+    :ivar is_empty: whether there is no key.
+    """
 
     def __init__(self, keys: Sequence[ApiKey], now_seconds: float) -> None:
         self._holders: tuple[Holder, ...] = ()
@@ -63,14 +66,11 @@ class KeyRing:
     def __len__(self) -> int:
         return len(self._holders)
 
-    @property
-    def is_empty(self) -> bool:
-        return not self._holders
-
     def replace(self, keys: Sequence[ApiKey], now_seconds: float) -> None:
         """Replace the keys; an unchanged key keeps its account."""
         before = {holder.key: holder for holder in self._holders}
         self._holders = tuple(before.get(key) or _holder(key, now_seconds) for key in keys)
+        self.is_empty = not self._holders
 
     def find(self, key: bytes) -> Holder | None:
         """Return the holder of a key.

@@ -20,16 +20,17 @@ class SequenceUse:
     ended early counts as far as instances made it, also if the client has received less.
 
     :param prompt: the prompt's index in its HTTP request; several sequences may share it.
-    :param on_idle: called whenever no request of the sequence is left in the front.
+    :param on_idle: called whenever no request of the sequence is left in the front; None: no call.
     :param trace: also notified of the first request.
     :param on_accepted: called when an instance has accepted a request of the sequence.
+    :ivar read_tokens: the tokens that became a part of the answer so far.
     """
 
     def __init__(
         self,
         prompt: int = 0,
         prompt_tokens: int = 0,
-        on_idle: Callable[[], None] = lambda: None,
+        on_idle: Callable[[], None] | None = None,
         trace: RequestTrace | None = None,
         on_accepted: Callable[[], None] = lambda: None,
     ) -> None:
@@ -37,8 +38,8 @@ class SequenceUse:
         self._on_idle, self._trace = on_idle, trace
         self.on_accepted = on_accepted
         self._requests = self._running = 0
-        self._made_tokens = self._read_tokens = 0
-        self._is_read = False
+        self._made_tokens = self.read_tokens = 0
+        self.is_read = False
         self.has_begun = False
 
     @property
@@ -47,15 +48,9 @@ class SequenceUse:
 
     @property
     def output_tokens(self) -> int:
-        if self._is_read and self._read_tokens:  # without tokens behind a stop string
-            return self._read_tokens
-        return max(self._read_tokens, self._made_tokens)
-
-    def read(self, tokens: int, *, is_last: bool) -> None:
-        """Count tokens that became a part of the answer."""
-        self._read_tokens += tokens
-        if is_last:
-            self._is_read = True
+        if self.is_read and self.read_tokens:  # without tokens behind a stop string
+            return self.read_tokens
+        return max(self.read_tokens, self._made_tokens)
 
     def on_admitted(self) -> None:
         self._requests += 1
@@ -77,7 +72,7 @@ class SequenceUse:
         trace, self._trace = self._trace, None
         if trace is not None:
             trace.on_ended(request)
-        if not self._running:
+        if self._on_idle is not None and not self._running:
             self._on_idle()
 
 
@@ -165,6 +160,7 @@ class RequestContext:
     :param tenant: "" on a server without keys.
     :param account: the key's account; None without a key.
     :param request_id: the ``x-request-id`` of a proxy or the client; "" draws a random one.
+    :ivar uses: the use of each sequence, by its index.
     """
 
     def __init__(
@@ -184,7 +180,7 @@ class RequestContext:
         self._answer_id, self._model, self._prompt_tokens = "", "", 0
         self._cached_tokens = 0
         self._status = 0
-        self._sequences: dict[int, SequenceUse] = {}
+        self.uses: dict[int, SequenceUse] = {}
         self._kept: list[tuple[EqualParts, int]] = []
         self.is_accepted = False
         self._when_accepted: Callable[[], object] = lambda: None
@@ -247,19 +243,21 @@ class RequestContext:
         :param prompt: index of its prompt; a prompt is charged once for all its sequences.
         """
         trace = None if self.trace is None else self.trace.answer(index)
-        use = SequenceUse(prompt, prompt_tokens, self._on_idle, trace, self._note_accepted)
-        self._sequences[index] = use
+        on_idle = None if self._account is None else self._on_idle
+        use = SequenceUse(prompt, prompt_tokens, on_idle, trace, self._note_accepted)
+        self.uses[index] = use
         return use
 
     def count(self, delta: TextDelta, index: int = 0) -> None:
         """Count a piece of a sequence's output; a finish reason ends the sequence."""
-        is_last = delta.finish_reason is not None
-        if is_last:
-            self._leave(1)
-        use = self._sequences.get(index)
+        use = self.uses.get(index)
         if use is None:
-            use = self._sequences[index] = SequenceUse()
-        use.read(len(delta.token_ids), is_last=is_last)
+            use = self.uses[index] = SequenceUse()
+        use.read_tokens += len(delta.token_ids)
+        if delta.finish_reason is not None:
+            use.is_read = True
+            if self._account is not None:
+                self._leave(self._account, 1)
         self._cached_tokens += delta.usage.cached_tokens
 
     def headers(self) -> dict[str, str]:
@@ -270,13 +268,15 @@ class RequestContext:
 
     def end(self, status: int) -> EndedVisit:
         """End the visit, and refund what was reserved and not used; called exactly once."""
-        self._leave(self._in_flight)
+        if self._account is not None:
+            self._leave(self._account, self._in_flight)
         for pool, size_bytes in self._kept:
             pool.give_back(self.tenant, size_bytes)
         self._kept.clear()
         self._status = status
         prompt_tokens, output_tokens = self._used_tokens()
-        self._on_idle()
+        if self._account is not None:
+            self._on_idle()
         return EndedVisit(
             self._method,
             self._path,
@@ -298,7 +298,7 @@ class RequestContext:
         """
         if self._account is None or not self._status:
             return
-        if any(use.is_running for use in self._sequences.values()):
+        if any(use.is_running for use in self.uses.values()):
             return
         unused = self._reserved_tokens - sum(self._used_tokens())
         self._reserved_tokens = 0
@@ -310,7 +310,7 @@ class RequestContext:
 
         A prompt that may be computing at the moment counts.
         """
-        uses = self._sequences.values()
+        uses = self.uses.values()
         output_tokens = sum(use.output_tokens for use in uses)
         followed = [use for use in uses if use.prompt_tokens]
         is_refused = self._status >= 400
@@ -321,10 +321,10 @@ class RequestContext:
         begun = (use for use in followed if use.has_begun or use.is_running)
         return sum({use.prompt: use.prompt_tokens for use in begun}.values()), output_tokens
 
-    def _leave(self, sequences: int) -> None:
-        if self._account is not None and self._in_flight:
+    def _leave(self, account: Account, sequences: int) -> None:
+        if self._in_flight:
             self._in_flight -= sequences
-            self._account.leave(sequences)
+            account.leave(sequences)
 
 
 WATCHED = frozenset({"/livez", "/readyz", "/health", "/ping", "/metrics"})

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 
 from kvell.engine.protocol.schemas.references import Schema, within
@@ -163,7 +164,12 @@ class AnswerFormat:
     tool: str
     reasoning: str
 
-    @property
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether an answer without functions to call is content only."""
+        return not (self._is_harmony or self.has_thinking_tags)
+
+    @cached_property
     def shows_special_tokens(self) -> bool:
         if self._is_harmony or self.reasoning in _SHOWN_REASONING:
             return True
@@ -245,7 +251,7 @@ class AnswerFormat:
         ]
         return Calls(tuple(dict.fromkeys(calls)), form.between, repeats=parallel) if calls else None
 
-    @property
+    @cached_property
     def has_thinking_tags(self) -> bool:
         return self.reasoning in _THINKING
 

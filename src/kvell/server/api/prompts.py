@@ -18,21 +18,24 @@ from typing import Any
 import numpy as np
 
 from kvell.engine.protocol.request_spec import SentTensor
-from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething
 from kvell.models.text.chat_template import NO_FIELDS, ArgumentReader, changed_arguments
-from kvell.server.api.prompt_form import CHAT_FORM, TEXT_FORM, PromptForm
 from kvell.server.api.schemas.chat import ChatMessage
 from kvell.server.logs.lines import tell
 from kvell.server.text.lanes import TextWork
 from kvell.server.text.text_bounds import (
     AnswerMemory,
-    AnswerRoom,
     ContextLength,
     chars_within,
     context_too_long,
 )
-from kvell.server.text.text_encoder import TextEncoder, TokenIds
+from kvell.server.text.text_encoder import (
+    CHAT_FORM,
+    TEXT_FORM,
+    PromptForm,
+    TextEncoder,
+    TokenIds,
+)
 from kvell.server.text.text_model import TextModel
 
 MOST_CALLS = 128
@@ -86,7 +89,10 @@ def with_objects(messages: Sequence[Message]) -> list[Message] | None:
 def _rendered(field: str, message: Message) -> dict[str, Any]:
     role = _ROLES.get(message["role"], message["role"])
     shown: dict[str, Any] = {key: value for key, value in message.items() if key not in _READ}
-    shown |= {"role": role, "content": _content(message.get("content"))}
+    content = message.get("content")
+    if not isinstance(content, str):
+        content = list(content) if content else ""
+    shown |= {"role": role, "content": content}
     if isinstance(message.get("name"), str):
         shown["name"] = message["name"]
     if role == "assistant":
@@ -100,12 +106,6 @@ def _rendered(field: str, message: Message) -> dict[str, Any]:
     if role == "tool":
         shown["tool_call_id"] = str(message.get("tool_call_id") or "")
     return shown
-
-
-def _content(content: Any) -> Any:
-    if isinstance(content, str):
-        return content
-    return list(content) if content else ""
 
 
 def _calls(field: str, calls: object) -> list[dict[str, Any]]:
@@ -203,11 +203,12 @@ class PromptEncoder:
 
     :param length: limits of prompt and answer together.
     :param work: the threads, shared by all models of a server.
+    :ivar texts: the encoder of texts within the model's bounds.
     """
 
     def __init__(self, model: TextModel, length: ContextLength, work: TextWork) -> None:
         self._model, self._length, self._work = model, length, work
-        self._texts = TextEncoder(model, length.longest_tokens, work)
+        self.texts = TextEncoder(model, length.longest_tokens, work)
         self._told_of_tools = [False]  # shared by the encoders of all tenants
 
     @property
@@ -217,7 +218,7 @@ class PromptEncoder:
     def of(self, tenant: str) -> "PromptEncoder":
         encoder = copy.copy(self)
         encoder._work = self._work.of(tenant)
-        encoder._texts = self._texts.of(encoder._work)
+        encoder.texts = self.texts.of(encoder._work)
         return encoder
 
     async def prompt(
@@ -237,12 +238,12 @@ class PromptEncoder:
         """
         most_tokens = self._length.reach_tokens
         if isinstance(prompt, str):
-            ids = await self._texts.encode(
+            ids = await self.texts.encode(
                 field,
                 prompt,
                 answer_tokens=answer_tokens,
                 add_special_tokens=form.add_special_tokens,
-                fits=self._must_fit(form, len(prompt)),
+                fits=not form.cuts or len(prompt) > self.texts.bounds.any_bytes,
             )
             return self._checked(field, form.kept_of(ids, most_tokens), answer_tokens)
         if not form.cuts:
@@ -257,7 +258,7 @@ class PromptEncoder:
         :param field: request field of the text, for errors.
         :raises ChangeSomething: if the text is too long to be encoded.
         """
-        size_bytes = self._texts.bounds.checked_bytes(field, text, fits=False)
+        size_bytes = self.texts.bounds.checked_bytes(field, text, fits=False)
         encode = self._model.encode
         return await self._work.run(
             size_bytes, lambda: encode(text, add_special_tokens=add_special_tokens)
@@ -284,7 +285,7 @@ class PromptEncoder:
         return self._checked("prompt", np.concatenate([begin, form.prompt(before, after)]))
 
     async def count_answer_tokens(self, text: str) -> int:
-        return len(await self._work.run(len(text), lambda: self._texts.plain(text)))
+        return len(await self._work.run(len(text), lambda: self.texts.plain(text)))
 
     async def chat(
         self,
@@ -322,14 +323,18 @@ class PromptEncoder:
                 return self._model.rendered_chat(objects, tools, fields, **ending)
 
         chars = chars_within((messages, tools, fields))
-        ids = await self._texts.encode_conversation(
+        cuts = form.last_tokens is not None  # a text that is too long to be encoded is not cut
+        ids = await self.texts.encode_conversation(
             render,
             chars=chars,
-            fits=fits and self._must_fit(form, chars),
+            fits=fits and (not cuts or chars > self.texts.bounds.any_bytes),
             add_special_tokens=form.add_special_tokens,
         )
-        ids = form.kept_of(ids, self._length.reach_tokens)
-        return self._checked("messages", ids) if fits else ids
+        if cuts:
+            ids = form.kept_of(ids, self._length.reach_tokens)
+        if fits:
+            self._check_count("messages", len(ids), 1)
+        return ids
 
     def _tell_of_tools(self) -> None:
         if self._model.takes_tools or self._told_of_tools[0]:
@@ -355,7 +360,7 @@ class PromptEncoder:
         :raises TryLater: if too many images wait, or requests in flight have too many.
         """
         chars = chars_within((messages, tools, fields))
-        self._texts.bounds.check_conversation("messages", chars=chars)
+        self.texts.bounds.check_conversation("messages", chars=chars)
 
         def read() -> tuple[TokenIds, tuple[SentTensor, ...]]:
             self._work.held.check(self._work.tenant)
@@ -366,7 +371,7 @@ class PromptEncoder:
                 tools,
                 fields,
                 opens_answer=opens_answer,
-                check=self._texts.check,
+                check=self.texts.check,
             )
             self._work.held.hold(self._work.tenant, tensors)
             return self._checked("messages", ids), tensors
@@ -377,10 +382,6 @@ class PromptEncoder:
     @property
     def takes_images(self) -> bool:
         return self._model.takes_images
-
-    async def with_bad_words(self, sampling: SamplingParams) -> SamplingParams:
-        """Return the sampling parameters with the tokens of their bad words."""
-        return await self._texts.with_bad_words(sampling)
 
     async def decode(self, token_ids: Sequence[int], sent_as: str = "") -> str:
         """Return the text of token ids.
@@ -396,14 +397,6 @@ class PromptEncoder:
 
         return await self._work.run(BYTES_PER_DECODED_TOKEN * len(token_ids), read)
 
-    def answer_room(self, ids: TokenIds) -> AnswerRoom:
-        """Return the room for output tokens after a prompt."""
-        return self._length.answer_room(len(ids))
-
-    def _must_fit(self, form: PromptForm, chars: int) -> bool:
-        """Return whether a too long text is refused: not truncated, or too long to be encoded."""
-        return not form.cuts or chars > self._texts.bounds.any_bytes
-
     def _check_known(self, field: str, token_ids: Sequence[int]) -> None:
         unknown = max(token_ids, default=0)
         if unknown >= self._model.vocab_size:
@@ -417,6 +410,8 @@ class PromptEncoder:
     def _check_count(self, field: str, tokens: int, answer_tokens: int) -> None:
         if tokens == 0:
             raise ChangeSomething(field, "[]", "has no tokens", "send at least one token")
+        if self._length.alone_tokens - tokens >= answer_tokens:
+            return
         limit = self._length.reach_tokens
         if limit - tokens < answer_tokens:
             remedy = f"send at most {limit - answer_tokens} tokens"

@@ -1,5 +1,6 @@
 """Generation of answers to a validated body, shared by chat and text completions."""
 
+import asyncio
 import re
 import time
 import uuid
@@ -23,20 +24,12 @@ from kvell.server.api.http_errors import MODELS, UnknownModel
 from kvell.server.api.prompts import PromptEncoder
 from kvell.server.api.schemas.generation import GenerationRequest, beam_searches
 from kvell.server.api.schemas.request_body import RequestBody
-from kvell.server.api.streaming import (
-    COMMENT,
-    ClientGone,
-    EventStream,
-    error_event,
-    merge,
-    prime,
-    until_gone,
-)
+from kvell.server.api.streaming import cancel_all, merge
 from kvell.server.logs.lines import OncePerName
 from kvell.server.metrics.front_metrics import ServerMetrics
 from kvell.server.text.session_key import prompt_key
 from kvell.server.text.several.beam_search import beam_deltas
-from kvell.server.text.text_bounds import TOLD_BYTES, AnswerMemory, ContextLength, text_bytes
+from kvell.server.text.text_bounds import TOLD_BYTES, AnswerMemory, ContextLength
 from kvell.server.text.text_encoder import TokenIds
 from kvell.server.text.text_model import TextModel
 from kvell.server.text.text_stream import TextDelta, UsageSoFar, text_deltas
@@ -102,6 +95,10 @@ TOKEN_BYTES = 64
 """Bytes of a token of an answer, without its text's characters."""
 STEP_BYTES = 1 << 14
 """Bytes to reserve at a time for tokens and texts."""
+
+
+def text_bytes(text: str) -> int:
+    return len(text) if text.isascii() else 4 * len(text)
 
 
 class KeptAnswer:
@@ -243,7 +240,7 @@ class ParsedRequest:
             RequestId(f"{answer_id}-{index}"),
             prompt,
             sampling,
-            cache_salt=visit.salt(body.cache_salt),
+            cache_salt=visit.salt(body.cache_salt) if visit.tenant else body.cache_salt or "",
             model=self.served.key,
             session=body.session() or self.session or prompt_key(to_token_ids(prompt)),
             tensors=self.tensors,
@@ -294,7 +291,10 @@ class AppState:
         :raises UnknownModel: if no model has the name.
         """
         models = self.models_by_name
-        name = next(iter(models)) if name is None else served_name(name, models, self._parameters)
+        if name is None:
+            name = next(iter(models))
+        elif name not in models:
+            name = served_name(name, models, self._parameters)
         served = models[name]
         return name, replace(served, prompts=served.prompts.of(tenant)) if tenant else served
 
@@ -312,7 +312,7 @@ class AppState:
         body = request.body
         heading = request.heading
         choices = body.choices()
-        sequences = body.sequences()
+        sequences = body.sequences() if body.use_beam_search else choices
         ends = request.served.text.eos_token_ids
         has_images = bool(request.tensors)
         searches = beam_searches(body, samplings, ends, has_images=has_images)
@@ -333,7 +333,8 @@ class AppState:
         request.visit.begin(heading.answer_id, heading.model, prompt_tokens, most_tokens, reserved)
         memory = request.served.prompts.answers
         kept = KeptAnswer(request.visit, memory, body.logprobs_field(), frees=not keeps)
-        kept.reserve([len(ids) for ids in request.prompts], samplings, sequences)
+        if any(each.logprobs is not None or each.prompt_logprobs is not None for each in samplings):
+            kept.reserve([len(ids) for ids in request.prompts], samplings, sequences)
         deltas = self._answers(request, samplings, searches, kept)
         for _ in request.prompts:
             self.metrics.on_prompt(choices)
@@ -352,7 +353,7 @@ class AppState:
         """Return the pieces of all answers, sampled or found by beam search."""
         front = self.front
         text = request.served.text
-        choices = request.body.choices()
+        choices = samplings[0].n
         prompts = zip(map(to_token_bytes, request.prompts), samplings, strict=True)
         if searches:
             beams = [
@@ -372,7 +373,11 @@ class AppState:
                 )
             ]
             return merge(beams)
-        each = [(prompt, choice) for prompt, sampling in prompts for choice in sampling.choices()]
+        each = [
+            (prompt, choice)
+            for prompt, sampling in prompts
+            for choice in ((sampling,) if sampling.n == 1 else sampling.choices())
+        ]
         return merge(
             [
                 text_deltas(
@@ -401,20 +406,25 @@ def counter(request: ParsedRequest) -> UsageSoFar | None:
     return UsageSoFar([len(ids) for ids in request.prompts], request.body.choices())
 
 
-async def stream_response(events: AsyncGenerator[bytes, None], visit: RequestContext) -> Response:
-    """Return events as a response; raise an error that precedes the first event.
-
-    The response begins when an instance has accepted a request of the visit, or with its first
-    event.
-    """
-    return EventStream(await prime(events, visit.when_accepted, COMMENT, error_event))
-
-
 async def cancel_on_disconnect(request: Request, answer: Awaitable[Response]) -> Response:
+    """Return the answer, or cancel it and return status 499 if the client disconnects first.
+
+    The request's body must have been read.
+    """
+    working = asyncio.ensure_future(answer)
+    watching = asyncio.ensure_future(_disconnected(request))
     try:
-        return await until_gone(request, answer)
-    except ClientGone:
-        return Response(status_code=CLIENT_GONE_STATUS)
+        await asyncio.wait([working, watching], return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else Response(status_code=CLIENT_GONE_STATUS)
+    finally:
+        watching.cancel()
+        if not working.done():
+            await cancel_all(working)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _prompts_counted_once(deltas: Deltas, choices: int) -> Deltas:
@@ -441,7 +451,10 @@ async def _told(
     longest: dict[int, int] = {}
     async with aclosing(deltas):
         async for index, delta in deltas:
-            visit.count(replace(delta, token_ids=()) if are_counted else delta, index)
+            if delta.finish_reason is None and not are_counted:  # nearly all pieces
+                visit.uses[index].read_tokens += len(delta.token_ids)
+            else:
+                visit.count(replace(delta, token_ids=()) if are_counted else delta, index)
             prompt = index // choices
             tokens = delta.usage.completion_tokens
             longest[prompt] = max(longest.get(prompt, 0), tokens)

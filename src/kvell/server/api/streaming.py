@@ -1,15 +1,15 @@
 """Server-sent events, merged streams, and clients that disconnect."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.requests import Request
 from starlette.responses import StreamingResponse
-from starlette.types import Send
+from starlette.types import Receive, Scope, Send
+from typing_extensions import override
 
 from kvell.server.api.http_errors import api_error
 
@@ -25,10 +25,6 @@ QUEUED_PER_STREAM = 16
 COMMENT = b": the prompt is being computed\n\n"
 """A comment of server-sent events, which clients ignore."""
 COMMENT_SECONDS = 15.0
-
-
-class ClientGone(Exception):  # noqa: N818 - no client is left to read an error
-    """A disconnect of the client before its answer began."""
 
 
 def sse(payload: Any) -> bytes:
@@ -51,35 +47,14 @@ class EventStream(StreamingResponse):
         self.headers["Cache-Control"] = "no-cache"
         self._events = events
 
-    async def stream_response(self, send: Send) -> None:
+    @override
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._events):
-            await super().stream_response(send)
+            await super().__call__(scope, receive, send)
 
 
-async def until_gone(request: Request, answer: Awaitable[Item]) -> Item:
-    """Return the answer, or cancel it if the client disconnects first.
-
-    The request's body must have been read.
-
-    :raises ClientGone: if the client disconnects first.
-    """
-    working = asyncio.ensure_future(answer)
-    watching = asyncio.ensure_future(_disconnected(request))
-    try:
-        await asyncio.wait([working, watching], return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientGone
-        return working.result()
-    finally:
-        await _cancelled(working, watching)
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _cancelled(*tasks: "asyncio.Future[Any]") -> None:
+async def cancel_all(*tasks: "asyncio.Future[Any]") -> None:
+    """Cancel tasks, and wait until they have ended."""
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
@@ -108,7 +83,7 @@ async def prime(
         if first.done():
             first.result()
     except BaseException:
-        await _cancelled(first)
+        await cancel_all(first)
         await stream.aclose()
         raise
     return _after(first, stream, comment, failure)
@@ -133,7 +108,8 @@ async def _after(
             raise
         yield failure(error)
     finally:
-        await _cancelled(first)
+        if not first.done():
+            await cancel_all(first)
         await stream.aclose()
 
 
@@ -163,7 +139,7 @@ async def _merged(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerat
             else:
                 yield item
     finally:
-        await _cancelled(*pumps)
+        await cancel_all(*pumps)
 
 
 async def _pump(

@@ -183,26 +183,22 @@ class BoundedConnection(H11Protocol):
         self._awaited: Phase = "idle"
         self._has_begun = False
         self._request_due: asyncio.TimerHandle | None = None
-        self._unread: UnreadWatch
+        self._unread: UnreadWatch | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first head."""
         super().connection_made(transport)
         # The size of the buffer that asyncio's transports read into.
         setattr(transport, "max_size", READ_AT_ONCE_BYTES)  # noqa: B010 - not in its interface
-        bounds = self._face.bounds
-        fewest_bytes = bounds.read_bytes_per_second * bounds.unread_seconds
-        self._unread = UnreadWatch(
-            self.loop, transport, bounds.unread_seconds, fewest_bytes, self._on_stalled
-        )
         self._face.connections.enter(self, "idle")
-        self._await_request(bounds.head_seconds)
+        self._await_request(self._face.bounds.head_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Remove the connection and stop its timers."""
         self._face.connections.on_closed(self)
         self._stop_request_timer()
-        self._unread.end()
+        if self._unread is not None:
+            self._unread.end()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -229,12 +225,12 @@ class BoundedConnection(H11Protocol):
     def pause_writing(self) -> None:
         """Begin to watch how much the client reads."""
         super().pause_writing()
-        self._unread.begin()
+        self._watch_reading()
 
     def resume_writing(self) -> None:
         """Stop the watch: the client has read enough."""
         super().resume_writing()
-        if not self.transport.is_closing():
+        if self._unread is not None and not self.transport.is_closing():
             self._unread.end()
 
     def timeout_keep_alive_handler(self) -> None:
@@ -259,8 +255,11 @@ class BoundedConnection(H11Protocol):
     def _note_awaited(self) -> None:
         if self.transport.is_closing():
             return
-        before, self._awaited = self._awaited, _awaited(self.conn.their_state)
-        phase = self._awaited
+        before, state = self._awaited, self.conn.their_state
+        phase: Phase = "idle" if state is h11.IDLE else "answer"
+        if state is h11.SEND_BODY:
+            phase = "body"
+        self._awaited = phase
         if phase == "idle" and self.transport.get_write_buffer_size():
             phase = "answer"  # dropping the connection would lose the transport's buffer
         self._face.connections.enter(self, phase)
@@ -282,7 +281,17 @@ class BoundedConnection(H11Protocol):
     def _await_last_read(self) -> None:
         """Bound the time in which the client of a closing connection reads the rest."""
         if self.transport.is_closing() and self.transport.get_write_buffer_size():
-            self._unread.begin()
+            self._watch_reading()
+
+    def _watch_reading(self) -> None:
+        """Begin to watch how much the client reads, unless that is watched already."""
+        if self._unread is None:
+            bounds = self._face.bounds
+            fewest_bytes = bounds.read_bytes_per_second * bounds.unread_seconds
+            self._unread = UnreadWatch(
+                self.loop, self.transport, bounds.unread_seconds, fewest_bytes, self._on_stalled
+            )
+        self._unread.begin()
 
     def _on_stalled(self) -> None:
         self._face.metrics.on_rejected("slow_client")
@@ -309,12 +318,6 @@ class BoundedConnection(H11Protocol):
         if self._request_due is not None:
             self._request_due.cancel()
             self._request_due = None
-
-
-def _awaited(their_state: type[object]) -> Phase:
-    if their_state is h11.IDLE:
-        return "idle"
-    return "body" if their_state is h11.SEND_BODY else "answer"
 
 
 logger = logging.getLogger(__name__)

@@ -61,8 +61,9 @@ class VisitLines:
 
     def on_ended(self, visit: EndedVisit) -> None:
         self._count(visit.path, visit.status)
-        is_routine = visit.status < LEAST_FAILURE and is_monitoring(visit.method, visit.path)
-        if is_routine or not self._tells_requests:
+        if not self._tells_requests:
+            return
+        if visit.status < LEAST_FAILURE and is_monitoring(visit.method, visit.path):
             return
         fields: dict[str, object] = {"method": visit.method, "path": visit.path[:LONGEST_PATH]}
         if visit.tenant:

@@ -88,8 +88,8 @@ class Lane:
         self._trims = trims
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._line: TurnQueue[_Piece[Any]] = TurnQueue()
+        self._running: _Piece[Any] | None = None
         self._numbers = count()
-        self._is_busy = False
 
     async def run(self, size_bytes: int, work: Callable[[], Made], tenant: str = "") -> Made:
         """Run a piece of work in the thread, and return its result.
@@ -103,32 +103,34 @@ class Lane:
         turn = Turn(tenant=tenant)
         made: asyncio.Future[Made] = asyncio.get_running_loop().create_future()
         piece = _Piece(RequestId(str(next(self._numbers))), turn, size_bytes, work, made)
-        if self._is_busy:
-            self._line.add(piece)
-        else:  # none waits
-            self._line.count_served(piece)
+        if self._running is None:
             self._begin(piece)
+        else:
+            if not (self._running.made.done() or self._line.knows(self._running)):
+                self._line.count_served(self._running)  # only now others wait for their turns
+                self._line.charge(self._running.request_id, self._running.size_bytes)
+            self._line.add(piece)
         try:
             return await made
         finally:
-            if self._line.discard(piece):  # cancelled before its turn
+            if made.cancelled() and self._line.discard(piece):  # before its turn
                 self._forget(piece)
 
     def _begin_next(self) -> None:
         """Submit the next tenant's work to the thread."""
-        self._is_busy = False
-        while not self._is_busy and (piece := self._line.first()) is not None:
+        while self._running is None and (piece := self._line.first()) is not None:
             self._line.take(piece)
+            self._line.charge(piece.request_id, piece.size_bytes)
             self._begin(piece)
 
     def _begin(self, piece: "_Piece[Any]") -> None:
-        self._line.charge(piece.request_id, piece.size_bytes)
+        work = partial(_trimmed, piece.work) if self._trims else piece.work
         try:
-            submitted = self._thread.submit(self._done, piece.work)
+            submitted = self._thread.submit(work)
         except RuntimeError as error:  # the lane is closed
             self._tell(piece, error)
             return
-        self._is_busy = True
+        self._running = piece
         running = asyncio.wrap_future(submitted, loop=piece.made.get_loop())
         running.add_done_callback(partial(self._heard, piece))
 
@@ -143,7 +145,9 @@ class Lane:
             if not piece.made.done():
                 piece.made.set_result(running.result())
             self._forget(piece)
-        self._begin_next()
+        self._running = None
+        if self._line.waiting:
+            self._begin_next()
 
     def _tell(self, piece: "_Piece[Made]", error: BaseException) -> None:
         """Pass an error to the caller of a piece of work, unless the caller was cancelled."""
@@ -159,12 +163,12 @@ class Lane:
         """End the thread, after the work that it has begun."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _done(self, work: Callable[[], Made]) -> Made:
-        try:
-            return work()
-        finally:
-            if self._trims:
-                give_back_freed()
+
+def _trimmed(work: Callable[[], Made]) -> Made:
+    try:
+        return work()
+    finally:
+        give_back_freed()
 
 
 class _Lanes:

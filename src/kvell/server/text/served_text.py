@@ -1,7 +1,7 @@
 """The text side of a model for the front, which has no weights."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +64,7 @@ class ServedText:
         self.takes_images = processor is not None
         self.encode = tokenizer.encode
         self.rendered_chat = tokenizer.rendered_chat
+        self.detokenizer = partial(IncrementalDetokenizer, tokenizer)
         self._tokenizer = tokenizer
         self._processor = processor
         self.token_text = lru_cache(KNOWN_TOKENS)(self._token_text)
@@ -128,11 +129,6 @@ class ServedText:
 
     def _token_text(self, token_id: int) -> str:
         return self.token_bytes(token_id).decode(errors="replace")
-
-    def detokenizer(
-        self, *, skip_special_tokens: bool = True, after: Preceding = ()
-    ) -> IncrementalDetokenizer:
-        return IncrementalDetokenizer(self._tokenizer, skip_special_tokens, after)
 
     def token_offsets(
         self, *, skip_special_tokens: bool = True, after: Preceding = ()

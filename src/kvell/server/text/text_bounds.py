@@ -8,6 +8,7 @@ first slice beyond the context.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from kvell.engine.requests.turns import EqualParts
 from kvell.errors import Bound, ChangeSomething
@@ -67,13 +68,18 @@ def byte_length(text: str) -> int:
 
 def chars_within(value: object) -> int:
     """Return the number of characters in all strings and keys of a JSON value."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, Mapping):
-        return sum(len(str(key)) + chars_within(item) for key, item in value.items())
-    if isinstance(value, Sequence):
-        return sum(map(chars_within, value))
-    return 0
+    chars = 0
+    pending = [value]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, str):
+            chars += len(part)
+        elif isinstance(part, Mapping):
+            chars += sum(len(str(key)) for key in part)
+            pending.extend(part.values())
+        elif isinstance(part, Sequence):
+            pending.extend(part)
+    return chars
 
 
 @dataclass(frozen=True)
@@ -87,12 +93,12 @@ class TextBounds:
     max_model_len: int
     most_token_bytes: int
 
-    @property
+    @cached_property
     def most_bytes(self) -> int:
         largest = max(LARGEST_TEXT_BYTES, LARGEST_MEAN_TOKEN_BYTES * self.max_model_len)
         return min(self.max_model_len * self.most_token_bytes, largest)
 
-    @property
+    @cached_property
     def any_bytes(self) -> int:
         return max(ANY_TEXT_BYTES, USUAL_TOKEN_BYTES * self.max_model_len)
 
@@ -182,10 +188,6 @@ class AnswerMemory:
             TOLD_BYTES, "logprob_bytes", "bytes of log probabilities are kept"
         )
         self.texts = EqualParts(ANSWER_BYTES, "answer_bytes", "bytes of answers wait to be read")
-
-
-def text_bytes(text: str) -> int:
-    return len(text) if text.isascii() else 4 * len(text)
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,21 @@
-"""An encoder of a model's texts in threads; texts that cannot fit are refused first."""
+"""An encoder of a model's texts in threads; texts that cannot fit are refused first.
+
+Forms of prompts: special tokens and truncation.
+"""
 
 import copy
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.errors import ChangeSomething
 from kvell.models.text.bad_words import bad_word_tokens
 from kvell.server.text.lanes import TextWork
-from kvell.server.text.text_bounds import SHORT_BYTES, TextBounds, byte_length
+from kvell.server.text.text_bounds import SHORT_BYTES, SLICE_CHARS, TextBounds, byte_length
 from kvell.server.text.text_model import TextModel
 
 TokenIds = NDArray[np.int32]
@@ -95,7 +99,7 @@ class TextEncoder:
         self.bounds.check_conversation("messages", chars=chars, fits=fits)
 
         def encode(text: str) -> TokenIds:
-            if fits:
+            if fits and len(text) > SLICE_CHARS:
                 self._check_slices("messages", text)
             return self._model.encode(text, add_special_tokens=add_special_tokens)
 
@@ -126,3 +130,54 @@ class TextEncoder:
     def _check_slices(self, field: str, text: str, answer_tokens: int = 1) -> None:
         count = lambda piece: len(self.plain(piece))  # noqa: E731
         self.bounds.check_slices(field, text, count, answer_tokens=answer_tokens)
+
+
+@dataclass(frozen=True)
+class PromptForm:
+    """Special tokens and truncation of a prompt.
+
+    :param add_special_tokens: whether the text gets the model's special tokens.
+    :param last_tokens: number of tokens to keep, from the end; -1 keeps as many as leave room for
+        ``answer_tokens``, None keeps all.
+    :param end_token_ids: tokens of which one at the end of a text stays if the text is cut; not
+        None: the tokens to keep are the first ones instead of the last ones.
+    """
+
+    add_special_tokens: bool = True
+    last_tokens: int | None = None
+    answer_tokens: int = 1
+    end_token_ids: frozenset[int] | None = None
+
+    @property
+    def cuts(self) -> bool:
+        """Whether a long prompt is truncated instead of refused."""
+        return self.last_tokens is not None
+
+    def kept_of(self, ids: TokenIds, most_tokens: int) -> TokenIds:
+        """Return the tokens that are kept, int32 ``[tokens]``.
+
+        :param most_tokens: size of the model's context.
+        :raises ChangeSomething: if ``last_tokens`` exceeds ``most_tokens``.
+        """
+        kept = self.last_tokens
+        if kept is None:
+            return ids
+        if kept > most_tokens:
+            problem = f"exceeds the {most_tokens} tokens of the model's context"
+            remedy = f"use at most {most_tokens}, or -1 for as many as fit"
+            raise ChangeSomething("truncate_prompt_tokens", kept, problem, remedy)
+        count = kept if kept > 0 else max(1, most_tokens - self.answer_tokens)
+        if self.end_token_ids is None or len(ids) <= count:
+            return ids[-count:]
+        first = ids[:count].copy()
+        if int(ids[-1]) in self.end_token_ids:
+            first[-1] = ids[-1]
+        return first
+
+
+TEXT_FORM, CHAT_FORM = PromptForm(), PromptForm(add_special_tokens=False)
+"""Forms of texts and of conversations, which have the special tokens of the chat template."""
+
+
+def form_cut_at_end(end_token_ids: frozenset[int]) -> PromptForm:
+    return PromptForm(last_tokens=-1, answer_tokens=0, end_token_ids=end_token_ids)

@@ -3,7 +3,7 @@
 import asyncio
 from array import array
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -123,8 +123,10 @@ async def text_deltas(
     writer = answer_text(model, spec)
     outputs = front.generate(spec, deadline_seconds=deadline_seconds, trace=trace, room=room)
     untold = NOTHING
-    clock = _Deadline(front, spec.request_id, deadline_seconds)
-    async with aclosing(outputs), clock:
+    clock: _Deadline | None = None
+    if deadline_seconds is not None:
+        clock = _Deadline(front, spec.request_id, deadline_seconds)
+    async with aclosing(outputs), clock or nullcontext():
         async for output in outputs:
             count_before = writer.token_count
             text = writer.push(output.token_ids)
@@ -132,7 +134,8 @@ async def text_deltas(
                 room.add_text(text)
             untold = _behind(untold, output, writer.token_count - count_before, text)
             if output.finished is not None:
-                clock.check(output.finished)
+                if clock is not None:
+                    clock.check(output.finished)
                 last = _last_delta(writer, text, output.finished, spec.prompt_tokens)
                 yield (
                     index,
@@ -154,18 +157,13 @@ async def text_deltas(
 class _Deadline(AbstractAsyncContextManager[None]):
     """The timer that cancels a request at its deadline."""
 
-    def __init__(self, front: Front, request_id: str, seconds: float | None) -> None:
+    def __init__(self, front: Front, request_id: str, seconds: float) -> None:
         self._front, self._request_id, self._seconds = front, request_id, seconds
         self._is_over = False
-        self._timer: asyncio.TimerHandle | None = None
-
-    async def __aenter__(self) -> None:
-        if self._seconds is not None:
-            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._cancel)
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._cancel)
 
     async def __aexit__(self, *_error: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
 
     def check(self, finished: Finished) -> None:
         if self._is_over and finished.reason == "cancelled":

@@ -12,7 +12,7 @@ from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.engine.requests.plan import StepPlan
 from kvell.errors import ChangeSomething, TryLater
 from kvell.front.request_log import EndedRequest, LogEntry
-from kvell.front.request_queue import Command, Dispatch, RequestQueue
+from kvell.front.request_queue import Command, RequestQueue
 from kvell.simulator.cluster.loop import Loop
 from kvell.simulator.replay.request_figures import RequestFigures
 from kvell.simulator.replay.schedule import Schedule
@@ -51,7 +51,6 @@ class VirtualFront:
         most_ahead: int | None = None,
     ) -> None:
         self.queue = queue
-        self._dispatch = Dispatch(queue)
         self.requests = [
             RequestFigures(i, prompts.place(i).prompt_tokens) for i in range(len(rows))
         ]
@@ -87,7 +86,8 @@ class VirtualFront:
     def drop(self, index: int) -> None:
         """Cancel a request for its client; do nothing if it has not arrived or has ended."""
         now_seconds = self._loop.now_seconds
-        self._tell_all(self._dispatch.drop(RequestId(str(index)), "cancelled", now_seconds))
+        cancels = self.queue.drop(RequestId(str(index)), "cancelled", now_seconds)
+        self._tell_all([*cancels, *self.queue.due(now_seconds)])
 
     def migrate(self, index: int, target: str) -> None:
         with contextlib.suppress(ChangeSomething):
@@ -100,10 +100,8 @@ class VirtualFront:
 
     def ready(self, instance_id: str, facts: InstanceFacts, *, joins_others: bool) -> None:
         """Open the queue for an incarnation that serves; see :meth:`.RequestQueue.open`."""
-        now_seconds = self._loop.now_seconds
-        self._tell_all(
-            self._dispatch.ready(instance_id, facts, now_seconds, joins_others=joins_others)
-        )
+        subscriptions = self.queue.open(instance_id, facts, joins_others=joins_others)
+        self._tell_all([*subscriptions, *self.queue.due(self._loop.now_seconds)])
 
     def note_admitted(self, plan: StepPlan) -> None:
         """Note the requests that a step admits: the prompts of others are made."""
@@ -123,10 +121,12 @@ class VirtualFront:
                     self._note_first(event)
             elif isinstance(event, Finished):
                 self.moved += event.reason == "moved"
-        self._tell_all(self._dispatch.on_events(instance_id, events, now_seconds))
+        self._tell_all(self.queue.on_events(instance_id, events, now_seconds))
 
     def lost(self, instance_id: str, death: InstanceDeath) -> None:
-        self._tell_all(self._dispatch.lost(instance_id, death, self._loop.now_seconds))
+        now_seconds = self._loop.now_seconds
+        cancels = self.queue.lost(instance_id, death, now_seconds)
+        self._tell_all([*cancels, *self.queue.due(now_seconds)])
 
     # ------------------------------------------------------------------- requests
 
@@ -145,7 +145,7 @@ class VirtualFront:
         self._looks_at = None
         while self._is_due() and not self._is_far_ahead():
             self._submit(self._schedule.pop())
-        self._tell_all(self._dispatch.submittable(self._loop.now_seconds))
+        self._tell_all(self.queue.due(self._loop.now_seconds))
         self._look_ahead()
 
     def _is_due(self) -> bool:

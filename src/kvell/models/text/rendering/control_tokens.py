@@ -18,6 +18,10 @@ They are removed before a text is encoded.  A model's processor for images keeps
 """
 
 
+USUAL_NAMES = ("role", "content")
+"""The fields of nearly all messages."""
+
+
 class AddedToken(Protocol):
     """A token of transformers that a tokenizer finds in a text before all others."""
 
@@ -39,6 +43,7 @@ class TokenFinder:
         self._pattern = re.compile(_any_of(texts)) if texts else None
         self._beginnings = {text[:end] for text in texts for end in range(1, len(text))}
         self._longest = max(map(len, texts), default=0)
+        self._unmarked = frozenset(name for name in USUAL_NAMES if self.mark(name) == name)
 
     def mark(self, text: str) -> str:
         """Return a text with a mark inside each token.
@@ -57,7 +62,11 @@ class TokenFinder:
         return MARK.join([*pieces, last])
 
     def mark_mapping(self, values: Mapping[str, object]) -> dict[str, object]:
-        return {self.mark(name): self._mark_value(value) for name, value in values.items()}
+        marked: dict[str, object] = {}
+        for name, value in values.items():
+            own = name if name in self._unmarked else self.mark(name)
+            marked[own] = self.mark(value) if isinstance(value, str) else self._mark_value(value)
+        return marked
 
     def _mark_value(self, value: object) -> object:
         if isinstance(value, str):
@@ -84,11 +93,12 @@ class ControlTokens:
         self.finder = TokenFinder(special.union(others))
 
     def mark_messages(self, messages: Iterable[Mapping[str, object]]) -> list[dict[str, object]]:
-        return [self._mark_message(message) for message in messages]
-
-    def _mark_message(self, message: Mapping[str, object]) -> dict[str, object]:
-        finder = self._special if message.get("role") == "assistant" else self.finder
-        return finder.mark_mapping(message)
+        return [
+            (self._special if message.get("role") == "assistant" else self.finder).mark_mapping(
+                message
+            )
+            for message in messages
+        ]
 
 
 def control_tokens(added_tokens: Iterable[AddedToken], template: str) -> ControlTokens:

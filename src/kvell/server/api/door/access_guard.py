@@ -11,6 +11,7 @@ import re
 import zlib
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from fastapi import FastAPI
 from starlette.datastructures import MutableHeaders
@@ -33,30 +34,25 @@ _WINDOWS = {b"gzip": 31, b"x-gzip": 31, b"deflate": 47}
 _LONGEST_VALUE = 64
 
 
-def refused_type(headers: Headers, *, has_body: bool) -> ApiError | None:
+def refused_type(kind: bytes, *, has_body: bool) -> ApiError | None:
     """Return the error of a content type that is not JSON; None if it is JSON.
 
     Browsers ask a server for permission before they send JSON to it, but send forms, texts and
     bodies without a type unasked.
 
+    :param kind: the header.
     :param has_body: whether a body must have a type.
     """
-    kind = header_of(headers, b"content-type").partition(b";")[0].strip().lower()
+    kind = kind.partition(b";")[0].strip().lower()
     if kind == b"application/json" or kind.endswith(b"+json") or not (kind or has_body):
         return None
     problem = "is not JSON" if kind else "is missing"
     return _unsupported("content-type", kind, f"{problem}; use application/json")
 
 
-def encoding_of(headers: Headers) -> bytes:
-    """Return the content encoding; empty if the body is not compressed."""
-    value = header_of(headers, b"content-encoding").strip().lower()
-    return b"" if value == b"identity" else value
-
-
 def refused_encoding(encoding: bytes) -> ApiError | None:
     """Return the error of a content encoding that is not supported, or None."""
-    if not encoding or encoding in _WINDOWS:
+    if encoding in _WINDOWS:
         return None
     return _unsupported("content-encoding", encoding, "is not served; use gzip, deflate or none")
 
@@ -105,6 +101,8 @@ PAGES = frozenset({"/", "/docs"})
 OWN_SITES = frozenset({b"same-origin", b"none"})
 """Values of ``Sec-Fetch-Site`` for a page of this server, and for an address that a user typed."""
 LONGEST_SHOWN = 100
+MOST_HOSTS = 64
+"""Host names of requests that are remembered."""
 _HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^\[\]:]*))(?::(\d*))?", re.ASCII)
 _PORTS = {"http": "80", "https": "443"}
 FOREIGN_HOST, FOREIGN_ORIGIN = "foreign_host", "foreign_origin"
@@ -135,8 +133,11 @@ class BrowserRules:
         """
         headers: Headers = scope["headers"]
         hosts = _values(headers, b"host")
-        if not all(self._is_served(host) for host in hosts) or len(hosts) > 1:
+        if not all(_is_served(self.hosts, host) for host in hosts) or len(hosts) > 1:
             return _foreign_host(b", ".join(hosts))
+        names = {name for name, _ in headers}
+        if b"origin" not in names and b"sec-fetch-site" not in names:
+            return None  # programs that are no browsers
         origins = _values(headers, b"origin")
         for origin in origins:
             if not self._is_allowed(origin) and not (hosts and _is_same(origin, hosts[0])):
@@ -148,15 +149,17 @@ class BrowserRules:
                 return _foreign_origin("sec-fetch-site", site)
         return None
 
-    def _is_served(self, host: bytes) -> bool:
-        name = _host_and_port(host.decode("latin-1"))[0]
-        is_single = not host.startswith(b"[") and SINGLE_LABEL.fullmatch(name)
-        if ANY in self.hosts or not name or is_single or _is_address(name):
-            return True
-        return any(_matches(name, allowed.lower()) for allowed in self.hosts)
-
     def _is_allowed(self, origin: bytes) -> bool:
         return ANY in self.origins or origin.decode("latin-1") in self.origins
+
+
+@lru_cache(MOST_HOSTS)
+def _is_served(hosts: tuple[str, ...], host: bytes) -> bool:
+    name = _host_and_port(host.decode("latin-1"))[0]
+    is_single = not host.startswith(b"[") and SINGLE_LABEL.fullmatch(name)
+    if ANY in hosts or not name or is_single or _is_address(name):
+        return True
+    return any(_matches(name, allowed.lower()) for allowed in hosts)
 
 
 def _values(headers: Headers, name: bytes) -> list[bytes]:
@@ -365,10 +368,11 @@ class AccessGuard:
             await self._app(scope, receive, send)
             return
         path = served_path(scope)
-        holder = self._holder(scope)
+        holder: Holder | None = None
         if self._access.keys.is_empty:
             refusal = self._browsers.refusal(path, scope)
         else:
+            holder = self._holder(scope)
             refusal = self._refusal(path, holder)
         if refusal is not None:
             self._tell_refused(scope, refusal, holder)
@@ -382,26 +386,16 @@ class AccessGuard:
             trace = tracer.begin(path, scope["headers"], clock.now_seconds())
         request_id = _request_id(scope["headers"])
         visit = RequestContext(scope["method"], path, tenant, account, clock, trace, request_id)
-        await self._followed(visit, holder, scope, receive, send)
-
-    async def _followed(
-        self,
-        visit: RequestContext,
-        holder: Holder | None,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-    ) -> None:
         answer = _Answer(visit, send)
         scope.setdefault("state", {})["visit"] = visit
         try:
             if holder is not None and _is_counted(scope):
-                holder.account.take_request(self._access.clock.now_seconds())
+                holder.account.take_request(clock.now_seconds())
             await self._app(scope, receive, answer.send)
         except RateExceeded as error:
             if error.bound is not None:
                 self._rejected(error.bound)
-            await api_error(error).response(served_path(scope))(scope, receive, answer.send)
+            await api_error(error).response(path)(scope, receive, answer.send)
         except Exception:
             answer.status = answer.status or SERVER_ERROR
             raise
@@ -409,12 +403,10 @@ class AccessGuard:
             ended = visit.end(answer.final_status)
             if self._access.observer is not None:
                 self._access.observer.on_ended(ended)
-            if visit.trace is not None:
-                visit.trace.on_ended(ended, getattr(scope.get("route"), "path_format", ""))
+            if trace is not None:
+                trace.on_ended(ended, getattr(scope.get("route"), "path_format", ""))
 
     def _holder(self, scope: Scope) -> Holder | None:
-        if self._access.keys.is_empty:
-            return None
         headers = scope["headers"]
         scheme, _, key = header_of(headers, b"authorization").partition(b" ")
         holder = self._access.keys.find(key)
@@ -468,7 +460,7 @@ class _Answer:
             self._is_whole = not message.get("more_body", False)
 
 
-def _request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
+def _request_id(headers: Headers) -> str:
     sent = header_of(headers, b"x-request-id").decode("latin-1")
     is_fit = len(sent) <= LONGEST_REQUEST_ID and sent.isascii() and sent.isprintable()
     return sent if is_fit and " " not in sent else ""

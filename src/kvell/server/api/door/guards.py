@@ -1,7 +1,7 @@
 """Middleware that bounds requests: size and duration of a body, and number of requests."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from types import MappingProxyType
 
@@ -16,8 +16,6 @@ from kvell.server.access.bodies import BodyBounds, check_body
 from kvell.server.access.visit import WATCHED, RequestContext
 from kvell.server.api.door.access_guard import (
     decompress,
-    encoding_of,
-    header_of,
     json_headers,
     refused_encoding,
     refused_type,
@@ -142,15 +140,19 @@ class BodyLimit:
 
         :raises _RefusedError: if the headers are not supported, or the body is too long.
         """
-        encoding = encoding_of(scope["headers"])
-        if refused := refused_encoding(encoding):
+        values = dict(reversed(scope["headers"]))  # the first value of each header
+        encoding = values.get(b"content-encoding", b"").strip().lower()
+        if encoding == b"identity":
+            encoding = b""
+        if encoding and (refused := refused_encoding(encoding)):
             raise _RefusedError(refused)
-        read = await self._read(scope, receive)
+        read = await self._read(values.get(b"content-length", b""), receive)
         plain: bytes | ApiError | None = read
         if read and encoding:
             plain = await self._decompressed(scope, read, encoding)
         if plain is not None and self._bounds is not None and (plain or scope["method"] == "POST"):
-            plain = refused_type(scope["headers"], has_body=bool(plain)) or plain
+            kind = values.get(b"content-type", b"")
+            plain = refused_type(kind, has_body=bool(plain)) or plain
         if plain is None:
             self._rejected("body_bytes")
             message = f"the body exceeds {self._max_body_bytes} bytes"
@@ -174,9 +176,8 @@ class BodyLimit:
         visit: RequestContext | None = scope.get("state", {}).get("visit")
         return self._work.of(visit.tenant if visit is not None else "")
 
-    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
-        announced = header_of(scope["headers"], b"content-length")
-        if announced.isdigit() and int(announced) > self._max_body_bytes:
+    async def _read(self, length: bytes, receive: Receive) -> bytes | None:
+        if length.isdigit() and int(length) > self._max_body_bytes:
             return None
         began_seconds = asyncio.get_running_loop().time()
         body: bytes | bytearray = b""
@@ -210,10 +211,14 @@ class _LeftError(Exception):
 def _replay(body: bytes, receive: Receive) -> Receive:
     first: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
-    async def replayed() -> Message:
-        return first.pop() if first else await receive()
+    def replayed() -> Awaitable[Message]:
+        return _resolve(first.pop()) if first else receive()
 
     return replayed
+
+
+async def _resolve(message: Message) -> Message:
+    return message
 
 
 _VALUES = msgspec.json.Decoder(object)

@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequ
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import filterfalse
 from typing import Any, NamedTuple
 
 from fastapi import FastAPI, Request, Response
@@ -65,11 +64,16 @@ from kvell.server.api.serving import (
     cancel_on_disconnect,
     counter,
     heading_of,
-    stream_response,
 )
-from kvell.server.api.streaming import sse
+from kvell.server.api.streaming import (
+    COMMENT,
+    EventStream,
+    error_event,
+    prime,
+    sse,
+)
 from kvell.server.text.session_key import conversation_key
-from kvell.server.text.text_encoder import TokenIds
+from kvell.server.text.text_encoder import CHAT_FORM, TokenIds
 from kvell.server.text.text_model import TextModel
 from kvell.server.text.text_stream import NO_USAGE, TextDelta, Usage, whole_answers
 
@@ -260,7 +264,8 @@ class ChatApi:
             answering = await self.answering(body, visit, keeps=not body.stream)
             request = answering.asked
             if body.stream:
-                return await stream_response(_events(answering), visit)
+                events = _events(answering)
+                return EventStream(await prime(events, visit.when_accepted, COMMENT, error_event))
             answers = await whole_answers(answering.deltas, body.choices())
         total = sum((answer.usage for answer in answers), Usage())
         choices = []
@@ -295,30 +300,39 @@ class ChatApi:
         :raises ChangeSomething: naming the invalid field.
         """
         name, served = self.serving.find_model(body.model, visit.tenant)
-        tools = chat_tools(body.tools)
-        choice = tool_choice(body.tool_choice, tools)
+        tools: list[Schema] = []
+        offered: list[Schema] = []
+        choice: ToolChoice = "none"
+        forced: Schema | None = None
         parallel = body.parallel_tool_calls is not False
-        forced = forced_schema(choice, tools, parallel=parallel)
-        offered = callable_tools(choice, tools)
+        if body.tools or body.tool_choice is not None:
+            tools = chat_tools(body.tools)
+            choice = tool_choice(body.tool_choice, tools)
+            forced = forced_schema(choice, tools, parallel=parallel)
+            offered = callable_tools(choice, tools)
         prompt, tensors = await _prompt(served.prompts, body, offered)
-        end = await served.prompts.decode(prompt[-PROMPT_END_TOKENS:].tolist())
-        if body.continues_last():
-            end = served.answers.reasoning_context(end, *body.messages[-1].texts())
-        room = served.prompts.answer_room(prompt)
+        end = ""
+        if served.answers.has_thinking_tags:  # the template may open or close the reasoning
+            end = await served.prompts.decode(prompt[-PROMPT_END_TOKENS:].tolist())
+            if body.continues_last():
+                end = served.answers.reasoning_context(end, *body.messages[-1].texts())
+        room = served.length.answer_room(len(prompt))
         sampling = body.sampling(room, served.text.sampling_defaults)
-        sampling = await served.prompts.with_bad_words(sampling)
+        if sampling.bad_words:
+            sampling = await served.prompts.texts.with_bad_words(sampling)
         if forced is not None:
             sampling = _forced(sampling, forced, choice, tools)
         elif offered:
             calls = partial(served.answers.calls_instead, offered, parallel=parallel)
             sampling = _or_calls(sampling, calls)
-        reasoning = served.answers.reasoning_behind(end)
-        sampling = _bound_behind(sampling, reasoning)
-        tags = tag_tokens(
-            served.text, served.answers, reasoning, may_call=bool(offered) and forced is None
-        )
-        budget = reasoning_budget(body.thinking_token_budget, served.answers, reasoning, tags)
-        if budget is not None:
+        reasoning = None if served.answers.is_plain else served.answers.reasoning_behind(end)
+        tags: TagTokens | None = None
+        if reasoning is not None:
+            sampling = _bound_behind(sampling, reasoning)
+            may_call = bool(offered) and forced is None
+            tags = tag_tokens(served.text, served.answers, reasoning, may_call=may_call)
+        if body.thinking_token_budget is not None:
+            budget = reasoning_budget(body.thinking_token_budget, served.answers, reasoning, tags)
             sampling = replace(sampling, reasoning_budget=budget)
         request = ParsedRequest(
             heading_of(prefix, name, body),
@@ -352,16 +366,14 @@ class ChatStream:
     tags: TagTokens | None = None
     readers: dict[int, "Reader"] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self._has_logprobs = self.body.output_logprobs() is not None
-
     def reader(self, index: int) -> "Reader":
         """Return the reader of answer ``index``."""
         if index not in self.readers:
-            forced = forced_tool_calls(self.choice)
-            parser = self.asked.served.answers.parser(
-                self.tools, prompt=self.prompt_end, forced=forced
-            )
+            answers = self.asked.served.answers
+            parser: AnswerParser | None = None
+            if self.tools or not answers.is_plain:
+                forced = forced_tool_calls(self.choice)
+                parser = answers.parser(self.tools, prompt=self.prompt_end, forced=forced)
             count = None if self.tags is None else ReasoningCount(*self.tags)
             tells = self.body.include_reasoning
             self.readers[index] = Reader(parser, count, tells_reasoning=tells)
@@ -391,9 +403,13 @@ class ChatStream:
 
         The first one has the log probabilities.
         """
-        reader = self.reader(index)
-        parts = merge(reader.read(delta))
+        reader = self.readers.get(index) or self.reader(index)
+        parts = reader.read(delta)
+        if len(parts) > 1:
+            parts = merge(parts)
         bodies = [part_body(part, reader.call_ids) for part in parts] or [{}]
+        if len(bodies) == 1:  # nearly always
+            return [self._choice(index, delta, reader, delta=bodies[0])]
         bare = replace(delta, token_ids=(), logprobs=(), prompt_logprobs=())
         last = len(bodies) - 1
         return [
@@ -413,7 +429,8 @@ class ChatStream:
     def _choice(self, index: int, delta: TextDelta, reader: "Reader", /, **content: Any) -> Body:
         model = self.asked.served.text
         logprobs = None
-        if self._has_logprobs and (delta.token_ids or "message" in content):
+        is_scored = self.body.logprobs or self.body.top_logprobs
+        if is_scored and (delta.token_ids or "message" in content):
             logprobs = chat_logprobs(model, delta.token_ids, delta.logprobs)
         if self.body.prompt_logprobs is not None and delta.prompt_logprobs:
             prompt = self.asked.prompts[0].tolist()
@@ -428,6 +445,7 @@ class ChatStream:
 class Reader:
     """A reader that splits one answer's text into parts, and gives every call an id.
 
+    :param parser: None if all text is content.
     :param count: counts the reasoning tokens; None if no single tokens mark the reasoning.
     :param tells_reasoning: whether the parts include the reasoning.
     :ivar reasoning: texts of the reasoning; with ``count`` only the first ones.
@@ -435,7 +453,7 @@ class Reader:
 
     def __init__(
         self,
-        parser: AnswerParser,
+        parser: AnswerParser | None,
         count: ReasoningCount | None = None,
         *,
         tells_reasoning: bool = True,
@@ -446,6 +464,8 @@ class Reader:
 
     def read(self, delta: TextDelta) -> list[AnswerDelta]:
         """Return the parts of a piece of text; the last piece includes text that was held back."""
+        if self._parser is None:
+            return [Content(delta.text)] if delta.text else []
         parts = self._parser.push(delta.text)
         if self.count is not None:
             self.count.push(delta.token_ids)
@@ -456,12 +476,9 @@ class Reader:
             self.reasoning += thoughts
         new = sum(isinstance(part, ToolCallBegin) for part in parts)
         self.call_ids += [f"call_{uuid.uuid4().hex[:24]}" for _ in range(new)]
-        shown = parts if self._tells_reasoning else filterfalse(_is_reasoning, parts)
-        return [part for part in shown if not isinstance(part, Content) or part.text]
-
-
-def _is_reasoning(part: AnswerDelta) -> bool:
-    return isinstance(part, Reasoning)
+        if not self._tells_reasoning:
+            parts = [part for part in parts if not isinstance(part, Reasoning)]
+        return [part for part in parts if not isinstance(part, Content) or part.text]
 
 
 async def _prompt(
@@ -471,7 +488,8 @@ async def _prompt(
 
     :param fits: whether the prompt must leave room for an answer; a prompt with images always must.
     """
-    images = image_urls(body.messages, taken=prompts.takes_images)
+    has_parts = any(isinstance(message.content, list) for message in body.messages)
+    images = image_urls(body.messages, taken=prompts.takes_images) if has_parts else []
     plain = []
     for message in body.messages:
         plain.append(message.plain())
@@ -479,10 +497,11 @@ async def _prompt(
             await asyncio.sleep(0)  # other requests have a turn
     fields = body.template_fields()
     opens = body.add_generation_prompt is not False
-    continues = body.continues_last()
+    continues = bool(body.continue_final_message) and body.continues_last()
     if not images:
         ending = {"opens_answer": opens, "continues_last": continues}
-        form = body.form()
+        is_cut = body.truncate_prompt_tokens is not None
+        form = body.form() if is_cut or body.add_special_tokens else CHAT_FORM
         return await prompts.chat(plain, tools, fields, **ending, form=form, fits=fits), ()
     _refuse_beside_images(body)
     return await prompts.encode_with_images(plain, images, tools, fields, opens_answer=opens)
@@ -536,23 +555,27 @@ def _bound_behind(sampling: SamplingParams, reasoning: Reasoned | None) -> Sampl
 
 async def _events(answering: ChatStream) -> AsyncGenerator[bytes, None]:
     request = answering.asked
+    options = request.body.stream_options
+    tells_usage = options is not None and options.include_usage
     total = Usage()
-    so_far = counter(request)
+    so_far = counter(request) if tells_usage else None
     async with aclosing(answering.deltas) as deltas:
         async for index, delta in deltas:
+            begin = b""
             if index not in answering.readers:
-                yield sse(opening_chunk(request.heading, index))
-            if delta.usage is not NO_USAGE:
+                begin = sse(opening_chunk(request.heading, index))
+            if tells_usage and delta.usage is not NO_USAGE:
                 total += delta.usage
             used = None if so_far is None else so_far.after(index, delta)
             for choice in answering.pieces(index, delta):
                 chunk = chat_chunk(request.heading, choice, used)
                 if delta.logprobs or delta.prompt_logprobs or len(delta.text) > PIECE_BYTES:
-                    async for piece in event_pieces(chunk):
+                    async for piece in event_pieces(chunk, begin + b"data: "):
                         yield piece
                 else:
-                    yield sse(chunk)
-    if request.body.include_usage():
+                    yield begin + sse(chunk)
+                begin = b""
+    if tells_usage:
         tokens = await answering.reasoning_tokens()
         yield sse(usage_chunk(request.heading, CHUNK, total, tokens))
     yield streaming.DONE

@@ -36,10 +36,15 @@ from kvell.server.api.serving import (
     cancel_on_disconnect,
     counter,
     heading_of,
-    stream_response,
+    text_bytes,
 )
-from kvell.server.api.streaming import sse
-from kvell.server.text.text_bounds import text_bytes
+from kvell.server.api.streaming import (
+    COMMENT,
+    EventStream,
+    error_event,
+    prime,
+    sse,
+)
 from kvell.server.text.text_stream import TextDelta, Usage, whole_answers
 
 
@@ -71,7 +76,9 @@ class CompletionsApi:
                 body, visit_of(request), keeps=not body.stream
             )
             if body.stream:
-                return await stream_response(_events(parsed, deltas, choices), parsed.visit)
+                events = _events(parsed, deltas, choices)
+                accepted = parsed.visit.when_accepted
+                return EventStream(await prime(events, accepted, COMMENT, error_event))
             whole = await whole_answers(deltas, len(parsed.prompts) * body.choices())
         total = sum((answer.usage for answer in whole), Usage())
         made = Lazy(choices.choice(index, answer) for index, answer in enumerate(whole))
@@ -97,14 +104,14 @@ class CompletionsApi:
         ]
         parsed = ParsedRequest(heading_of("cmpl", name, body), served, body, prompts, visit)
         defaults = served.text.sampling_defaults
-        room = served.prompts.answer_room
-        samplings = [body.sampling(room(ids), defaults) for ids in prompts]
+        room = served.length.answer_room
+        samplings = [body.sampling(room(len(ids)), defaults) for ids in prompts]
         if suffix and served.text.gap_tokens is not None:
             ends = served.text.gap_tokens.end_token_ids
             samplings = [
                 replace(each, stop_token_ids=(*each.stop_token_ids, *ends)) for each in samplings
             ]
-        samplings = [await served.prompts.with_bad_words(sampling) for sampling in samplings]
+        samplings = [await served.prompts.texts.with_bad_words(sampling) for sampling in samplings]
         echoes = [
             prompt
             if isinstance(prompt, str) and not form.cuts

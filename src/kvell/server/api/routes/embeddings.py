@@ -18,7 +18,6 @@ from kvell.server.access.visit import RequestContext, Sequences
 from kvell.server.api.bodies.completions import json_response
 from kvell.server.api.bodies.embeddings import cut_to, embeddings_body, rerank_body, scores_body
 from kvell.server.api.door.access_guard import visit_of
-from kvell.server.api.prompt_form import TEXT_FORM, PromptForm, form_cut_at_end
 from kvell.server.api.schemas.embeddings import (
     MAX_INPUT_TOKENS,
     EmbeddingsRequest,
@@ -30,7 +29,7 @@ from kvell.server.api.serving import AppState, ServerModel, cancel_on_disconnect
 from kvell.server.text.embeddings import all_embedded
 from kvell.server.text.session_key import prompt_key
 from kvell.server.text.several.beam_search import MOST_AT_ONCE
-from kvell.server.text.text_encoder import TokenIds
+from kvell.server.text.text_encoder import TEXT_FORM, PromptForm, TokenIds, form_cut_at_end
 from kvell.server.text.text_stream import TextDelta, Usage
 from kvell.vocabulary import RequestId
 

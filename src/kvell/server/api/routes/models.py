@@ -12,8 +12,7 @@ from kvell.server.api.bodies.completions import Body, Lazy, json_response, model
 from kvell.server.api.door.access_guard import visit_of
 from kvell.server.api.http_errors import MODELS
 from kvell.server.api.schemas.chat import DetokenizeRequest, TokenizeRequest
-from kvell.server.api.serving import AppState
-from kvell.server.text.text_bounds import text_bytes
+from kvell.server.api.serving import AppState, text_bytes
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,8 @@ class ChatMessage(RequestPart):
 
         An image is ``{"type": "image"}``, as chat templates expect it.
         """
-        return {**self.model_dump(exclude_none=True), "content": self._content()}
+        content = self.content if isinstance(self.content, str) else ""
+        return {**self.model_dump(exclude_none=True), "content": content or self._content()}
 
     def texts(self) -> tuple[str, str]:
         content = self._content()

@@ -13,7 +13,6 @@ from kvell.engine.protocol.structured_outputs import StructuredOutputs
 from kvell.engine.requests.beam_search import MAX_BEAM_WIDTH, BeamSearch, BeamSearchParams
 from kvell.engine.sampling.model_defaults import NEUTRAL
 from kvell.errors import ChangeSomething
-from kvell.server.api.prompt_form import PromptForm
 from kvell.server.api.schemas.formats import (
     ResponseFormat,
     choice_texts,
@@ -22,6 +21,7 @@ from kvell.server.api.schemas.formats import (
 from kvell.server.api.schemas.other_fields import others_of
 from kvell.server.api.schemas.sampling_fields import MAX_INT32, Count, SamplingFields, TokenIds
 from kvell.server.text.text_bounds import AnswerRoom
+from kvell.server.text.text_encoder import PromptForm
 
 MAX_PROMPTS = 128
 
@@ -109,16 +109,22 @@ class GenerationRequest(SamplingFields):
         """
         given = {name: value for name in SAME_FIELDS if (value := getattr(self, name)) is not None}
         recommended = {name: getattr(defaults, name) for name in RECOMMENDED}
+        limit = self.output_limit()
+        if limit is None:
+            limit = min(room.usual_tokens, defaults.max_tokens or room.usual_tokens)
         made: dict[str, Any] = {
-            "max_tokens": self._max_tokens(room, defaults),
-            "stop": self._stop_strings() if self.stop else None,
-            "will_return": self.returns(),
-            "logit_bias": self._biases() if self.logit_bias else None,
+            "max_tokens": min(limit, room.most_tokens),  # agents send a constant
+            "will_return": self.will_return if self.kv_hints is None else self.returns(),
             "logprobs": self.output_logprobs(),
             "prompt_logprobs": self.scored_prompt(),
-            "structured_outputs": self.constraint(),
         }
-        return SamplingParams(**(recommended | given | made))
+        if self.stop:
+            made["stop"] = self._stop_strings()
+        if self.logit_bias:
+            made["logit_bias"] = self._biases()
+        if any(getattr(self, name) is not None for name in CONSTRAINTS):
+            made["structured_outputs"] = self.constraint()
+        return SamplingParams.of(recommended | given | made)
 
     def constraint(self) -> StructuredOutputs | None:
         """Return the constraint of the answer's text; None for any text.
@@ -191,15 +197,18 @@ class GenerationRequest(SamplingFields):
             biases[int(token)] = bias
         return biases
 
-    def _max_tokens(self, room: AnswerRoom, defaults: SamplingParams) -> int:
-        limit = self.output_limit()
-        if limit is None:
-            return min(room.usual_tokens, defaults.max_tokens or room.usual_tokens)
-        return min(limit, room.most_tokens)  # agents send a constant
-
 
 RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Sampling parameters that a model's files may recommend, besides ``max_tokens``."""
+CONSTRAINTS = (
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+)
+"""Fields with a constraint of the answer's text."""
 SAME_FIELDS = tuple(
     one.name
     for one in fields(SamplingParams)

@@ -5,11 +5,11 @@ requests the default behaviour, and otherwise refused by name (:mod:`.other_fiel
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType, NoneType
-from typing import ClassVar, get_args
+from typing import ClassVar, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, model_validator
 
 from kvell.equivalents.other import Other
 from kvell.errors import ChangeSomething
@@ -28,35 +28,33 @@ class RequestPart(BaseModel):
     others: ClassVar[Mapping[str, Other]] = MappingProxyType({})
     place: ClassVar[str] = ""
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _without_nulls(cls, data: object) -> object:
-        if not isinstance(data, dict) or None not in data.values():
-            return data
-        fields = cls.model_fields
-        names = {field.alias or name: field for name, field in fields.items()}
-        return {
-            name: value
-            for name, value in data.items()
-            if value is not None
-            or name not in names
-            or NoneType in get_args(names[name].annotation)
-            or names[name].is_required()
-        }
-
-    @model_validator(mode="after")
-    def _refuse_others(self) -> "RequestPart":
-        """Refuse unsupported fields that would change the answer.
+    def _checked(cls, data: object, check: ModelWrapValidatorHandler[Self]) -> Self:
+        """Drop nulls of optional fields that cannot be null, and refuse unsupported fields that
+        would change the answer.
 
         :raises ChangeSomething: naming the field.
         """
-        for name, value in (self.model_extra or {}).items():
-            other = self.others.get(name)
+        if isinstance(data, dict) and None in data.values():
+            fields = cls.model_fields
+            names = {field.alias or name: field for name, field in fields.items()}
+            data = {
+                name: value
+                for name, value in data.items()
+                if value is not None
+                or name not in names
+                or NoneType in get_args(names[name].annotation)
+                or names[name].is_required()
+            }
+        part = check(data)
+        for name, value in (part.model_extra or {}).items():
+            other = part.others.get(name)
             if other is not None and not other.is_taken(value):
                 shown = value if isinstance(value, bool | int | float | str) else "…"
                 shown = f"{shown}"[:LONGEST_VALUE]
-                raise ChangeSomething(self.place + name, shown, "is not served", other.remedy)
-        return self
+                raise ChangeSomething(part.place + name, shown, "is not served", other.remedy)
+        return part
 
 
 class RequestBody(RequestPart):
@@ -70,7 +68,23 @@ class RequestBody(RequestPart):
 
         Elements of a list share a path: ``messages[].content[].colour``.
         """
-        return set(_extras(self, ""))
+        names: set[str] = set()
+        pending: list[tuple[object, str]] = [(self, "")]
+        while pending:
+            value, path = pending.pop()
+            if isinstance(value, list):
+                if value and isinstance(value[0], BaseModel):  # a prompt may be a million numbers
+                    pending += [(element, f"{path}[]") for element in value]
+            elif isinstance(value, BaseModel):
+                before = f"{path}." if path else ""
+                others = value.others if isinstance(value, RequestPart) else ()
+                names.update(
+                    before + name for name in value.model_extra or () if name not in others
+                )
+                for name in value.model_fields_set & type(value).model_fields.keys():
+                    if isinstance(part := getattr(value, name), list | BaseModel):
+                        pending.append((part, before + name))
+        return names
 
 
 def rename(field: str, names: Iterable[tuple[re.Pattern[str], str]]) -> str:
@@ -79,20 +93,3 @@ def rename(field: str, names: Iterable[tuple[re.Pattern[str], str]]) -> str:
         if match := pattern.match(field):
             return match.expand(name) + field[match.end() :]
     return field
-
-
-def _extras(value: object, path: str) -> Iterator[str]:
-    if isinstance(value, list):
-        for element in value:
-            if not isinstance(element, BaseModel):
-                return  # elements have one type, and a prompt may be a million numbers
-            yield from _extras(element, f"{path}[]")
-    elif isinstance(value, BaseModel):
-        before = f"{path}." if path else ""
-        others = value.others if isinstance(value, RequestPart) else ()
-        for name in value.model_extra or ():
-            if name not in others:
-                yield before + name
-        for name in value.model_fields_set & type(value).model_fields.keys():
-            if isinstance(part := getattr(value, name), list | BaseModel):
-                yield from _extras(part, before + name)
