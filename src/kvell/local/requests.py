@@ -109,8 +109,7 @@ class LocalRequests:
             limits = self.local.engine.core.entrance.rules(model).limits
             if problem := pooling_problem(ids, limits, has_images=bool(given.images)):
                 raise problem
-            plain = ImagePrompt(ids, ())
-            spec = self.runner.spec(plain, POOLED, model, kind, priorities[i])
+            spec = self.runner.spec(ImagePrompt(ids, ()), POOLED, model, kind, priorities[i])
             jobs.append(EmbeddingJob(spec, name or str(i)))
         return jobs
 

@@ -55,4 +55,4 @@ def test_restarts_are_fruitful_though_the_manager_hears_no_token() -> None:
             await front.serving(1)
             assert front.entry("mixed-0").restarts == kills
 
-    run(scenario(), 30)
+    run(scenario(), 120)

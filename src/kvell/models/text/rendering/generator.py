@@ -77,10 +77,10 @@ class CountingGenerator(CodeGenerator):
         if isinstance(node, LITERALS) and not (_is_stored(node) or _is_constant(node)):
             self.write(f"{BUDGET}.nest(")
             closing += ")"
-        found = super().visit(node, *args, **kwargs)
+        result = super().visit(node, *args, **kwargs)
         if closing:
             self.write(closing)
-        return found
+        return result
 
     @override
     def _output_child_pre(self, node: nodes.Expr, frame: Frame, finalize: Datum) -> None:
