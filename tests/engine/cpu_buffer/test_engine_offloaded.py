@@ -4,9 +4,10 @@ from typing import ClassVar
 
 import pytest
 
-from kvell.engine.core.core import EngineCore
+from kvell.engine.core.core import MOST_STEPS_PUT_OFF, EngineCore
 from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.engine.planning.chunks import OffloadedPrompts
+from kvell.engine.planning.step_memory import StepMemory
 from kvell.engine.protocol.messages import Cancel
 from kvell.engine.requests.plan import StepPlan
 from kvell.vocabulary import RequestId
@@ -87,6 +88,28 @@ def test_a_prompt_that_is_cancelled_leaves_the_buffer(steps: int) -> None:
     for _ in range(steps):
         run.step()
     run.core.cancel(Cancel(RequestId("long")))
+    run.to_the_end()
+    assert not offloaded_of(run.core).parking.sizes.held
+
+
+def test_a_prompt_in_the_buffer_that_the_device_never_serves_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is the only request that is left, and no running one ends in its place."""
+    run = started()
+    run.submit("long", LONG, 9)
+    run.step()
+    assert offloaded_of(run.core).count == 1
+    for name in ("old", "short"):
+        run.core.cancel(Cancel(RequestId(name)))
+    monkeypatch.setattr(
+        StepMemory, "grant_activations", lambda _memory, _step, tokens, _rows: not tokens
+    )
+    for _ in range(2 * MOST_STEPS_PUT_OFF):
+        run.step()
+    finished = run.ended["long"]
+    assert (finished.reason, finished.try_later) == ("refused", True)
+    assert "the device refused memory" in finished.message
     run.to_the_end()
     assert not offloaded_of(run.core).parking.sizes.held
 

@@ -339,10 +339,13 @@ class EngineCore:
             events += self._handed_over(news)
         may_rest = self._holds or (not is_quiet and self.pool.holds_pages)
         self._is_idle = may_rest and step.plan.is_idle
-        if self.scheduler.steps_put_off >= MOST_STEPS_PUT_OFF and self.scheduler.seats.running:
+        if self.scheduler.steps_put_off >= MOST_STEPS_PUT_OFF:
+            seats = self.scheduler.seats
             self.scheduler.steps_put_off = 0
             why = f"the device refused memory for {MOST_STEPS_PUT_OFF} steps in a row"
-            events.append(self._refuse(self.scheduler.seats.running[-1], why))
+            events += [
+                self._refuse(put_off, why) for put_off in (seats.running or seats.offloaded)[-1:]
+            ]
         return events + self._noticed() if self._index_watch is not None else events
 
     def fail(self, failure: StepFailure) -> list[Event]:
