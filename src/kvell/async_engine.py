@@ -44,6 +44,7 @@ from kvell.fleet.instance.price_settings import PriceSettings
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.fleet.started.pool_settings import PoolSettings
 from kvell.front.front import Front
+from kvell.front.routes import conversation_key, prompt_key
 from kvell.local.jobs import chosen_sampling, embedding_output, one_each
 from kvell.local.outputs import CompletionOutput, delta_of, logprobs_by_token
 from kvell.mempool.rendezvous import PageTransport, PdCaching
@@ -51,7 +52,6 @@ from kvell.models.sources.progress import Progress, quiet
 from kvell.server.text.embeddings import embed
 from kvell.server.text.lanes import TextWork
 from kvell.server.text.named_texts import TextOptions, texts_of
-from kvell.server.text.session_key import conversation_key, prompt_key
 from kvell.server.text.text_bounds import chars_within
 from kvell.server.text.text_encoder import TextEncoder
 from kvell.server.text.text_model import TextModel

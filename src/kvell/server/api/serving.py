@@ -17,6 +17,7 @@ from kvell.engine.requests.beam_search import BeamSearch
 from kvell.errors import ChangeSomething
 from kvell.front.front import Front
 from kvell.front.request_log import RequestTrace
+from kvell.front.routes import prompt_key
 from kvell.server.access.visit import CLIENT_GONE_STATUS, RequestContext, Sequences
 from kvell.server.answers.named import AnswerFormat
 from kvell.server.api.bodies.completions import Heading
@@ -27,7 +28,6 @@ from kvell.server.api.schemas.request_body import RequestBody
 from kvell.server.api.streaming import cancel_all, merge
 from kvell.server.logs.lines import OncePerName
 from kvell.server.metrics.front_metrics import ServerMetrics
-from kvell.server.text.session_key import prompt_key
 from kvell.server.text.several.beam_search import beam_deltas
 from kvell.server.text.text_bounds import TOLD_BYTES, AnswerMemory, ContextLength
 from kvell.server.text.text_encoder import TokenIds

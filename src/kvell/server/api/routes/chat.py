@@ -16,6 +16,7 @@ from kvell.engine.protocol.schemas.references import Schema
 from kvell.engine.protocol.structured_outputs import Calls, ReasoningBudget
 from kvell.engine.protocol.structured_outputs import Reasoning as Reasoned
 from kvell.errors import ChangeSomething
+from kvell.front.routes import conversation_key
 from kvell.server.access.visit import RequestContext
 from kvell.server.answers.deltas import (
     AnswerDelta,
@@ -72,7 +73,6 @@ from kvell.server.api.streaming import (
     prime,
     sse,
 )
-from kvell.server.text.session_key import conversation_key
 from kvell.server.text.text_encoder import CHAT_FORM, TokenIds
 from kvell.server.text.text_model import TextModel
 from kvell.server.text.text_stream import NO_USAGE, TextDelta, Usage, whole_answers

@@ -14,6 +14,7 @@ from kvell.engine.protocol.messages import Finished
 from kvell.engine.protocol.pooling import POOLED, similarities, vector_of
 from kvell.engine.protocol.request_spec import RequestSpec, to_token_bytes
 from kvell.errors import ChangeSomething
+from kvell.front.routes import prompt_key
 from kvell.server.access.visit import RequestContext, Sequences
 from kvell.server.api.bodies.completions import json_response
 from kvell.server.api.bodies.embeddings import cut_to, embeddings_body, rerank_body, scores_body
@@ -27,7 +28,6 @@ from kvell.server.api.schemas.embeddings import (
 )
 from kvell.server.api.serving import AppState, ServerModel, cancel_on_disconnect
 from kvell.server.text.embeddings import all_embedded
-from kvell.server.text.session_key import prompt_key
 from kvell.server.text.several.beam_search import MOST_AT_ONCE
 from kvell.server.text.text_encoder import TEXT_FORM, PromptForm, TokenIds, form_cut_at_end
 from kvell.server.text.text_stream import TextDelta, Usage
