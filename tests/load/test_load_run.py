@@ -21,7 +21,7 @@ def chosen(server: FakeServer, wanted: str | None) -> str:
 
 
 class Silent(FakeServer):
-    async def get(self, path: str) -> tuple[int, bytes]:
+    async def answer_to(self, path: str) -> tuple[int, bytes]:
         raise ConnectionFailed(f"no connection for {path}")
 
 
@@ -32,7 +32,7 @@ class Answering(FakeServer):
         super().__init__()
         self._status, self._body = status, body
 
-    async def get(self, path: str) -> tuple[int, bytes]:
+    async def answer_to(self, path: str) -> tuple[int, bytes]:
         return self._status, self._body
 
 
