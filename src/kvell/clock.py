@@ -52,6 +52,7 @@ class VirtualClock:
         self._now_seconds = start_seconds
 
     def now_seconds(self) -> float:
+        """Return seconds of virtual time."""
         return self._now_seconds
 
     def advance(self, seconds: float) -> None:

@@ -11,7 +11,10 @@ Ints = npt.NDArray[np.int32]
 
 
 class SlotTable:
-    """Logical large page → slot, a permutation; the identity until a page moves."""
+    """Logical large page → slot, a permutation; the identity until a page moves.
+
+    :param num_large_pages: size of the pool in large pages.
+    """
 
     def __init__(self, num_large_pages: int) -> None:
         self._slots = np.arange(num_large_pages, dtype=np.int32)

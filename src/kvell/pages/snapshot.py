@@ -18,6 +18,8 @@ Key = tuple[int, int, int]
 class HolderSnapshot:
     """One holder: per group, the first page position and the pages from there.
 
+    :param handle: its name.
+    :param computed: tokens that are computed.
     :param published: tokens up to which its pages were offered to the index.
     :param is_lease: whether it is a lease on a prefix rather than a request.
     :param groups: for each group, the first position with a page, and the pages from there.
@@ -42,6 +44,8 @@ class HolderSnapshot:
 class IndexEntry:
     """A page that the index names, at its place in the tree.
 
+    :param group: of the page.
+    :param page: its number.
     :param end: tokens of the prefix that the page ends.
     :param part: distinguishes pages of one end: slices of a state, pages of an image; else 0.
     :param node_start: first token of the tree's node that holds the page.
@@ -60,6 +64,10 @@ class IndexEntry:
 class PoolTotals:
     """The division of a pool now, and counters since its start; tuples have an item per group.
 
+    :param empty_large: large pages of no group.
+    :param used_pages: small pages with a user.
+    :param cached_pages: small pages kept for hits.
+    :param evicted_pages: small pages evicted so far.
     :param hit_tokens: cached tokens of the prefixes of claimed requests so far.
     :param rungs: number of pages obtained, by the rung of the ladder that had one.
     :param unwritten_pages: pages never used since their large page, which has a used page, joined
@@ -89,13 +97,18 @@ class PoolSnapshot:
 
     :param group: index of its group; negative for none.
     :param owner: the holder that it is associated with; negative for none.
+    :param used: its small pages with a user.
+    :param cached: its small pages that are kept for hits.
     :param empty_masks: a bit for each empty small page of it, the first page's lowest.
     :param refs: for each group, the number of users by page.
     :param keys: for each group, the place in the eviction order by page, for pages that the index
         names.
     :param whole: large pages without a used page.
     :param partial: for each group, unused pages in large pages that have a used one.
+    :param holders: requests and leases.
     :param index: all pages that the index names.
+    :param num_nodes: nodes of the index.
+    :param evicted_pages: for each group, pages evicted so far.
     :param hit_tokens: cached tokens of the prefixes of claimed requests so far.
     :param rungs: number of pages obtained, by the rung of the ladder that had one.
     :param withheld: numbers of the large pages whose memory has another owner now.

@@ -313,6 +313,7 @@ The exit status of such a start says whether the user must change something.
 class InstanceStartError(KvellError):
     """The error of an instance process that did not become ready.
 
+    :param message: problem, in one line.
     :param exit_code: exit status of a process that ended by itself, else None; 2 means that stderr
         has what the user must change.
     """

@@ -56,6 +56,7 @@ class RestartPolicy:
     attempts: int = 6
 
     def pause_seconds(self, fruitless_restarts: int) -> float:
+        """Return the pause before the next restart."""
         doublings = min(fruitless_restarts, MOST_DOUBLINGS)
         return min(self.longest_seconds, self.first_seconds * 2.0**doublings)
 

@@ -212,6 +212,7 @@ class Tokenizer:
 
     :param backend: a tokenizer of transformers.
     :param eos_token_ids: ids that end an answer.
+    :param chosen: the user's choice of its chat template.
     :param path: its directory, for messages and for a chat template in an unusual place.
     """
 
@@ -254,6 +255,7 @@ class Tokenizer:
 
     @property
     def knows_text(self) -> bool:
+        """Whether texts can be encoded and decoded at all."""
         return True
 
     @property
@@ -263,6 +265,7 @@ class Tokenizer:
 
     @cached_property
     def gap_tokens(self) -> GapTokens | None:
+        """The tokens with which the model fills a gap in a text; None if it has none."""
         return gap_tokens(self._id_of)
 
     @cached_property
@@ -294,6 +297,7 @@ class Tokenizer:
         )
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> TokenIds:
+        """Return token ids of a text, int32 [tokens], with the special tokens of the model."""
         escapes = self._chosen.special_tokens_in_text == "escape"
         first, *others = text.split(MARK) if escapes else [text]
         ids = list(self.backend(first, add_special_tokens=add_special_tokens)["input_ids"])
@@ -378,6 +382,7 @@ class Tokenizer:
 
     @cached_property
     def decoder(self) -> Any:
+        """The tokenizers library's decoder, which joins tokens; None for other tokenizers."""
         backend = getattr(self.backend, "backend_tokenizer", None)
         return getattr(backend, "decoder", None)
 
