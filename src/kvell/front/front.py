@@ -1,22 +1,18 @@
 """The front: gives each request its own output, whatever happens to the instances.
 
-The processors of the front's thread: not that of the thread that plans and computes.
+The front's thread avoids the processor of the thread that plans and computes.  Each token wakes
+the front, and the operating system tends to run it on the processor of the process that woke it:
+the instance's own thread, which then waits until the front is done while another is idle.
 
-Each token wakes the front, and the operating system tends to run the front on the processor of the
-process that woke it: the instance's own thread, which then waits until the front is done, while
-another processor is idle.
-
-Names of requests: those of callers, and those of instances.
-
-Several fronts may have the same instances, and their clients choose names freely.  So the name at
-instances is ``front-3f9a12cc:name``, and the name that people see is without the front.
+A request has a name for its caller and one for instances.  Several fronts may have the same
+instances, and their clients choose names freely.  So the name at instances is
+``front-3f9a12cc:name``, and the name that people see is without the front.
 """
 
 import asyncio
 import contextlib
 import os
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Self
@@ -259,7 +255,7 @@ class Front:
         self._request_queue.fail_waiting("the server is shutting down", self.now_seconds())
         if self._members.outlives_front:  # instances keep running, so requests are awaited here
             self._note_idle()
-            with suppress(TimeoutError):
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._is_idle.wait(), self._limits.drain_seconds)
         await self._members.close()
 
@@ -470,7 +466,7 @@ class Front:
             if isinstance(command, Submit):
                 self._submit(instance_id, command)
             elif instance_id in self._members:
-                with suppress(InstanceDied):
+                with contextlib.suppress(InstanceDied):
                     self._members[instance_id].supervisor.send(command)
 
     def _submit(self, instance_id: str, submission: Submit) -> None:

@@ -55,7 +55,6 @@ FORGIVEN = 0.25
 LOOK_SECONDS = 1.0
 """The most seconds that count between two checks: a pause of the instance itself must not be
 charged to a front."""
-"""The errors of an ended connection."""
 OF_A_REQUEST = Acknowledgement | PromptLogprobs | Tokens | Finished | MigrationRefused
 
 
