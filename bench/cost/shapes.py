@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from kvell.models.loading.random_weights import write_random_model
 from kvell.models.sources.progress import Progress, quiet
 from kvell.models.sources.source import resolve_model
-from tests.models.random_model import write_random_model
 
 VOCAB_SIZE = 49_152
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")

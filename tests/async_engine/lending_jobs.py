@@ -8,10 +8,10 @@ from typing import Any
 
 from kvell import LLM
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.models.loading.random_weights import write_random_model
 from kvell.vocabulary import MIB
 from tests.async_engine.jobs import Job
 from tests.models.harness import tiny_config
-from tests.models.random_model import write_random_model
 
 WORDS = 49_152
 KV_BYTES = 56 * MIB

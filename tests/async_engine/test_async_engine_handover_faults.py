@@ -18,6 +18,7 @@ from kvell.errors import RequestFailed
 from kvell.fleet.instance.supervisor import RestartPolicy
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.front.request_log import LogEntry
+from kvell.models.loading.random_weights import write_random_model
 from kvell.vocabulary import MIB
 from tests.async_engine.faults import REFUSALS, RETRIED, serving
 from tests.async_engine.handover_faults import (
@@ -33,7 +34,6 @@ from tests.async_engine.jobs import Job
 from tests.front.scenarios import until
 from tests.front.seen import front_of
 from tests.models.harness import tiny_config
-from tests.models.random_model import write_random_model
 
 STREAMS = 6
 FEW = ("pause decode", "kill decode", "orphaned decode", "kill prefill", "hang decode")

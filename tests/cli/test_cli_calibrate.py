@@ -11,8 +11,8 @@ from kvell.cli.calibrate import useless
 from kvell.cli.main import run
 from kvell.cli.terminal.session import Session
 from kvell.models.config.configs import config_from_dict
+from kvell.models.loading.random_weights import write_random_model
 from kvell.vocabulary import GIB
-from tests.models.random_model import write_random_model
 
 LLAMA = {
     "model_type": "llama",

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
+from kvell.models.loading.random_weights import write_random_model
 from tests.llm.guilty_instance import GUILTY
 from tests.models.harness import tiny_config
-from tests.models.random_model import write_random_model
 
 POISON = 777
 """A token whose embedding is NaN in a poisoned model."""

@@ -13,12 +13,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from kvell.models.loading.random_weights import write_random_model
 from kvell.models.sources.packaged import MODEL_NAME
 from tests.llm.broken_models import write_broken, write_poisoned
 from tests.llm.pictures import write_picture_model
 from tests.llm.servers import Served, serving
 from tests.models.harness import tiny_config
-from tests.models.random_model import write_random_model
 
 WORDS = 49_152
 KEYS = """

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from kvell import LLM, SamplingParams
+from kvell.models.loading.random_weights import write_random_model
 from kvell.vocabulary import MIB
 from tests.models.harness import tiny_config
-from tests.models.random_model import write_random_model
 
 PROMPT = {"prompt_token_ids": list(range(3, 20))}
 RECOMMENDED = {"temperature": 0.0, "repetition_penalty": 1.5, "max_new_tokens": 3}

@@ -13,12 +13,12 @@ from kvell.engine.protocol.pooling import EmbeddingOutput
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething
 from kvell.llm import LLM
+from kvell.models.loading.random_weights import write_random_model
 from kvell.models.sources.packaged import MODEL_NAME
 from kvell.vocabulary import MIB
 from tests.llm.exactness import read_oracle, truth
 from tests.llm.teacher import model_at, smollm2
 from tests.models.harness import tiny_config
-from tests.models.random_model import write_random_model
 
 PROMPTS = [answer.prompt for answer in sorted(read_oracle(), key=lambda a: len(a.prompt))[::6]]
 """Token ids."""

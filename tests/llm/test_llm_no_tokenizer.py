@@ -10,9 +10,9 @@ from kvell import LLM, SamplingParams
 from kvell.cli.main import run
 from kvell.cli.terminal.session import Session
 from kvell.errors import ChangeSomething
+from kvell.models.loading.random_weights import write_random_model
 from kvell.vocabulary import MIB
 from tests.models.harness import tiny_config
-from tests.models.random_model import write_random_model
 
 PROMPT = list(range(3, 20))
 SAMPLING = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)

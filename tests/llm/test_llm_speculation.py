@@ -10,11 +10,11 @@ import pytest
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething
 from kvell.llm import LLM
+from kvell.models.loading.random_weights import write_random_model
 from kvell.models.sources.packaged import MODEL_NAME
 from kvell.vocabulary import MIB
 from tests.llm.exactness import assert_same, cut, read_oracle
 from tests.models.harness import tiny_config
-from tests.models.random_model import write_random_model
 
 VERSES = "The wind blows over the sea. The ship sails over the sea. The gull flies over the sea. "
 GREEDY = SamplingParams(temperature=0, max_tokens=24)

@@ -1,6 +1,5 @@
-"""Models with random weights from a config alone, in memory or as a directory."""
+"""Models with random weights from a config alone, in memory."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,15 +30,3 @@ def random_paged_model(
     module = random_module(config, seed, dtype, scale).to(device or torch.device("cpu"))
     description = describe_as(module.config, dtype, kv_dtype or dtype)
     return paged_module(module, description, kernels, kv_dtype, fused)
-
-
-def write_random_model(
-    directory: Path,
-    config: Any,
-    seed: int,
-    dtype: torch.dtype = torch.float32,
-    scale: float | None = None,
-) -> Path:
-    """Write a random model as a transformers directory (without a tokenizer); return it."""
-    random_module(config, seed, dtype, scale).save_pretrained(directory)
-    return directory

@@ -33,9 +33,9 @@ from bench.side_by_side.systems import System, kvell_server, vllm_server
 from bench.side_by_side.vllm_environment import vllm_python
 from kvell.cli.terminal.environment import process_cache_dir
 from kvell.models.config.description import describe
+from kvell.models.loading.random_weights import write_random_model
 from kvell.models.sources.source import resolve_model
 from kvell.simulator.traces.rows import TraceRow
-from tests.models.random_model import write_random_model
 
 RESULTS = result_file.path_of("pressure_peers")
 LEAST = {"gemma3-27b": 1.0, "falcon-h1-7b": 1.3}

@@ -9,10 +9,9 @@ from kvell.attention.portable import PortableKernels
 from kvell.errors import ChangeSomething
 from kvell.models.config.quantization import QUANTIZATIONS, require_quantization
 from kvell.models.loading.loading import load_paged_model
-from kvell.models.loading.random_weights import random_module
+from kvell.models.loading.random_weights import random_module, write_random_model
 from tests.models.fused_models import native
 from tests.models.harness import prompt_ids, runner_over, tiny_config
-from tests.models.random_model import write_random_model
 
 
 def test_only_named_ones_are_served(tmp_path: Path) -> None:

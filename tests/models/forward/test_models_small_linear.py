@@ -22,12 +22,12 @@ from kvell.models.forward.small_linear import (
     use_small_linears,
 )
 from kvell.models.loading.loading import load_paged_model
-from kvell.models.loading.random_weights import random_module
+from kvell.models.loading.random_weights import random_module, write_random_model
 from kvell.models.paged_model import PagedModel
 from tests.depth import some
 from tests.models.cases import some_fast
 from tests.models.harness import oracle_logits, runner_over, tiny_config
-from tests.models.random_model import random_paged_model, write_random_model
+from tests.models.random_model import random_paged_model
 from tests.models.rounding import DENORMALS_ARE_ZEROS, bits_of, hard_numbers, rounded_bits
 
 BF16_ROUNDING = 2.0**-8

@@ -16,12 +16,12 @@ from kvell.models.families.families import EXACT, FUSED
 from kvell.models.fused.decoder import fused_decoder
 from kvell.models.fused.recipe import recipe_of
 from kvell.models.loading.loading import load_paged_model
-from kvell.models.loading.random_weights import random_module
+from kvell.models.loading.random_weights import random_module, write_random_model
 from kvell.models.paged_model import PagedModel
 from tests.models.fused_models import fused_model, generic_model, native
 from tests.models.harness import prompt_ids, runner_over, tiny_config, tiny_module
 from tests.models.loading.recorder import Recorder, assert_every_seam_in_order, batch_of
-from tests.models.random_model import random_paged_model, write_random_model
+from tests.models.random_model import random_paged_model
 
 
 def test_callbacks_come_at_every_seam_in_order() -> None:

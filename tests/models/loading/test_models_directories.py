@@ -12,11 +12,11 @@ import pytest
 from kvell.attention.portable import PortableKernels
 from kvell.errors import ChangeSomething
 from kvell.models.loading.loading import check_model, load_paged_model
+from kvell.models.loading.random_weights import write_random_model
 from kvell.models.text import tokenizer as tokenizer_faults
 from kvell.models.text.tokenizer import Tokenizer, holds_tokenizer
 from tests.models.cases import long_unless
 from tests.models.harness import tiny_config
-from tests.models.random_model import write_random_model
 
 Mutilate = Callable[[Path], object]
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 269060552\n"

@@ -19,6 +19,7 @@ from kvell.models.config.embeddings import embedding_facts
 from kvell.models.families.plain_config import known_config, sizes_config
 from kvell.models.families.weight_sizes import weights_bytes
 from kvell.models.loading.loading import check_model, load_paged_model
+from kvell.models.loading.random_weights import write_random_model
 from kvell.models.loading.weight_files import (
     INDEX_FILE,
     SINGLE_FILE,
@@ -31,7 +32,6 @@ from kvell.pages.sizing import plan_layout
 from tests.depth import scaled
 from tests.hostile_files import bounded, spoil, spoil_bytes
 from tests.models.harness import tiny_config
-from tests.models.random_model import write_random_model
 
 pytestmark = pytest.mark.long
 CONFIGS = sorted(Path("bench/configs").glob("*.json"))

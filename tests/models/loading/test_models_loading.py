@@ -19,12 +19,13 @@ from kvell.errors import ChangeSomething
 from kvell.models.config.configs import read_config
 from kvell.models.config.json_files import overridden
 from kvell.models.loading.loading import load_paged_model
+from kvell.models.loading.random_weights import write_random_model
 from kvell.models.loading.weight_files import check_weight_file, read_weight_map
 from kvell.models.sources import hub as hub_client
 from kvell.models.sources.source import resolve_model
 from kvell.pages.layout import GroupKind
 from tests.models.harness import assert_exact, oracle_logits, prompt_ids, runner_over, tiny_config
-from tests.models.random_model import random_paged_model, write_random_model
+from tests.models.random_model import random_paged_model
 
 
 @pytest.fixture(scope="module")

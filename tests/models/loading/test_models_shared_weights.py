@@ -18,12 +18,12 @@ from kvell.attention.choice import choose_kernels
 from kvell.device.shared_weights import MANIFEST_BYTES, SharedWeights
 from kvell.device.weight_memory import PrivateWeights
 from kvell.models.loading.loading import load_paged_model
+from kvell.models.loading.random_weights import write_random_model
 from kvell.models.loading.shared_loading import memory_for
 from kvell.vocabulary import MIB
 from tests.device.locks import holder_of_the_lock
 from tests.models.harness import tiny_config, tiny_module
 from tests.models.loading.recorder import logits_of
-from tests.models.random_model import write_random_model
 
 pytest.importorskip("kvell.attention.native")
 

@@ -4,6 +4,7 @@ Random transformers often repeat one token for any input, and a test on such a m
 So embeddings are untied and matrices scaled up until the outputs vary; :func:`varies` checks that.
 """
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -50,6 +51,18 @@ def varies(module: Any, seed: int = 0, share: float = 0.5) -> bool:
         logits = module(input_ids=prompts, use_cache=False).logits
     distinct = logits.argmax(-1).unique().numel()
     return bool(logits.isfinite().all()) and distinct > share * prompts.numel()
+
+
+def write_random_model(
+    directory: Path,
+    config: Any,
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+    scale: float | None = None,
+) -> Path:
+    """Write a random model as a transformers directory (without a tokenizer); return it."""
+    random_module(config, seed, dtype, scale).save_pretrained(directory)
+    return directory
 
 
 def _draw(config: Any, seed: int, dtype: torch.dtype, scale: float) -> Any:
