@@ -1,9 +1,7 @@
-"""Cost of copies between pool and CPU buffer, and how much they slow a concurrent pass.
+"""The cost of copies between pool and CPU buffer, and how much they slow a concurrent pass.
 
-One step with copies between pool and CPU buffer: before its pass, during it, alone.
-
-Two runners over one pool differ in when they copy. Keys and values are arbitrary bytes of the pool:
-neither a pass nor a copy depends on them.
+Two runners over one pool time a step whose copies are made before its pass or during it.
+Keys and values are arbitrary bytes of the pool: neither a pass nor a copy depends on them.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 
 from kvell.engine.sampling.model_defaults import find_recommended
 from kvell.front.front import Front
-from kvell.server.access.visit import VisitTracer
+from kvell.server.access.traced_visit import Tracer
 from kvell.server.api.door.access_guard import Access
 from kvell.server.api.door.face_options import FaceOptions
 from kvell.server.api.openai_api import build_app
@@ -54,7 +54,7 @@ class HttpFace:
         front: Front,
         metrics: ServerMetrics,
         keys: ServingKeys,
-        tracer: VisitTracer | None = None,
+        tracer: Tracer | None = None,
         recorder: HistoryRecorder | None = None,
     ) -> uvicorn.Server:
         tells = self._options.log_requests

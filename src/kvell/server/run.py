@@ -29,7 +29,7 @@ from kvell.server.text.text_model import Texts
 if TYPE_CHECKING:
     from kvell.fleet.followed.followed_members import FollowedCluster
     from kvell.front.events.publisher import EventsPublisher
-    from kvell.server.access.visit import VisitTracer
+    from kvell.server.access.traced_visit import Tracer
     from kvell.server.http_face import HttpFace
 
 RESERVED = 96
@@ -144,7 +144,7 @@ async def _serve(
     texts: Texts,
     options: ServeOptions,
     keys: ServingKeys,
-    tracer: "VisitTracer | None",
+    tracer: "Tracer | None",
     listener: socket.socket,
     announce: Callable[[str], None],
     show_contract: Callable[[Sequence[str]], None],
@@ -188,7 +188,7 @@ async def _serve(
         await asyncio.gather(loading, return_exceptions=True)
 
 
-def _traced(options: ServeOptions) -> "AbstractContextManager[VisitTracer | None]":
+def _traced(options: ServeOptions) -> "AbstractContextManager[Tracer | None]":
     """Return the tracer of requests; its packages are only imported if tracing is enabled."""
     if options.otlp_traces_endpoint is None:
         return nullcontext()

@@ -12,7 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from kvell.clock import VirtualClock
 from kvell.server.access.keys import ApiKey, KeyRing, digest_of, operator_key
-from kvell.server.access.visit import EndedVisit
+from kvell.server.access.traced_visit import EndedVisit
 from kvell.server.api.door.access_guard import Access, AccessGuard, visit_of
 from kvell.server.logs.visits import VisitLines
 

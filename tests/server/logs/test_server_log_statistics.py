@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from kvell.clock import VirtualClock
 from kvell.engine.protocol.statistics import Stats
 from kvell.errors import TryLater
+from kvell.front.front import Front
 from kvell.front.request_log import RequestObserver
 from kvell.server.logs.lines import FIELDS
 from kvell.server.logs.statistics import Statistics, Totals, rates_between, statistics_lines
@@ -39,6 +41,10 @@ class Scene:
         return self.tokens
 
 
+def statistics_of(scene: Scene, clock: VirtualClock | None = None) -> Statistics:
+    return Statistics(cast(Front, scene), cast(ServerMetrics, scene), clock)
+
+
 def line_after(statistics: Statistics, clock: VirtualClock, seconds: float) -> object:
     clock.advance(seconds)
     return asyncio.run(statistics.fields())
@@ -46,7 +52,7 @@ def line_after(statistics: Statistics, clock: VirtualClock, seconds: float) -> o
 
 def test_figures_are_of_the_time_since_the_last_line() -> None:
     scene, clock = Scene(), VirtualClock()
-    statistics = Statistics(scene, scene, clock)
+    statistics = statistics_of(scene, clock)
     scene.tokens, scene.waiting = (1000, 50), 2
     one = replace(QUIET, running=3, waiting=1, kv_cache_usage=0.5)
     scene.told = {"a": replace(one, prefix_cache_queries=1000, prefix_cache_hits=250)}
@@ -76,7 +82,7 @@ def test_figures_are_of_the_time_since_the_last_line() -> None:
 
 def test_without_traffic_no_instance_is_asked() -> None:
     scene, clock = Scene(tokens=(5, 5)), VirtualClock()
-    statistics = Statistics(scene, scene, clock)
+    statistics = statistics_of(scene, clock)
     assert line_after(statistics, clock, 10.0) is None
     assert scene.asked == 0
     scene.in_flight = 1
@@ -85,7 +91,7 @@ def test_without_traffic_no_instance_is_asked() -> None:
 
 def test_a_pause_does_not_thin_out_what_follows() -> None:
     scene, clock = Scene(), VirtualClock()
-    statistics = Statistics(scene, scene, clock)
+    statistics = statistics_of(scene, clock)
     assert line_after(statistics, clock, 1000.0) is None
     scene.tokens = (100, 10)
     told = line_after(statistics, clock, 10.0)
@@ -95,7 +101,7 @@ def test_a_pause_does_not_thin_out_what_follows() -> None:
 
 def test_silent_instances_leave_their_figures_out() -> None:
     scene, clock = Scene(waiting=1, in_flight=4), VirtualClock()
-    statistics = Statistics(scene, scene, clock)
+    statistics = statistics_of(scene, clock)
     assert line_after(statistics, clock, 1.0) == {
         "running": 4,
         "waiting": 1,
@@ -110,7 +116,7 @@ def test_silent_instances_leave_their_figures_out() -> None:
 
 def test_silence_in_between_loses_no_hits() -> None:
     scene, clock = Scene(in_flight=1), VirtualClock()
-    statistics = Statistics(scene, scene, clock)
+    statistics = statistics_of(scene, clock)
     scene.told = {"a": replace(QUIET, prefix_cache_queries=100)}
     line_after(statistics, clock, 1.0)
     scene.told = {}
@@ -154,7 +160,9 @@ def test_lines_come_until_the_block_ends(caplog: pytest.LogCaptureFixture) -> No
             return await super().fields()
 
     async def served() -> int:
-        async with statistics_lines(Counting(scene, scene), 0.001):
+        async with statistics_lines(
+            Counting(cast(Front, scene), cast(ServerMetrics, scene)), 0.001
+        ):
             await enough.wait()
         return len(asyncio.all_tasks())
 
@@ -168,7 +176,7 @@ def test_no_interval_is_no_line() -> None:
     scene = Scene(in_flight=1)
 
     async def served() -> int:
-        async with statistics_lines(Statistics(scene, scene), 0.0):
+        async with statistics_lines(statistics_of(scene), 0.0):
             return len(asyncio.all_tasks())
 
     assert asyncio.run(served()) == 1

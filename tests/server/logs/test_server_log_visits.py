@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from kvell.clock import VirtualClock
-from kvell.server.access.visit import EndedVisit
+from kvell.server.access.traced_visit import EndedVisit
 from kvell.server.logs.lines import FIELDS
 from kvell.server.logs.visits import REFUSALS_PER_MINUTE, VisitLines
 

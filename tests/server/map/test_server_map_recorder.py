@@ -13,6 +13,7 @@ from kvell.front.front import Front
 from kvell.front.request_queue import Entries
 from kvell.server.map.history import HISTORY_SECONDS, MOST_INSTANCES, HistoryRow
 from kvell.server.map.recorder import STALE_SECONDS, HistoryRecorder
+from kvell.server.metrics.front_metrics import ServerMetrics
 from kvell.vocabulary import RequestId
 from tests.reports import facts
 
@@ -61,7 +62,7 @@ class Counters:
 
 
 def recorder_of(front: FakeFront) -> HistoryRecorder:
-    return HistoryRecorder(cast(Front, front), Counters())
+    return HistoryRecorder(cast(Front, front), cast(ServerMetrics, Counters()))
 
 
 def latest(recorder: HistoryRecorder) -> HistoryRow:

@@ -5,8 +5,7 @@ from typing import Any
 from kvell.engine.protocol.messages import Finished
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.front.request_log import EndedRequest
-from kvell.server.access.visit import EndedVisit
-from kvell.server.tracing.traced_visit import VisitRecord
+from kvell.server.access.traced_visit import EndedVisit, VisitRecord
 from kvell.vocabulary import FinishReason, RequestId
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -4,9 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.server.access.visit import VisitTrace, VisitTracer
-from kvell.server.tracing.traced_visit import TracedVisit, Tracer, VisitRecord
+from kvell.server.access.traced_visit import TracedVisit, Tracer, VisitRecord
 from tests.server.tracing.records import BEGAN_NS, BEGAN_SECONDS, PARENT, SAMPLING, VISIT, request
 
 HEADERS = [(b"host", b"x"), (b"traceparent", PARENT.encode()), (b"authorization", b"Bearer key")]
@@ -52,7 +50,7 @@ def test_of_the_headers_only_the_trace_context_is_kept() -> None:
 
 @pytest.mark.parametrize("path", ["/", "/health", "/metrics", "/cluster", "/debug/pages", "/v10"])
 def test_pages_that_are_polled_are_not_traced(path: str) -> None:
-    assert Tracer(lambda _: None).begin(path, HEADERS, 0.0) is None
+    assert Tracer(lambda _: None, lambda: BEGAN_NS).begin(path, HEADERS, 0.0) is None
 
 
 def test_a_client_that_leaves_is_recorded_once_the_front_has_ended_its_request() -> None:
@@ -101,10 +99,3 @@ def test_times_of_the_clock_become_times_of_day() -> None:
     begun(written).on_ended(VISIT, "")
     assert written[0].at_ns(BEGAN_SECONDS) == BEGAN_NS
     assert written[0].at_ns(BEGAN_SECONDS + 1.5) == BEGAN_NS + 1_500_000_000
-
-
-def test_it_is_what_the_door_and_the_handlers_ask_for() -> None:
-    tracer: VisitTracer = Tracer(lambda _: None)
-    trace: VisitTrace | None = tracer.begin("/v1/x", [], 0.0)
-    assert trace is not None
-    trace.on_parsed("m", SamplingParams())

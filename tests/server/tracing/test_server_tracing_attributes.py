@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.server.access.visit import EndedVisit
+from kvell.server.access.traced_visit import EndedVisit
 from kvell.server.tracing.attributes import (
     Phase,
     answer_attributes,

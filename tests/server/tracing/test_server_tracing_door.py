@@ -9,8 +9,8 @@ from fastapi import FastAPI, Request, Response
 
 from kvell.clock import VirtualClock
 from kvell.server.access.keys import KeyRing, operator_key
+from kvell.server.access.traced_visit import Tracer, VisitRecord
 from kvell.server.api.door.access_guard import Access, AccessGuard, visit_of
-from kvell.server.tracing.traced_visit import Tracer, VisitRecord
 from tests.server.tracing.records import BEGAN_NS, PARENT
 
 WITH_KEY = {"Authorization": "Bearer secret"}

@@ -12,10 +12,10 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from kvell.clock import VirtualClock
 from kvell.errors import ChangeSomething
+from kvell.server.access.traced_visit import Tracer
 from kvell.server.logs.lines import FIELDS
 from kvell.server.tracing.exporting import LONGEST_PROBLEM, Complaints, complaints_told, exporting
 from kvell.server.tracing.opening import traces_to
-from kvell.server.tracing.traced_visit import Tracer
 from tests.server.tracing.collector import DEADLINE_SECONDS, collecting
 from tests.server.tracing.records import VISIT
 

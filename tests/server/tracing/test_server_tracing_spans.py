@@ -12,9 +12,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, Sampler
 from opentelemetry.trace import SpanKind, StatusCode
 
+from kvell.server.access.traced_visit import VisitRecord
 from kvell.server.tracing.attributes import visit_attributes
 from kvell.server.tracing.exporting import SpanWriter
-from kvell.server.tracing.traced_visit import VisitRecord
 from tests.server.tracing.records import BEGAN_NS, PARENT, VISIT, record, request
 
 NOT_SAMPLED = PARENT[:-2] + "00"

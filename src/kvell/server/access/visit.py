@@ -1,15 +1,14 @@
 """One HTTP request on the server: its tenant, its reserved tokens and its use."""
 
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from kvell.clock import Clock
-from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.turns import EqualParts
 from kvell.front.request_log import EndedRequest, RequestTrace
 from kvell.server.access.accounts import Account
+from kvell.server.access.traced_visit import EndedVisit, TracedVisit
 from kvell.server.text.text_stream import TextDelta
 
 
@@ -106,54 +105,6 @@ class Sequences:
 ONE = Sequences()
 
 
-@dataclass(frozen=True)
-class EndedVisit:
-    """A request that is answered, or whose client closed the connection (status 499).
-
-    :param answer_id: "" if no answer was begun; then all counts of tokens are 0.
-    :param request_id: the request's ``x-request-id``, or else a random one.
-    :param seconds: time from the request's head to the last byte of its answer.
-    """
-
-    method: str
-    path: str
-    tenant: str
-    status: int
-    seconds: float
-    answer_id: str = ""
-    model: str = ""
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    cached_tokens: int = 0
-    request_id: str = ""
-
-
-class VisitTrace(Protocol):
-    """An observer of one request (tracing)."""
-
-    def on_parsed(self, model: str, sampling: SamplingParams) -> None:
-        """Record the model and the sampling parameters of the request's first prompt."""
-        ...
-
-    def answer(self, index: int) -> RequestTrace:
-        """Return the front's observer of answer ``index``."""
-        ...
-
-    def on_ended(self, visit: EndedVisit, route: str) -> None:
-        """Record the request's end; ``route`` is the API's path template, "" if none matches."""
-        ...
-
-
-class VisitTracer(Protocol):
-    """A source of traces of requests."""
-
-    def begin(
-        self, path: str, headers: Iterable[tuple[bytes, bytes]], now_seconds: float
-    ) -> VisitTrace | None:
-        """Return the trace of a request that was admitted; None if the request is not traced."""
-        ...
-
-
 class RequestContext:
     """The state of one admitted request, for its handlers.
 
@@ -170,7 +121,7 @@ class RequestContext:
         tenant: str,
         account: Account | None,
         clock: Clock,
-        trace: VisitTrace | None = None,
+        trace: TracedVisit | None = None,
         request_id: str = "",
     ) -> None:
         self._method, self._path = method, path

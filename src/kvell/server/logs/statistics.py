@@ -6,12 +6,13 @@ import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 from kvell.clock import Clock, MonotonicClock
 from kvell.engine.protocol.statistics import Stats
 from kvell.errors import TryLater
+from kvell.front.front import Front
 from kvell.server.logs.lines import tell
+from kvell.server.metrics.front_metrics import ServerMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -32,65 +33,39 @@ class Totals:
     found_tokens: int = 0
 
 
-class Traffic(Protocol):
-    """A source of counts of requests (the front)."""
-
-    @property
-    def waiting(self) -> int:
-        """The number of requests that wait for an instance."""
-        ...
-
-    @property
-    def in_flight(self) -> int:
-        """The number of requests on instances."""
-        ...
-
-    async def stats(self, deadline_seconds: float) -> dict[str, Stats]:
-        """Return the counters of each instance that answers in time."""
-        ...
-
-
-class TokenTotals(Protocol):
-    """A source of counts of tokens (the metrics)."""
-
-    def token_totals(self) -> tuple[int, int]:
-        """Return the numbers of prefilled prompt tokens and of sent output tokens."""
-        ...
-
-
 class Statistics:
     """The statistics of the time since the previous line."""
 
-    def __init__(self, traffic: Traffic, tokens: TokenTotals, clock: Clock | None = None) -> None:
-        self._traffic, self._tokens = traffic, tokens
+    def __init__(self, front: Front, metrics: ServerMetrics, clock: Clock | None = None) -> None:
+        self._front, self._metrics = front, metrics
         self._clock = clock or MonotonicClock()
         self._told_seconds = self._clock.now_seconds()
-        self._told = Totals(*tokens.token_totals())
+        self._told = Totals(*metrics.token_totals())
 
     async def fields(self) -> dict[str, float] | None:
         """Return the fields of a line; None without requests or new tokens."""
-        prompt_tokens, output_tokens = self._tokens.token_totals()
+        prompt_tokens, output_tokens = self._metrics.token_totals()
         before = self._told
         began_seconds = self._told_seconds
         self._told_seconds = self._clock.now_seconds()
         is_still = (prompt_tokens, output_tokens) == (before.prompt_tokens, before.output_tokens)
-        if is_still and not self._traffic.in_flight and not self._traffic.waiting:
+        if is_still and not self._front.in_flight and not self._front.waiting:
             return None
         answers = await self._answers()
         looked_up = sum(stats.prefix_cache_queries for stats in answers.values())
         cached = sum(stats.prefix_cache_hits for stats in answers.values())
         now = Totals(prompt_tokens, output_tokens, looked_up, cached)
         self._told = now if answers else _without_answers(now, before)
-        waiting = self._traffic.waiting + sum(stats.waiting for stats in answers.values())
+        waiting = self._front.waiting + sum(stats.waiting for stats in answers.values())
         running = (
-            sum(stats.running for stats in answers.values()) if answers else self._traffic.in_flight
+            sum(stats.running for stats in answers.values()) if answers else self._front.in_flight
         )
         rates = rates_between(before, self._told, self._told_seconds - began_seconds)
         return {"running": running, "waiting": waiting, **rates, **_usage(answers)}
 
     async def _answers(self) -> Mapping[str, Stats]:
         try:
-            return await self._traffic.stats(ANSWER_SECONDS)
+            return await self._front.stats(ANSWER_SECONDS)
         except TryLater:
             return {}
 

@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 from kvell.clock import Clock, MonotonicClock
 from kvell.server.access.accounts import Bucket
-from kvell.server.access.visit import EndedVisit, is_monitoring
+from kvell.server.access.traced_visit import EndedVisit
+from kvell.server.access.visit import is_monitoring
 from kvell.server.logs.lines import tell
 
 logger = logging.getLogger(__name__)

@@ -2,9 +2,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from kvell.engine.protocol.statistics import LoadStats, Stats
 from kvell.front.front import Front
@@ -20,29 +20,18 @@ from kvell.server.map.history import (
     loans_of,
     sections_lent,
 )
+from kvell.server.metrics.front_metrics import ServerMetrics
 
 STALE_SECONDS = 2.0
 """Older statistics of instances are not recorded."""
 UP = ("serving", "draining")
 
 
-class MeasuredTokens(Protocol):
-    """The counters of tokens and latencies (the metrics)."""
-
-    def token_totals(self) -> tuple[int, int]:
-        """Return the numbers of prefilled prompt tokens and of sent output tokens."""
-        ...
-
-    def take_latencies(self) -> tuple[Sequence[float], Sequence[float]]:
-        """Return the latest times to first token and per further token, each only once."""
-        ...
-
-
 class HistoryRecorder:
     """The history of a front, and the samples that are added to it."""
 
-    def __init__(self, front: Front, measured: MeasuredTokens) -> None:
-        self._front, self._measured = front, measured
+    def __init__(self, front: Front, metrics: ServerMetrics) -> None:
+        self._front, self._metrics = front, metrics
         self.history = MapHistory()
         self._stats: Mapping[str, Stats] = {}
         self._stats_seconds = 0.0
@@ -77,7 +66,7 @@ class HistoryRecorder:
         entries = self._front.entries()
         row = HistoryRow(
             now_seconds,
-            *self._measured.token_totals(),
+            *self._metrics.token_totals(),
             sum(load.running for load in loads.values()),
             len(entries.waiting) + sum(load.waiting for load in loads.values()),
             {
@@ -86,7 +75,7 @@ class HistoryRecorder:
             },
         )
         rungs = {name: stats[name].rungs for name in loads if name in stats}
-        latencies = self._measured.take_latencies()
+        latencies = self._metrics.take_latencies()
         lent = sections_lent(loans)
         self.history.add(HistorySample(row, *latencies, entries.transfers, lent, rungs))
 

@@ -1,6 +1,6 @@
-"""An encoder of a model's texts in threads; texts that cannot fit are refused first.
+"""An encoder of a model's texts in threads, which refuses texts that cannot fit first.
 
-Forms of prompts: special tokens and truncation.
+A ``PromptForm`` says which special tokens a prompt gets and where it is truncated.
 """
 
 import copy

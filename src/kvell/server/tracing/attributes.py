@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvell.front.request_log import EndedRequest
+from kvell.server.access.traced_visit import VisitRecord
 from kvell.server.access.visit import CLIENT_GONE_STATUS
-from kvell.server.tracing.traced_visit import VisitRecord
 
 Value = str | int | float | Sequence[str]
 SERVER_ERROR = 500

@@ -6,6 +6,7 @@ so serving never waits.  OpenTelemetry's ``OTEL_…`` variables apply to setting
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -27,6 +28,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from kvell.clock import Clock
 from kvell.errors import ChangeSomething
 from kvell.front.request_log import EndedRequest
+from kvell.server.access.traced_visit import Tracer, VisitRecord
 from kvell.server.logs.lines import tell
 from kvell.server.logs.seldom import SeldomLine
 from kvell.server.tracing.attributes import (
@@ -36,7 +38,6 @@ from kvell.server.tracing.attributes import (
     span_name,
     visit_attributes,
 )
-from kvell.server.tracing.traced_visit import Tracer, VisitRecord
 
 
 class SpanWriter:
@@ -134,7 +135,7 @@ def exporting(
     with complaints_told():
         provider = _provider(endpoint, make_exporter, release)
         try:
-            yield Tracer(SpanWriter(provider.get_tracer("kvell", release)).write)
+            yield Tracer(SpanWriter(provider.get_tracer("kvell", release)).write, time.time_ns)
         finally:
             _shut_down(provider, flush_seconds)
 

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from kvell.errors import ChangeSomething
 
 if TYPE_CHECKING:
-    from kvell.server.tracing.traced_visit import Tracer
+    from kvell.server.access.traced_visit import Tracer
 
 FLAG = "--otlp-traces-endpoint"
 TRACES_PATH = "/v1/traces"

@@ -1,5 +1,6 @@
 """The output items of a response, made from the parts of an answer, and their events."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -109,7 +110,7 @@ class OutputWriter:
         return events
 
 
-class _OpenItem:
+class _OpenItem(ABC):
     """An output item that grows.
 
     :ivar place: id and index of the item, which all its events repeat.
@@ -138,11 +139,13 @@ class _OpenItem:
         self._texts = ["".join(self._texts)]
         return self._texts[0]
 
+    @abstractmethod
     def _text_event(self, step: str, fields: Body, likely: LikelyTokens) -> Event:
-        raise NotImplementedError
+        """Return the event of a piece of the item's text, or of all of it."""
 
+    @abstractmethod
     def _item(self, *, is_begun: bool) -> Body:
-        raise NotImplementedError
+        """Return the fields of the item that its kind has."""
 
     def _item_event(self, step: str, status: str, *, is_begun: bool = True) -> Event:
         head = {"id": self.place["item_id"], "type": self.kind, "status": status}

@@ -1,9 +1,8 @@
-"""Access control: keys of paths, request limits of keys, and usage of each request.
+"""Access control: the keys of paths, the request limits of keys, and the pages of other origins.
 
-Requests of web pages to a server without keys: host names and origins that are answered.
-
-A browser sends a page's requests to any address, also to this machine's.  It adds the page's origin
-and, for a name that its owner points to this machine, that name as the host.
+A server without keys answers only web pages of its own hosts and of allowed origins.  A browser
+sends a page's requests to any address, also to this machine's.  It adds the page's origin and, for
+a name that its owner points to this machine, that name as the host.
 """
 
 import ipaddress
@@ -23,7 +22,8 @@ from kvell.clock import Clock, MonotonicClock
 from kvell.errors import Bound
 from kvell.server.access.accounts import RateExceeded
 from kvell.server.access.keys import Holder, KeyRing
-from kvell.server.access.visit import CLIENT_GONE_STATUS, RequestContext, VisitTracer
+from kvell.server.access.traced_visit import Tracer
+from kvell.server.access.visit import CLIENT_GONE_STATUS, RequestContext
 from kvell.server.api.door.face_options import ANY, FaceOptions, checked_root_path
 from kvell.server.api.http_errors import ApiError, api_error, invalid_request, served_path
 from kvell.server.logs.visits import VisitLines
@@ -337,7 +337,7 @@ class Access:
     guards_metrics: bool = False
     observer: VisitLines | None = None
     clock: Clock = field(default_factory=MonotonicClock)
-    tracer: VisitTracer | None = None
+    tracer: Tracer | None = None
 
 
 def visit_of(request: Request) -> RequestContext:

@@ -1,8 +1,7 @@
 """The body of ``/v1/responses``, and its translation to a chat request.
 
-The tools of ``/v1/responses``: functions are offered, and other tools are left out.
-
-Agents such as Codex send tools of other types in every request; a local server has none of them.
+Its functions are offered to the model.  Tools of other types, which agents such as Codex send in
+every request, are left out: a local server has none of them.
 """
 
 import re

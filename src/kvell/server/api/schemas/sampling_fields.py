@@ -1,9 +1,8 @@
 """Fields that several bodies share: those of scheduling, and those of sampling.
 
-``kv_hints`` 0.1: an orchestrator's advice on the KV cache of a request.
-
-vLLM, SGLang and TensorRT-LLM take the same envelope.  Kvell follows the actions that it has an
-equivalent of; it logs and ignores the others.
+``kv_hints`` 0.1 is an orchestrator's advice on the KV cache of a request, in the envelope of vLLM,
+SGLang and TensorRT-LLM.  Kvell follows the actions that it has an equivalent of; it logs and
+ignores the others.
 """
 
 from array import array

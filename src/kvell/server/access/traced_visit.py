@@ -1,17 +1,37 @@
 """The record of a traced visit, kept until the visit and all its requests have ended."""
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.front.request_log import EndedRequest
-from kvell.server.access.visit import EndedVisit
 
 TRACED = "/v1/"
 """The prefix of traced paths; pages that are polled would hide the other traces."""
 CONTEXT_HEADERS = (b"traceparent", b"tracestate")
 NANOSECONDS = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class EndedVisit:
+    """A request that is answered, or whose client closed the connection (status 499).
+
+    :param answer_id: "" if no answer was begun; then all counts of tokens are 0.
+    :param request_id: the request's ``x-request-id``, or else a random one.
+    :param seconds: time from the request's head to the last byte of its answer.
+    """
+
+    method: str
+    path: str
+    tenant: str
+    status: int
+    seconds: float
+    answer_id: str = ""
+    model: str = ""
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    request_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -38,7 +58,7 @@ class VisitRecord:
 
 
 class TracedVisit:
-    """The collector of one visit's record (a ``VisitTrace``).
+    """The collector of one visit's record.
 
     ::
 
@@ -104,15 +124,13 @@ class TracedAnswer:
 
 
 class Tracer:
-    """A factory of records of traced visits (a ``VisitTracer``).
+    """A factory of records of traced visits.
 
     :param write: called once with each record; must not block.
     :param wall_ns: returns the system's time of day.
     """
 
-    def __init__(
-        self, write: Callable[[VisitRecord], None], wall_ns: Callable[[], int] = time.time_ns
-    ) -> None:
+    def __init__(self, write: Callable[[VisitRecord], None], wall_ns: Callable[[], int]) -> None:
         self._write, self._wall_ns = write, wall_ns
 
     def begin(
