@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 
 from kvell.errors import Bound
 from kvell.front.request_log import EndedRequest
-from kvell.server.metrics.instance_metrics import InstancesCollector
+from kvell.server.metrics.instance_metrics import CATALOGUE, METRICS, InstancesCollector
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LABELS = ("model_name",)
@@ -34,116 +34,10 @@ Work per token is kept small, since its data has left the processor's caches by 
 """
 MOST_LATEST = 64
 """The most latencies of each kind that are kept until they are taken."""
-FIRST_TOKEN_BUCKETS = (
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1.0,
-    2.5,
-    5.0,
-    7.5,
-    10.0,
-    20.0,
-    40.0,
-    80.0,
-    160.0,
-    640.0,
-    2560.0,
-)
-NEXT_TOKEN_BUCKETS = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.075,
-    0.1,
-    0.15,
-    0.2,
-    0.3,
-    0.4,
-    0.5,
-    0.75,
-    1.0,
-    2.5,
-    5.0,
-    7.5,
-    10.0,
-    20.0,
-    40.0,
-    80.0,
-)
-REQUEST_BUCKETS = (
-    0.01,
-    0.03,
-    0.1,
-    0.3,
-    0.5,
-    0.8,
-    1.0,
-    1.5,
-    2.0,
-    2.5,
-    5.0,
-    10.0,
-    15.0,
-    20.0,
-    30.0,
-    40.0,
-    50.0,
-    60.0,
-    120.0,
-    240.0,
-    480.0,
-    960.0,
-    1920.0,
-    7680.0,
-)
-TOKENS_BUCKETS = (*(m * 10**e for e in range(6) for m in (1, 2, 5)), 1_000_000)
-CHOICES_BUCKETS = (1, 2, 5, 10, 20)
-PREEMPTIONS_BUCKETS = (1, 2, 3, 4, 5, 10, 20)
 HISTOGRAMS: dict[str, tuple[tuple[float, ...], str]] = {
-    "time_to_first_token_seconds": (FIRST_TOKEN_BUCKETS, "From the request to its first token."),
-    "inter_token_latency_seconds": (
-        NEXT_TOKEN_BUCKETS,
-        "Between consecutive pieces of output.",
-    ),
-    "time_per_output_token_seconds": (
-        NEXT_TOKEN_BUCKETS,
-        "Between consecutive pieces of output, per token.",
-    ),
-    "request_time_per_output_token_seconds": (
-        NEXT_TOKEN_BUCKETS,
-        "Decode time per token after the first, one value for a request.",
-    ),
-    "e2e_request_latency_seconds": (REQUEST_BUCKETS, "From the request to its end."),
-    "request_queue_time_seconds": (
-        REQUEST_BUCKETS,
-        "From arrival to first admission, the front's queue included.",
-    ),
-    "request_prefill_time_seconds": (REQUEST_BUCKETS, "From admission to the first token."),
-    "request_decode_time_seconds": (REQUEST_BUCKETS, "From the first token to the last."),
-    "request_inference_time_seconds": (REQUEST_BUCKETS, "From admission to the last token."),
-    "request_prompt_tokens": (TOKENS_BUCKETS, "Prompt tokens."),
-    "request_generation_tokens": (TOKENS_BUCKETS, "Output tokens."),
-    "request_max_num_generation_tokens": (
-        TOKENS_BUCKETS,
-        "Output tokens of a prompt's longest answer.",
-    ),
-    "request_prefill_kv_computed_tokens": (TOKENS_BUCKETS, "Prompt tokens that were not cached."),
-    "request_params_max_tokens": (TOKENS_BUCKETS, "Output tokens allowed."),
-    "request_params_n": (CHOICES_BUCKETS, "Requested answers."),
-    "request_num_preemptions": (PREEMPTIONS_BUCKETS, "How often a request was preempted."),
+    name: (CATALOGUE.buckets[bounds], text) for name, (bounds, text) in CATALOGUE.histograms.items()
 }
+"""Upper bounds of the buckets, and texts, by name."""
 REASONS = ("stop", "length", "cancelled", "refused", "error")
 ANSWERED = ("stop", "length")
 COUNTED_PATHS = frozenset(
@@ -190,23 +84,17 @@ class ServerMetrics:
         self.registry.register(self.instances)
         ProcessCollector(registry=self.registry)
         self.model_name = model_name
-        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens prefilled.")
-        self._output_tokens = self._counter("generation_tokens", "Output tokens sent out.")
+        self._prompt_tokens = self._family("prompt_tokens").labels(model_name)
+        self._output_tokens = self._family("generation_tokens").labels(model_name)
         self._histograms = {name: self._histogram(name) for name in HISTOGRAMS}
-        self._ends = self._family(
-            "request_success", "Requests by how they ended.", "finished_reason"
-        )
-        self._rejected = self._family("admission_rejections", "Refused requests.", "reason")
-        self._idle_waits = self._counter(
-            "idle_waits", "Long waits of requests while all instances were idle."
-        )
-        self._retries = self._counter("request_retries", "Attempts after one that failed.")
-        self._answers = self._family("http_responses", "HTTP answers.", "path", "status")
+        self._ends = self._family("request_success")
+        self._rejected = self._family("admission_rejections")
+        self._idle_waits = self._family("idle_waits").labels(model_name)
+        self._retries = self._family("request_retries").labels(model_name)
+        self._answers = self._family("http_responses")
+        facts = METRICS["http_connections"]
         self._connections = Gauge(
-            "kvell:http_connections",
-            "Open connections, by what they wait for.",
-            (*LABELS, "state"),
-            registry=self.registry,
+            "kvell:http_connections", facts.text, (*LABELS, *facts.labels), registry=self.registry
         )
         for reason in REASONS:
             self._ends.labels(model_name, reason)
@@ -283,13 +171,10 @@ class ServerMetrics:
             for _ in range(count):
                 self._histograms["time_per_output_token_seconds"].observe(seconds / count)
 
-    def _counter(self, name: str, text: str) -> Counter:
-        return Counter(f"kvell:{name}", text, LABELS, registry=self.registry).labels(
-            self.model_name
-        )
-
-    def _family(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"kvell:{name}", text, (*LABELS, *labels), registry=self.registry)
+    def _family(self, name: str) -> Counter:
+        facts = METRICS[name]
+        labels = (*LABELS, *facts.labels)
+        return Counter(f"kvell:{name}", facts.text, labels, registry=self.registry)
 
     def _histogram(self, name: str) -> Histogram:
         buckets, text = HISTOGRAMS[name]

@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import resources
 from itertools import accumulate
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
+import msgspec
+from msgspec import Struct
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -18,11 +21,11 @@ from kvell.engine.protocol.statistics import GroupStats, InstanceFacts, Instance
 from kvell.engine.requests.counting import STEP_TOKENS_BUCKETS
 from kvell.engine.setup.contract import size
 from kvell.front.routes import NO_TRANSFER, TransferKind, TransferTotals
+from kvell.wire.decoding import decode
 
 CHUNKS = "_chunks"
 SIZES = ("chunk_bytes", "stale_positions", "withheld_large_pages", "largest_step_chunks")
 GROUP_FIELDS = ("name", "page_bytes", "used_pages", "cached_pages", "evicted_pages")
-GAUGE, COUNTER = GaugeMetricFamily, CounterMetricFamily
 
 
 def chunks_by_state(memory: dict[str, int]) -> dict[str, int]:
@@ -171,72 +174,38 @@ FRONT = "front"
 """The ``instance`` label of the front's own metrics."""
 WHOLE = "contract_bytes"
 """The sum of a memory contract's parts."""
-GAUGES = {
-    "num_requests_running": ("running", "Requests in the running batch."),
-    "num_requests_waiting": ("waiting", "Requests that wait."),
-    "kv_cache_usage_perc": ("kv_cache_usage", "Used part of the KV pool (1 is all)."),
-    "large_pages": ("large_pages", "Large pages of the pool."),
-    "large_page_bytes": ("large_page_bytes", "Bytes of a large page."),
-    "empty_large_pages": ("empty_large_pages", "Unused large pages."),
-    "protected_prefixes": ("protected_prefixes", "Protected shared prefixes."),
-    "protected_tokens": ("protected_tokens", "Tokens of protected prefixes."),
-    "memory_chunk_bytes": ("memory.chunk_bytes", "Bytes of a chunk."),
-    "cpu_buffer_requests": ("buffer.holders", "Requests in the buffer."),
-    "cpu_buffer_cached_pages": ("buffer.cached_pages", "Pages of cached prefixes in the buffer."),
-    "cpu_buffer_parked": (
-        "buffer.parked",
-        "Requests in the buffer that wait while prompts run first.",
-    ),
-    "cpu_buffer_logical": (
-        "buffer.logical_large_pages",
-        "Large pages that prompts may use to run first.",
-    ),
-    "step_threads": ("team.threads", "Threads of the last step."),
-    "step_processors_shared": (
-        "team.shared",
-        "Whether the last step shared its processors with other programs.",
-    ),
-}
-"""Fields of :class:`Stats` and texts by name; ``memory.x`` is a key of the field ``memory``."""
-COUNTERS = {
-    "steps": ("step", "Engine steps."),
-    "prefix_cache_queries": ("prefix_cache_queries", "Prompt tokens looked up."),
-    "prefix_cache_hits": ("prefix_cache_hits", "Prompt tokens found cached."),
-    "prompt_tokens_cached": ("prefix_cache_hits", "Prompt tokens found cached."),
-    "num_preemptions": ("preemptions", "Preemptions."),
-    "spec_decode_num_drafts": ("spec_decode_drafts", "Steps of a request with draft tokens."),
-    "spec_decode_num_draft_tokens": ("spec_decode_draft_tokens", "Draft tokens."),
-    "spec_decode_num_accepted_tokens": ("spec_decode_accepted_tokens", "Draft tokens accepted."),
-    "step_thread_seconds": ("team.thread_seconds", "Seconds of all threads in steps."),
-    "step_thread_lost_seconds": (
-        "team.lost_seconds",
-        "Seconds in which threads of steps could have run and other programs did.",
-    ),
-    "kv_sections_shared": (
-        "sections.shared",
-        "Sections that a request shares with another request of the same text.",
-    ),
-    "kv_section_loans": ("sections.loans", "Loans of a section that the instance has taken."),
-    "kv_section_loan_bytes": (
-        "sections.loaned_bytes",
-        "Bytes copied to creditors for these loans.",
-    ),
-}
-GROUP_GAUGES = {
-    "used_pages": ("used_pages", "Pages in use."),
-    "cached_pages": ("cached_pages", "Cached pages."),
-    "unwritten_pages": ("unwritten_pages", "Pages never written, in large pages in use."),
-    "stranded_pages": ("stranded_pages", "Pages cached or empty that no other group can get."),
-    "page_bytes": ("page_bytes", "Bytes of a page."),
-}
-GROUP_COUNTERS = {
-    "evicted_pages": ("evicted_pages", "Pages evicted."),
-    "checkpoint_pages": (
-        "checkpoint_pages",
-        "State checkpoints written while a prompt is computed.",
-    ),
-    "prefix_cache_hits": ("hit_tokens", "Prompt tokens found cached in the group."),
-}
+
+
+class MetricFacts(Struct, frozen=True):
+    """An entry of ``metrics.json``.
+
+    :param labels: names of labels besides those of all metrics.
+    :param field: the field of :class:`Stats`, or of a group's statistics with the label ``group``;
+        ``memory.x`` is a key of the field ``memory``.  "" if the value has no field.
+    """
+
+    kind: Literal["counter", "gauge", "histogram"]
+    text: str
+    labels: tuple[str, ...] = ()
+    field: str = ""
+
+
+class Catalogue(Struct, frozen=True):
+    """The names, texts and bucket bounds of all metrics.
+
+    :param histograms: bounds and text of each histogram of requests.
+    """
+
+    buckets: dict[str, tuple[float, ...]]
+    histograms: dict[str, tuple[str, str]]
+    metrics: dict[str, MetricFacts]
+
+
+CATALOGUE = decode(
+    msgspec.json.Decoder(Catalogue),
+    resources.files("kvell.server.metrics").joinpath("metrics.json").read_bytes(),
+)
+METRICS = CATALOGUE.metrics
 
 
 @dataclass(frozen=True)
@@ -266,9 +235,8 @@ class InstancesCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield each metric once, with the samples of all instances."""
         metrics = _Metrics(self._model_name)
-        _, text = GAUGES["num_requests_waiting"]
-        metrics.add(GAUGE, "num_requests_waiting", text, self.front_waiting)
-        metrics.add_process(self.front_bytes)
+        metrics.add("num_requests_waiting", self.front_waiting)
+        metrics.add("process_memory_bytes", self.front_bytes)
         for metrics.instance, figures in self.instances.items():
             metrics.add_figures(figures)
         yield from metrics.families.values()
@@ -285,88 +253,71 @@ class _Metrics:
         self.instance = FRONT
         self.families: dict[str, Metric] = {}
 
-    def add(
-        self,
-        kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
-        name: str,
-        text: str,
-        values: float | Mapping[str, float],
-        label: str = "",
-    ) -> None:
-        family = kind(f"kvell:{name}", text, labels=(*LABELS, label) if label else LABELS)
+    def add(self, name: str, values: float | Mapping[str, float]) -> None:
+        """Add a metric's value, or its values by its label."""
+        facts = METRICS[name]
+        make = GaugeMetricFamily if facts.kind == "gauge" else CounterMetricFamily
+        family = make(f"kvell:{name}", facts.text, labels=(*LABELS, *facts.labels))
         by_label = values if isinstance(values, Mapping) else {"": values}
         for key, value in by_label.items():
-            family.add_metric((*self._key(), key) if label else self._key(), value)
+            family.add_metric((*self._key(), key) if facts.labels else self._key(), value)
         self._extend(family)
-
-    def add_process(self, size_bytes: int) -> None:
-        text = "Memory of a process; shared memory is divided among its users."
-        self.add(GAUGE, "process_memory_bytes", text, size_bytes)
 
     def add_figures(self, figures: InstanceFigures) -> None:
         """Add each metric that has a value."""
         stats = figures.stats
-        self.add(GAUGE, "instance_up", "Whether the instance answered.", float(stats is not None))
-        self.add(COUNTER, "instance_restarts", "Restarts of the instance.", figures.restarts)
+        self.add("instance_up", float(stats is not None))
+        self.add("instance_restarts", figures.restarts)
         self._add_transfers(figures.transfers)
         if figures.report is not None:
             self._add_contract(figures.report.facts.memory)
         if figures.process_bytes:
-            self.add_process(figures.process_bytes)
+            self.add("process_memory_bytes", figures.process_bytes)
         if stats is None:
             return
-        for kind, numbers in ((GAUGE, GAUGES), (COUNTER, COUNTERS)):
-            for name, (path, text) in numbers.items():
-                if (value := _value_at(stats, path)) is not None:
-                    self.add(kind, name, text, value)
+        for name, facts in METRICS.items():
+            is_plain = facts.field and not facts.labels
+            if is_plain and (value := _value_at(stats, facts.field)) is not None:
+                self.add(name, value)
         self._add_tokens(stats)
         self._add_steps(stats)
         self._add_groups(stats.groups)
         self._add_sizes(stats, figures.report)
-        text = "Times that memory was short, by the step that freed some."
-        self.add(COUNTER, "ladder_rungs", text, stats.rungs, "rung")
-        self._add_chunks(stats.memory)
+        self.add("ladder_rungs", stats.rungs)
+        self.add("memory_chunks", chunks_by_state(stats.memory))
+        self.add("memory_chunk_moves", moves_by_kind(stats.memory))
         self._add_buffer(stats.buffer)
         self._add_sections(stats.sections)
-        self.add(COUNTER, "device_steps", "Steps on a GPU.", stats.device_steps, "how")
+        self.add("device_steps", stats.device_steps)
 
     def _add_transfers(self, transfers: Mapping[TransferKind, TransferTotals]) -> None:
         """Add the requests that arrived from other instances, and the pages that were copied."""
         totals = {kind: transfers.get(kind, NO_TRANSFER) for kind in get_args(TransferKind)}
         requests = {kind: each.requests for kind, each in totals.items()}
-        text = "Requests handed over or moved to the instance, or whose cached pages it pulled."
-        self.add(COUNTER, "request_transfers", text, requests, "kind")
+        self.add("request_transfers", requests)
         sizes = {kind: each.size_bytes for kind, each in totals.items()}
-        text = "Bytes of pages copied to the instance for these requests."
-        self.add(COUNTER, "request_transfer_bytes", text, sizes, "kind")
+        self.add("request_transfer_bytes", sizes)
 
     def _add_contract(self, promised: Mapping[str, int]) -> None:
         if WHOLE not in promised:
             return
-        text = "Most memory that a process takes, by its contract."
-        self.add(GAUGE, "memory_contract_bytes", text, promised[WHOLE])
+        self.add("memory_contract_bytes", promised[WHOLE])
         parts = {n.removesuffix("_bytes"): size for n, size in promised.items() if n != WHOLE}
-        self.add(
-            GAUGE, "memory_contract_part_bytes", "Parts of the memory contract.", parts, "part"
-        )
+        self.add("memory_contract_part_bytes", parts)
 
     def _add_tokens(self, stats: Stats) -> None:
         queries, hits = stats.prefix_cache_queries, stats.prefix_cache_hits
-        text = "Prompt tokens by where their keys and values came from."
         sources = {"local_compute": queries - hits, "local_cache_hit": hits}
-        self.add(COUNTER, "prompt_tokens_by_source", text, sources, "source")
-        text = "Prompt tokens found cached, by what had them."
+        self.add("prompt_tokens_by_source", sources)
         places = _hits_by_place(hits, stats.buffer)
-        self.add(COUNTER, "prompt_tokens_cached_by_source", text, places, "source")
-        text = "Prompts of which a part was not found cached, by reason."
-        self.add(COUNTER, "prefix_cache_misses", text, stats.misses, "reason")
+        self.add("prompt_tokens_cached_by_source", places)
+        self.add("prefix_cache_misses", stats.misses)
         accepted = {str(place): n for place, n in enumerate(stats.spec_decode_accepted_by_position)}
-        text = "Draft tokens accepted, by their position after the newest token."
-        self.add(COUNTER, "spec_decode_num_accepted_tokens_per_pos", text, accepted, "position")
+        self.add("spec_decode_num_accepted_tokens_per_pos", accepted)
 
     def _add_steps(self, stats: Stats) -> None:
-        name = "kvell:iteration_tokens_total"
-        family = HistogramMetricFamily(name, "Tokens computed in a step.", labels=LABELS)
+        name = "iteration_tokens_total"
+        family = HistogramMetricFamily(f"kvell:{name}", METRICS[name].text, labels=LABELS)
         bounds = [*(str(float(bound)) for bound in STEP_TOKENS_BUCKETS), "+Inf"]
         counts = stats.steps_by_size or (0,) * len(bounds)
         buckets = list(zip(bounds, accumulate(counts), strict=True))
@@ -374,10 +325,9 @@ class _Metrics:
         self._extend(family)
 
     def _add_groups(self, groups: tuple[GroupStats, ...]) -> None:
-        for kind, numbers in ((GAUGE, GROUP_GAUGES), (COUNTER, GROUP_COUNTERS)):
-            for name, (path, text) in numbers.items():
-                values = {group.name: getattr(group, path) for group in groups}
-                self.add(kind, f"group_{name}", text, values, "group")
+        for name, facts in METRICS.items():
+            if facts.labels == ("group",):
+                self.add(name, {group.name: getattr(group, facts.field) for group in groups})
 
     def _add_sizes(self, stats: Stats, report: InstanceReport | None) -> None:
         """Add constant sizes as labels; vLLM's ``block_size`` is the first group's."""
@@ -392,41 +342,32 @@ class _Metrics:
         if report is not None:
             facts["max_model_len"] = report.facts.max_model_len
             facts["kv_pool_bytes"] = report.facts.kv_pool_bytes
-        self._add_info("cache_config_info", "Sizes of the KV pool.", [facts])
+        self._add_info("cache_config_info", [facts])
         names = ("page_tokens", "page_bytes", "most_pages")
         groups = [
             {"group": group.name, **{name: getattr(group, name) for name in names}}
             for group in stats.groups
         ]
-        self._add_info("group_info", "Sizes of a group's pages.", groups)
-
-    def _add_chunks(self, memory: dict[str, int]) -> None:
-        """Add the owners of chunks that KV cache and activations share; no samples otherwise."""
-        text = "Chunks of the shared pool, by owner and state."
-        self.add(GAUGE, "memory_chunks", text, chunks_by_state(memory), "state")
-        text = "Chunks that changed owner or were mapped, by what happened."
-        self.add(COUNTER, "memory_chunk_moves", text, moves_by_kind(memory), "move")
+        self._add_info("group_info", groups)
 
     def _add_buffer(self, buffer: dict[str, int]) -> None:
         if not buffer:
             return
         used = buffer["used_large_pages"]
         states = {"used": used, "empty": buffer["large_pages"] - used}
-        text = "Large pages of the CPU buffer, by state."
-        self.add(GAUGE, "cpu_buffer_large_pages", text, states, "state")
+        self.add("cpu_buffer_large_pages", states)
         moved = {"out": buffer["out_bytes"], "in": buffer["in_bytes"]}
-        self.add(COUNTER, "cpu_buffer_bytes", "Bytes copied, by direction.", moved, "way")
+        self.add("cpu_buffer_bytes", moved)
 
     def _add_sections(self, sections: dict[str, int]) -> None:
         now = {name: sections.get(name, 0) for name in ("lent", "borrowed")}
-        self.add(GAUGE, "kv_sections", "Remote sections of 512 tokens, by owner.", now, "side")
+        self.add("kv_sections", now)
         ended = {name: sections.get(name, 0) for name in ("returned", "replaced", "lost")}
-        text = "Recalled sections, by whether they were copied back in time."
-        self.add(COUNTER, "kv_sections_recalled", text, ended, "end")
+        self.add("kv_sections_recalled", ended)
 
-    def _add_info(self, name: str, text: str, rows: Sequence[Mapping[str, int | str]]) -> None:
+    def _add_info(self, name: str, rows: Sequence[Mapping[str, int | str]]) -> None:
         keys = tuple(rows[0]) if rows else ()
-        family = GaugeMetricFamily(f"kvell:{name}", text, labels=(*LABELS, *keys))
+        family = GaugeMetricFamily(f"kvell:{name}", METRICS[name].text, labels=(*LABELS, *keys))
         for row in rows:
             family.add_metric((*self._key(), *(str(row[key]) for key in keys)), 1)
         self._extend(family)
