@@ -240,6 +240,6 @@ def test_deprecated_and_present_names_of_a_session() -> None:
 
 def test_a_limit_that_is_refused_later_has_the_name_that_was_sent() -> None:
     sent = body(CHAT, max_completion_tokens=5)
-    assert sent.name_sent("max_tokens") == "max_completion_tokens"  # type: ignore[attr-defined]
-    assert body(CHAT, max_tokens=5).name_sent("max_tokens") == "max_tokens"  # type: ignore[attr-defined]
-    assert sent.name_sent("temperature") == "temperature"  # type: ignore[attr-defined]
+    assert sent.name_sent("max_tokens") == "max_completion_tokens"
+    assert body(CHAT, max_tokens=5).name_sent("max_tokens") == "max_tokens"
+    assert sent.name_sent("temperature") == "temperature"

@@ -1,12 +1,23 @@
 """Generation of answers to a validated body, shared by chat and text completions."""
 
 import asyncio
+import inspect
 import re
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import wraps
+from typing import TypeVar
 
 from fastapi import Request, Response
 
@@ -21,7 +32,8 @@ from kvell.front.routes import prompt_key
 from kvell.server.access.visit import CLIENT_GONE_STATUS, RequestContext, Sequences
 from kvell.server.answers.named import AnswerFormat
 from kvell.server.api.bodies.completions import Heading
-from kvell.server.api.http_errors import MODELS, UnknownModel
+from kvell.server.api.door.access_guard import visit_of
+from kvell.server.api.http_errors import MODELS, UnknownModel, named_as_sent
 from kvell.server.api.prompts import PromptEncoder
 from kvell.server.api.schemas.generation import GenerationRequest, beam_searches
 from kvell.server.api.schemas.request_body import RequestBody
@@ -338,8 +350,6 @@ class AppState:
         deltas = self._answers(request, samplings, searches, kept)
         for _ in request.prompts:
             self.metrics.on_prompt(choices)
-        if choices > 1:
-            deltas = _prompts_counted_once(deltas, choices)
         visit = request.visit
         return _told(deltas, choices, self.metrics, visit, kept, are_counted=bool(searches))
 
@@ -406,6 +416,38 @@ def counter(request: ParsedRequest) -> UsageSoFar | None:
     return UsageSoFar([len(ids) for ids in request.prompts], request.body.choices())
 
 
+@dataclass(frozen=True)
+class BodyApi:
+    """The handlers of some routes, each of which answers a body."""
+
+    serving: AppState
+
+
+Api = TypeVar("Api", bound=BodyApi)
+Body = TypeVar("Body", bound=RequestBody)
+
+
+def answers_body(
+    answer: Callable[[Api, Body, RequestContext], Awaitable[Response]],
+) -> Callable[[Api, Request, Body], Coroutine[None, None, Response]]:
+    """Return the handler of a route from the method that answers its body.
+
+    The handler logs unknown fields, names fields in errors as the client does, and cancels the
+    answer when the client closes the connection.
+    """
+
+    @wraps(answer)
+    async def handle(api: Api, request: Request, body: Body) -> Response:
+        api.serving.note(body)
+        with named_as_sent(body.name_sent):
+            return await cancel_on_disconnect(request, answer(api, body, visit_of(request)))
+
+    own, body, _ = inspect.signature(answer).parameters.values()
+    request = own.replace(name="request", annotation=Request)
+    setattr(handle, "__signature__", inspect.Signature([own, request, body]))  # noqa: B010
+    return handle
+
+
 async def cancel_on_disconnect(request: Request, answer: Awaitable[Response]) -> Response:
     """Return the answer, or cancel it and return status 499 if the client disconnects first.
 
@@ -427,14 +469,6 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-async def _prompts_counted_once(deltas: Deltas, choices: int) -> Deltas:
-    """Yield the pieces; only the first answer to a prompt counts the prompt's tokens."""
-    async with aclosing(deltas):
-        async for index, delta in deltas:
-            first = index % choices == 0
-            yield index, delta if first else replace(delta, usage=delta.usage.without_prompt())
-
-
 async def _told(
     deltas: Deltas,
     choices: int,
@@ -451,6 +485,8 @@ async def _told(
     longest: dict[int, int] = {}
     async with aclosing(deltas):
         async for index, delta in deltas:
+            if index % choices:  # only the first answer to a prompt counts the prompt's tokens
+                delta = replace(delta, usage=delta.usage.without_prompt())  # noqa: PLW2901
             if delta.finish_reason is None and not are_counted:  # nearly all pieces
                 visit.uses[index].read_tokens += len(delta.token_ids)
             else:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Response
 
 from kvell.engine.protocol.request_spec import SentTensor
 from kvell.engine.protocol.sampling_params import SamplingParams
@@ -53,16 +53,14 @@ from kvell.server.api.bodies.completions import (
     usage_chunk,
 )
 from kvell.server.api.bodies.logprobs import chat_logprobs, prompt_logprobs_body
-from kvell.server.api.door.access_guard import visit_of
-from kvell.server.api.http_errors import named_as_sent
 from kvell.server.api.prompts import PromptEncoder, image_urls
 from kvell.server.api.schemas.chat import ChatRequest
 from kvell.server.api.schemas.formats import json_constraint
 from kvell.server.api.serving import (
-    AppState,
+    BodyApi,
     Deltas,
     ParsedRequest,
-    cancel_on_disconnect,
+    answers_body,
     counter,
     heading_of,
 )
@@ -237,18 +235,16 @@ PROMPT_END_TOKENS = 64
 """Tokens at the end of a prompt that show whether the template has opened the reasoning."""
 
 
-@dataclass(frozen=True)
-class ChatApi:
+class ChatApi(BodyApi):
     """The handler of chat completions."""
-
-    serving: AppState
 
     def install(self, app: FastAPI) -> None:
         """Add the route."""
         described = dict(streaming.DESCRIBED)
         app.add_api_route("/v1/chat/completions", self.chat, methods=["POST"], responses=described)
 
-    async def chat(self, request: Request, body: ChatRequest) -> Response:
+    @answers_body
+    async def chat(self, body: ChatRequest, visit: RequestContext) -> Response:
         """Answer a conversation.
 
         There are ``n`` choices with a ``message`` (``content``, ``reasoning_content``,
@@ -256,17 +252,12 @@ class ChatApi:
         ``tool_calls``); ``usage`` counts tokens, including cached ones.  A stream has pieces
         with a ``delta`` instead of a message, and ends with ``data: [DONE]``.
         """
-        return await cancel_on_disconnect(request, self._answer(body, visit_of(request)))
-
-    async def _answer(self, body: ChatRequest, visit: RequestContext) -> Response:
-        self.serving.note(body)
-        with named_as_sent(body.name_sent):
-            answering = await self.answering(body, visit, keeps=not body.stream)
-            request = answering.asked
-            if body.stream:
-                events = _events(answering)
-                return EventStream(await prime(events, visit.when_accepted, COMMENT, error_event))
-            answers = await whole_answers(answering.deltas, body.choices())
+        answering = await self.answering(body, visit, keeps=not body.stream)
+        request = answering.asked
+        if body.stream:
+            events = _events(answering)
+            return EventStream(await prime(events, visit.when_accepted, COMMENT, error_event))
+        answers = await whole_answers(answering.deltas, body.choices())
         total = sum((answer.usage for answer in answers), Usage())
         choices = []
         for index, answer in enumerate(answers):

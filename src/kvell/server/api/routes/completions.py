@@ -1,11 +1,11 @@
 """``/v1/completions``: continuations of texts, with prompt and log probabilities if requested."""
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Response
 
 from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.models.text.token_offsets import TokenOffsets
@@ -26,14 +26,12 @@ from kvell.server.api.bodies.logprobs import (
     completion_logprobs,
     prompt_logprobs_body,
 )
-from kvell.server.api.door.access_guard import visit_of
-from kvell.server.api.http_errors import named_as_sent
 from kvell.server.api.schemas.generation import CompletionRequest
 from kvell.server.api.serving import (
-    AppState,
+    BodyApi,
     Deltas,
     ParsedRequest,
-    cancel_on_disconnect,
+    answers_body,
     counter,
     heading_of,
     text_bytes,
@@ -48,11 +46,8 @@ from kvell.server.api.streaming import (
 from kvell.server.text.text_stream import TextDelta, Usage, whole_answers
 
 
-@dataclass(frozen=True)
-class CompletionsApi:
+class CompletionsApi(BodyApi):
     """The handler of text completions."""
-
-    serving: AppState
 
     def install(self, app: FastAPI) -> None:
         described = dict(streaming.DESCRIBED)
@@ -60,26 +55,19 @@ class CompletionsApi:
             "/v1/completions", self.completions, methods=["POST"], responses=described
         )
 
-    async def completions(self, request: Request, body: CompletionRequest) -> Response:
+    @answers_body
+    async def completions(self, body: CompletionRequest, visit: RequestContext) -> Response:
         """Complete a text, or each of several.
 
         Every prompt has ``n`` choices with ``text``, ``logprobs`` and ``finish_reason`` (``stop``
         or ``length``); ``usage`` counts tokens, including cached ones.  A stream has pieces
         of the same form, and ends with ``data: [DONE]``.
         """
-        return await cancel_on_disconnect(request, self._answer(request, body))
-
-    async def _answer(self, request: Request, body: CompletionRequest) -> Response:
-        self.serving.note(body)
-        with named_as_sent(body.name_sent):
-            parsed, deltas, choices = await self.answering(
-                body, visit_of(request), keeps=not body.stream
-            )
-            if body.stream:
-                events = _events(parsed, deltas, choices)
-                accepted = parsed.visit.when_accepted
-                return EventStream(await prime(events, accepted, COMMENT, error_event))
-            whole = await whole_answers(deltas, len(parsed.prompts) * body.choices())
+        parsed, deltas, choices = await self.answering(body, visit, keeps=not body.stream)
+        if body.stream:
+            events = _events(parsed, deltas, choices)
+            return EventStream(await prime(events, visit.when_accepted, COMMENT, error_event))
+        whole = await whole_answers(deltas, len(parsed.prompts) * body.choices())
         total = sum((answer.usage for answer in whole), Usage())
         made = Lazy(choices.choice(index, answer) for index, answer in enumerate(whole))
         return json_response(completion_body(parsed.heading, made, total))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Response
 from numpy.typing import NDArray
 
 from kvell.engine.protocol.messages import Finished
@@ -18,7 +18,6 @@ from kvell.front.routes import prompt_key
 from kvell.server.access.visit import RequestContext, Sequences
 from kvell.server.api.bodies.completions import json_response
 from kvell.server.api.bodies.embeddings import cut_to, embeddings_body, rerank_body, scores_body
-from kvell.server.api.door.access_guard import visit_of
 from kvell.server.api.schemas.embeddings import (
     MAX_INPUT_TOKENS,
     EmbeddingsRequest,
@@ -26,7 +25,7 @@ from kvell.server.api.schemas.embeddings import (
     ScoredRequest,
     ScoreRequest,
 )
-from kvell.server.api.serving import AppState, ServerModel, cancel_on_disconnect
+from kvell.server.api.serving import BodyApi, ServerModel, answers_body
 from kvell.server.text.embeddings import all_embedded
 from kvell.server.text.several.beam_search import MOST_AT_ONCE
 from kvell.server.text.text_encoder import TEXT_FORM, PromptForm, TokenIds, form_cut_at_end
@@ -38,25 +37,19 @@ VECTOR_BYTES = 1 << 10
 """Bytes of a request for a vector, without the vector's numbers."""
 
 
-@dataclass(frozen=True)
-class EmbeddingsApi:
+class EmbeddingsApi(BodyApi):
     """The handler of embeddings."""
-
-    serving: AppState
 
     def install(self, app: FastAPI) -> None:
         app.add_api_route(PATH, self.embeddings, methods=["POST"])
 
-    async def embeddings(self, request: Request, body: EmbeddingsRequest) -> Response:
+    @answers_body
+    async def embeddings(self, body: EmbeddingsRequest, visit: RequestContext) -> Response:
         """Embed a text, or each of several.
 
         ``data`` has a vector of length one for every input, in order: that of its last token.
         ``usage`` counts tokens, including cached ones.  Nothing is streamed.
         """
-        return await cancel_on_disconnect(request, self._answer(visit_of(request), body))
-
-    async def _answer(self, visit: RequestContext, body: EmbeddingsRequest) -> Response:
-        self.serving.note(body)
         _, served = self.serving.find_model(body.model)
         size = served.text.embeddings.checked_size(body.dimensions)
         made = await self.vectors(visit, body)
@@ -153,11 +146,8 @@ SCORE_PATHS = ("/score", "/v1/score")
 RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
 
 
-@dataclass(frozen=True)
-class ScoresApi:
+class ScoresApi(BodyApi):
     """The handlers of scores, which use the handler of embeddings."""
-
-    embeddings: EmbeddingsApi
 
     def install(self, app: FastAPI) -> None:
         for path in SCORE_PATHS:
@@ -165,28 +155,24 @@ class ScoresApi:
         for path in RERANK_PATHS:
             app.add_api_route(path, self.rerank, methods=["POST"])
 
-    async def score(self, request: Request, body: ScoreRequest) -> Response:
+    @answers_body
+    async def score(self, body: ScoreRequest, visit: RequestContext) -> Response:
         """Return the similarity of two texts, or of each of several pairs.
 
         ``data`` has a ``score`` for every pair, in order: the cosine of the two texts' embeddings,
         from -1 to 1.  ``usage`` counts tokens, including cached ones.
         """
-        return await cancel_on_disconnect(request, self._scored(visit_of(request), body))
+        made, scores = await self._similar(visit, body, "score")
+        created = int(time.time())
+        return json_response(scores_body(made.answer_id, created, made.model, scores, made.usage))
 
-    async def rerank(self, request: Request, body: RerankRequest) -> Response:
+    @answers_body
+    async def rerank(self, body: RerankRequest, visit: RequestContext) -> Response:
         """Sort documents by relevance to a query, the most relevant first.
 
         ``results`` have the ``index`` of a document, the ``document`` and its ``relevance_score``:
         the cosine of its embedding and the query's, from -1 to 1.
         """
-        return await cancel_on_disconnect(request, self._reranked(visit_of(request), body))
-
-    async def _scored(self, visit: RequestContext, body: ScoreRequest) -> Response:
-        made, scores = await self._similar(visit, body, "score")
-        created = int(time.time())
-        return json_response(scores_body(made.answer_id, created, made.model, scores, made.usage))
-
-    async def _reranked(self, visit: RequestContext, body: RerankRequest) -> Response:
         made, scores = await self._similar(visit, body, "rerank")
         answer = rerank_body(
             made.answer_id,
@@ -202,9 +188,9 @@ class ScoresApi:
     async def _similar(
         self, visit: RequestContext, body: ScoredRequest, prefix: str
     ) -> tuple[EmbeddingResult, list[float]]:
-        self.embeddings.serving.note(body)
         ones, _ = body.texts_by_field().values()
-        made = await self.embeddings.vectors(visit, body.to_embeddings(), prefix, body.fields())
+        sent, fields = body.to_embeddings(), body.fields()
+        made = await EmbeddingsApi(self.serving).vectors(visit, sent, prefix, fields)
 
         def compared() -> list[float]:
             vectors = made.vectors()

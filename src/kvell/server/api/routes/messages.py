@@ -1,9 +1,8 @@
 """``/v1/messages``: Anthropic's API."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Response
 from typing_extensions import override
 
 from kvell.server.access.visit import RequestContext
@@ -11,17 +10,15 @@ from kvell.server.answers.deltas import merge
 from kvell.server.api import streaming
 from kvell.server.api.bodies.completions import Body, Heading, json_response
 from kvell.server.api.bodies.message_blocks import BlockWriter
-from kvell.server.api.door.access_guard import visit_of
 from kvell.server.api.http_errors import (
     ANTHROPIC,
     ANTHROPIC_DESCRIBED,
     ApiError,
-    named_as_sent,
 )
 from kvell.server.api.routes.chat import ChatApi, ChatStream
 from kvell.server.api.routes.dialects import DialectAnswer
 from kvell.server.api.schemas.messages.requests import CountTokensRequest, MessagesRequest
-from kvell.server.api.serving import AppState, cancel_on_disconnect
+from kvell.server.api.serving import BodyApi, answers_body
 from kvell.server.text.text_stream import TextDelta, Usage
 
 
@@ -65,11 +62,8 @@ def message_usage(usage: Usage, thinking_tokens: int) -> Body:
     }
 
 
-@dataclass(frozen=True)
-class MessagesApi:
+class MessagesApi(BodyApi):
     """The handlers of ``/v1/messages``."""
-
-    serving: AppState
 
     def install(self, app: FastAPI) -> None:
         errors = dict(ANTHROPIC_DESCRIBED)
@@ -78,7 +72,8 @@ class MessagesApi:
         count = f"{ANTHROPIC}/count_tokens"
         app.add_api_route(count, self.count_tokens, methods=["POST"], responses=errors)
 
-    async def answer(self, request: Request, body: MessagesRequest) -> Response:
+    @answers_body
+    async def answer(self, body: MessagesRequest, visit: RequestContext) -> Response:
         """Answer a conversation, as Anthropic's API does.
 
         ``content`` has the thinking, the text and the calls of the answer as blocks;
@@ -86,25 +81,16 @@ class MessagesApi:
         stream has Anthropic's named events, from ``message_start`` to ``message_stop``.  Errors
         are ``{"type": "error", "error": {"type": …, "message": …}}``.
         """
-        return await cancel_on_disconnect(request, self._answer(body, visit_of(request)))
+        answering = await ChatApi(self.serving).answering(body.chat(), visit, "msg")
+        return await _Message(body, answering).response(streams=bool(body.stream))
 
-    async def count_tokens(self, request: Request, body: CountTokensRequest) -> Response:
+    @answers_body
+    async def count_tokens(self, body: CountTokensRequest, visit: RequestContext) -> Response:
         """Count the tokens of a conversation's prompt, as ``input_tokens``.
 
         The conversation may be too long to be served.
         """
-        return await cancel_on_disconnect(request, self._count(body, visit_of(request)))
-
-    async def _answer(self, body: MessagesRequest, visit: RequestContext) -> Response:
-        self.serving.note(body)
-        with named_as_sent(body.name_here):
-            answering = await ChatApi(self.serving).answering(body.chat(), visit, "msg")
-            return await _Message(body, answering).response(streams=bool(body.stream))
-
-    async def _count(self, body: CountTokensRequest, visit: RequestContext) -> Response:
-        self.serving.note(body)
-        with named_as_sent(body.name_here):
-            tokens = await ChatApi(self.serving).prompt_tokens(body.chat(), visit)
+        tokens = await ChatApi(self.serving).prompt_tokens(body.chat(), visit)
         return json_response({"input_tokens": tokens})
 
 

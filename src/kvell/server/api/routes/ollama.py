@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Response
 from typing_extensions import override
 
 from kvell.engine.protocol.statistics import InstanceFacts
@@ -14,14 +14,12 @@ from kvell.server.api.bodies.embeddings import cut_to
 from kvell.server.api.bodies.logprobs import LikelyTokens
 from kvell.server.api.bodies.ollama import AnswerWriter, Times, nanoseconds
 from kvell.server.api.bodies.ollama_models import VERSION, description, loaded_entry, tag_entry
-from kvell.server.api.door.access_guard import visit_of
 from kvell.server.api.http_errors import (
     AT_THE_START,
     OLLAMA,
     OLLAMA_DESCRIBED,
     ApiError,
     UnknownModel,
-    named_as_sent,
 )
 from kvell.server.api.routes.chat import ChatApi
 from kvell.server.api.routes.completions import CompletionsApi
@@ -35,7 +33,7 @@ from kvell.server.api.schemas.ollama.requests import (
     OllamaPullRequest,
     OllamaShowRequest,
 )
-from kvell.server.api.serving import AppState, Deltas, ServerModel, cancel_on_disconnect
+from kvell.server.api.serving import AppState, BodyApi, Deltas, ServerModel, answers_body
 from kvell.server.api.streaming import LINES_TYPE, EventStream, json_line
 from kvell.server.text.text_model import TextModel
 from kvell.server.text.text_stream import TextDelta
@@ -46,56 +44,53 @@ DESCRIBED = {
 }
 
 
-@dataclass(frozen=True)
-class OllamaAnswersApi:
+class OllamaAnswersApi(BodyApi):
     """The handlers of Ollama's answers."""
-
-    serving: AppState
 
     def install(self, app: FastAPI) -> None:
         for name, handler in (("chat", self.on_chat), ("generate", self.on_generate)):
             app.add_api_route(OLLAMA + name, handler, methods=["POST"], responses={**DESCRIBED})
 
-    async def on_chat(self, request: Request, body: OllamaChatRequest) -> Response:
+    @answers_body
+    async def on_chat(self, body: OllamaChatRequest, visit: RequestContext) -> Response:
         """Answer a conversation, as Ollama does.
 
         An answer is a line of JSON for each piece, with a ``message``; the last one has ``done``,
         ``done_reason``, and the numbers of tokens and nanoseconds.  With ``stream`` false, it is
         one object.  Errors are ``{"error": …}``.
         """
-        return await cancel_on_disconnect(request, self._answer(body, visit_of(request)))
+        return await self._answer(body, visit)
 
-    async def on_generate(self, request: Request, body: OllamaGenerateRequest) -> Response:
+    @answers_body
+    async def on_generate(self, body: OllamaGenerateRequest, visit: RequestContext) -> Response:
         """Answer a prompt, as Ollama does.
 
         Like ``/api/chat``, with the text as ``response``.  With ``raw``, or if the model has no
         chat template, the answer continues the prompt as it is.
         """
-        return await cancel_on_disconnect(request, self._answer(body, visit_of(request)))
+        return await self._answer(body, visit)
 
     async def _answer(
         self, body: OllamaChatRequest | OllamaGenerateRequest, visit: RequestContext
     ) -> Response:
-        self.serving.note(body)
         name, served = self.serving.find_model(body.model)
         self.serving.long_contexts.note(body.options.excess_context(served.length.reach_tokens))
         is_chat = isinstance(body, OllamaChatRequest)
         writer = AnswerWriter(body.model, is_chat, keeps=not body.stream)
         if not body.has_prompt():
             return json_response(writer.load_body())
-        with named_as_sent(body.ollama_name):
-            started_seconds = self.serving.front.now_seconds()
-            deltas, read = await self._submitted(body, name, served, visit)
-            answer = _Answer(
-                deltas,
-                visit,
-                read,
-                writer,
-                self.serving.front.now_seconds,
-                started_seconds,
-                None if body.likely_tokens() is None else served.text,
-            )
-            return await answer.response(streams=body.stream)
+        started_seconds = self.serving.front.now_seconds()
+        deltas, read = await self._submitted(body, name, served, visit)
+        answer = _Answer(
+            deltas,
+            visit,
+            read,
+            writer,
+            self.serving.front.now_seconds,
+            started_seconds,
+            None if body.likely_tokens() is None else served.text,
+        )
+        return await answer.response(streams=body.stream)
 
     async def _submitted(
         self,
@@ -247,33 +242,23 @@ async def _pulled() -> AsyncGenerator[bytes, None]:
         yield json_line({"status": status})
 
 
-@dataclass(frozen=True)
-class OllamaEmbeddingsApi:
+class OllamaEmbeddingsApi(BodyApi):
     """The handlers of Ollama's embeddings."""
-
-    embeddings: EmbeddingsApi
 
     def install(self, app: FastAPI) -> None:
         errors = dict(OLLAMA_DESCRIBED)
         for name, handler in (("embed", self.on_embed), ("embeddings", self.on_embeddings)):
             app.add_api_route(OLLAMA + name, handler, methods=["POST"], responses=errors)
 
-    async def on_embed(self, request: Request, body: OllamaEmbedRequest) -> Response:
+    @answers_body
+    async def on_embed(self, body: OllamaEmbedRequest, visit: RequestContext) -> Response:
         """Embed a text, or each of several.
 
         ``embeddings`` has a vector of length one for every text, in order; durations are in
         nanoseconds.  A text that is longer than the context is cut at its end, unless
         ``truncate`` is false.
         """
-        return await cancel_on_disconnect(request, self._embedded(visit_of(request), body))
-
-    async def on_embeddings(self, request: Request, body: OllamaEmbeddingsRequest) -> Response:
-        """Embed a text; the older form of ``/api/embed``."""
-        return await cancel_on_disconnect(request, self._embedding(visit_of(request), body))
-
-    async def _embedded(self, visit: RequestContext, body: OllamaEmbedRequest) -> Response:
-        serving = self.embeddings.serving
-        serving.note(body)
+        serving = self.serving
         _, served = serving.find_model(body.model)
         serving.long_contexts.note(body.options.excess_context(served.length.reach_tokens))
         sent = body.openai_body()
@@ -281,7 +266,7 @@ class OllamaEmbeddingsApi:
         begin_seconds = serving.front.now_seconds()
         if not sent.input:  # as Ollama, which then only loads the model
             return json_response({"model": body.model, "embeddings": []})
-        made = await self.embeddings.vectors(visit, sent, cuts_long=body.truncate)
+        made = await EmbeddingsApi(serving).vectors(visit, sent, cuts_long=body.truncate)
         return json_response(
             {
                 "model": body.model,
@@ -292,11 +277,12 @@ class OllamaEmbeddingsApi:
             }
         )
 
-    async def _embedding(self, visit: RequestContext, body: OllamaEmbeddingsRequest) -> Response:
-        self.embeddings.serving.note(body)
-        self.embeddings.serving.find_model(body.model)
+    @answers_body
+    async def on_embeddings(self, body: OllamaEmbeddingsRequest, visit: RequestContext) -> Response:
+        """Embed a text; the older form of ``/api/embed``."""
+        self.serving.find_model(body.model)
         if not body.prompt:
             return json_response({"embedding": []})
-        with named_as_sent(body.ollama_name):
-            made = await self.embeddings.vectors(visit, body.openai_body(), cuts_long=True)
+        sent = body.openai_body()
+        made = await EmbeddingsApi(self.serving).vectors(visit, sent, cuts_long=True)
         return json_response({"embedding": made.vectors()[0]})

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Response
 from typing_extensions import override
 
 from kvell.server.access.visit import RequestContext
@@ -18,25 +18,23 @@ from kvell.server.api.bodies.response_items import (
     response_body,
     response_usage,
 )
-from kvell.server.api.door.access_guard import visit_of
-from kvell.server.api.http_errors import ApiError, named_as_sent
+from kvell.server.api.http_errors import ApiError
 from kvell.server.api.routes.chat import ChatApi, ChatStream
 from kvell.server.api.routes.dialects import DialectAnswer
 from kvell.server.api.schemas.responses import ResponsesRequest
-from kvell.server.api.serving import AppState, cancel_on_disconnect
+from kvell.server.api.serving import BodyApi, answers_body
 from kvell.server.logs.lines import OncePerName
 from kvell.server.text.text_stream import TextDelta
 
 
 @dataclass(frozen=True)
-class ResponsesApi:
+class ResponsesApi(BodyApi):
     """The handler of responses.
 
     :param ignored_tools: logs each type of tool that is left out once.
     :param ignored_items: logs each type of item that is left out once.
     """
 
-    serving: AppState
     ignored_tools: OncePerName = field(default_factory=lambda: OncePerName("tool_left_out", "type"))
     ignored_items: OncePerName = field(default_factory=lambda: OncePerName("item_left_out", "type"))
 
@@ -44,24 +42,20 @@ class ResponsesApi:
         described = dict(streaming.DESCRIBED)
         app.add_api_route("/v1/responses", self.respond, methods=["POST"], responses=described)
 
-    async def respond(self, request: Request, body: ResponsesRequest) -> Response:
+    @answers_body
+    async def respond(self, body: ResponsesRequest, visit: RequestContext) -> Response:
         """Answer a conversation, in OpenAI's newer format.
 
         ``output`` has the reasoning, the message and the calls of the answer as items.  A stream
         has OpenAI's named events, from ``response.created`` to ``response.completed``.  Nothing
         is stored, so every request has the whole conversation.
         """
-        return await cancel_on_disconnect(request, self._answer(body, visit_of(request)))
-
-    async def _answer(self, body: ResponsesRequest, visit: RequestContext) -> Response:
-        self.serving.note(body)
         self.ignored_tools.note(body.left_out_tools())
         self.ignored_items.note(body.left_out_items())
-        with named_as_sent(body.name_here):
-            answering = await ChatApi(self.serving).answering(body.chat(), visit, "resp")
-            defaults = answering.asked.served.text.sampling_defaults
-            response = _Response(body.with_defaults(defaults), answering)
-            return await response.response(streams=bool(body.stream))
+        answering = await ChatApi(self.serving).answering(body.chat(), visit, "resp")
+        defaults = answering.asked.served.text.sampling_defaults
+        response = _Response(body.with_defaults(defaults), answering)
+        return await response.response(streams=bool(body.stream))
 
 
 class _Response(DialectAnswer):

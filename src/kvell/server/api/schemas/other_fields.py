@@ -4,6 +4,7 @@ Every field of OpenAI's and vLLM's request bodies is either in a schema of this 
 ``other_fields.json``; ``docs/request-fields.md`` is generated from both.
 """
 
+import re
 from collections.abc import Mapping
 from importlib import resources
 from types import MappingProxyType
@@ -22,3 +23,14 @@ _TABLES = decode(
 def others_of(*tables: str) -> Mapping[str, Other]:
     """Return the unsupported fields of several tables, by name; a later table replaces fields."""
     return MappingProxyType({name: o for table in tables for name, o in _TABLES[table].items()})
+
+
+_NAMES = decode(
+    msgspec.json.Decoder(dict[str, tuple[tuple[str, str], ...]]),
+    resources.files("kvell.server.api.schemas").joinpath("field_names.json").read_bytes(),
+)
+
+
+def names_of(table: str) -> tuple[tuple[re.Pattern[str], str], ...]:
+    """Return patterns of a chat request's fields, and a dialect's names of these fields."""
+    return tuple((re.compile(pattern), name) for pattern, name in _NAMES[table])

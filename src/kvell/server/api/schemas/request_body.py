@@ -58,10 +58,21 @@ class RequestPart(BaseModel):
 
 
 class RequestBody(RequestPart):
-    """A request body."""
+    """A request body.
 
+    :cvar names: patterns of fields of the translated request, and the client's names of them.
+    """
+
+    names: ClassVar[Iterable[tuple[re.Pattern[str], str]]] = ()
     model: str | None = None
     """Name of a served model; the first one if null."""
+
+    def name_sent(self, field: str) -> str:
+        """Return the client's name of a field of the request that the body is translated to."""
+        for pattern, name in self.names:
+            if match := pattern.match(field):
+                return match.expand(name) + field[match.end() :]
+        return field
 
     def unknown_fields(self) -> set[str]:
         """Return the paths of unknown fields, such as ``stream_options.colour``.
@@ -85,11 +96,3 @@ class RequestBody(RequestPart):
                     if isinstance(part := getattr(value, name), list | BaseModel):
                         pending.append((part, before + name))
         return names
-
-
-def rename(field: str, names: Iterable[tuple[re.Pattern[str], str]]) -> str:
-    """Return a body's name of a field of the chat request that the body is translated to."""
-    for pattern, name in names:
-        if match := pattern.match(field):
-            return match.expand(name) + field[match.end() :]
-    return field

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
+from typing_extensions import override
 
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.schemas.references import Schema
@@ -31,8 +32,8 @@ from kvell.server.api.schemas.formats import (
     JsonSchemaFormat,
     ResponseFormat,
 )
-from kvell.server.api.schemas.other_fields import others_of
-from kvell.server.api.schemas.request_body import RequestPart, rename
+from kvell.server.api.schemas.other_fields import names_of, others_of
+from kvell.server.api.schemas.request_body import RequestPart
 from kvell.server.api.schemas.sampling_fields import Count, SamplingFields
 
 FUNCTION = "function"
@@ -281,16 +282,6 @@ _SAME = (
     "thinking_token_budget",
 )
 """Fields that chat has under the same name."""
-_NAMES_HERE = (
-    (re.compile(r"messages\b.*"), "input"),
-    (re.compile(r"tool_choice\.allowed_tools(\.tools\[\d+\])\.function"), r"tool_choice\1"),
-    (re.compile(r"tool_choice\.allowed_tools"), "tool_choice"),
-    (re.compile(r"(tools\[\d+\]|tool_choice)\.function"), r"\1"),
-    (re.compile(r"max_(completion_)?tokens"), "max_output_tokens"),
-    (re.compile(r"response_format(\.json_schema)?"), "text.format"),
-    (re.compile(r"logprobs"), "top_logprobs"),
-    (re.compile(r"chat_template_kwargs\.reasoning_effort|reasoning_effort"), "reasoning.effort"),
-)
 
 
 class TextFormat(RequestPart):
@@ -338,6 +329,7 @@ class ResponsesRequest(SamplingFields):
     """Body of ``/v1/responses``, with vLLM's extensions."""
 
     others = others_of("everywhere", "responses")
+    names = names_of("responses")
 
     input: str | Annotated[list[InputItem], Field(max_length=MAX_MESSAGES - 1, fail_fast=True)]
     """A text, or the items of a conversation, oldest first.
@@ -424,7 +416,8 @@ class ResponsesRequest(SamplingFields):
     def left_out_items(self) -> set[str]:
         return set() if isinstance(self.input, str) else left_out_items(self.input)
 
-    def name_here(self, field: str) -> str:
+    @override
+    def name_sent(self, field: str) -> str:
         if self.text and self.text.format and field.startswith("structured_outputs"):
             return "text.format.schema"
-        return named_as_sent_tool(rename(field, _NAMES_HERE), self.tools or ())
+        return named_as_sent_tool(super().name_sent(field), self.tools or ())

@@ -1,9 +1,9 @@
 """The bodies of ``/v1/messages``, and their translation to chat requests."""
 
-import re
 from typing import Annotated, Literal
 
 from pydantic import Field, StrictBool, ValidationError
+from typing_extensions import override
 
 from kvell.engine.protocol.schemas.references import Schema
 from kvell.errors import ChangeSomething
@@ -17,8 +17,8 @@ from kvell.server.api.schemas.messages.turns import (
     cache_controls,
     conversation,
 )
-from kvell.server.api.schemas.other_fields import others_of
-from kvell.server.api.schemas.request_body import RequestBody, RequestPart, rename
+from kvell.server.api.schemas.other_fields import names_of, others_of
+from kvell.server.api.schemas.request_body import RequestBody, RequestPart
 from kvell.server.api.schemas.sampling_fields import (
     MAX_INT32,
     Count,
@@ -34,22 +34,6 @@ _SAME = tuple(
     ).split()
 )
 """Fields that chat has under the same name."""
-_NAMES_HERE = (
-    (re.compile(r"(tools\[\d+\])\.function\.parameters"), r"\1.input_schema"),
-    (re.compile(r"(tools\[\d+\])\.function"), r"\1"),
-    (re.compile(r"tool_choice\.function"), "tool_choice"),
-    (re.compile(r"max_(completion_)?tokens"), "max_tokens"),
-    (re.compile(r"stop\b"), "stop_sequences"),
-    (re.compile(r"thinking_token_budget"), "thinking.budget_tokens"),
-    (
-        re.compile(r"chat_template_kwargs\.reasoning_effort|reasoning_effort"),
-        "output_config.effort",
-    ),
-    (
-        re.compile(r"response_format(\.json_schema)?|structured_outputs\.json"),
-        "output_config.format",
-    ),
-)
 CHOICES: dict[str, Literal["auto", "required", "none"]] = {
     "auto": "auto",
     "any": "required",
@@ -105,6 +89,7 @@ class CountTokensRequest(RequestBody):
     """Body of ``/v1/messages/count_tokens``."""
 
     others = others_of("messages")
+    names = names_of("messages")
 
     model: str
     messages: Annotated[
@@ -133,10 +118,11 @@ class CountTokensRequest(RequestBody):
         """
         return ChatRequest.model_validate(self._chat_fields())
 
-    def name_here(self, field: str) -> str:
+    @override
+    def name_sent(self, field: str) -> str:
         match = PLACE.fullmatch(field)
         if match is None:
-            return rename(field, _NAMES_HERE)
+            return super().name_sent(field)
         turns = conversation(self.system, self.messages)
         return turns.name_here(int(match[1]), match[2] or "")
 

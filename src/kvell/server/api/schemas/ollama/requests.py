@@ -1,9 +1,9 @@
 """The bodies of Ollama's requests, and their translation to chat and text completions."""
 
-import re
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
+from typing_extensions import override
 
 from kvell.engine.protocol.logprobs import MAX_LOGPROBS
 from kvell.engine.protocol.schemas.references import Schema
@@ -24,8 +24,8 @@ from kvell.server.api.schemas.chat import (
 from kvell.server.api.schemas.embeddings import EmbeddingsRequest
 from kvell.server.api.schemas.formats import JsonSchemaFormat, ResponseFormat
 from kvell.server.api.schemas.generation import CompletionRequest, Texts
-from kvell.server.api.schemas.other_fields import others_of
-from kvell.server.api.schemas.request_body import RequestBody, RequestPart, rename
+from kvell.server.api.schemas.other_fields import names_of, others_of
+from kvell.server.api.schemas.request_body import RequestBody, RequestPart
 from kvell.server.api.schemas.sampling_fields import (
     MAX_INT32,
     RepetitionPenalty,
@@ -132,13 +132,6 @@ Images = Annotated[list[str], Field(max_length=MAX_PARTS, fail_fast=True)]
 Think = bool | Literal["low", "medium", "high"]
 _IMAGE_STARTS = {"/9j/": "jpeg", "R0lG": "gif", "UklG": "webp"}
 """Kinds of images by the beginning of their base64; others are sent as PNG."""
-_NAMES_HERE = (
-    (re.compile(r"max_(completion_)?tokens"), "options.num_predict"),
-    (re.compile(r"repetition_penalty"), "options.repeat_penalty"),
-    (re.compile(rf"({'|'.join((*SAME, 'seed', 'stop', 'repeat_last_n'))})\b"), r"options.\1"),
-    (re.compile(r"response_format(\.json_schema)?(\.schema)?|structured_outputs\.json"), "format"),
-    (re.compile(r"(chat_template_kwargs\.)?(reasoning_effort|enable_thinking|thinking)"), "think"),
-)
 
 
 class OllamaFunction(RequestPart):
@@ -199,6 +192,8 @@ class OllamaMessage(RequestPart):
 class OllamaRequest(OllamaModelBody):
     """The fields that ``/api/chat`` and ``/api/generate`` share."""
 
+    names = names_of("ollama")
+
     stream: bool = True
     """Send the answer piece by piece, each a line of JSON."""
     format: Literal["", "json"] | Schema | None = None
@@ -216,9 +211,6 @@ class OllamaRequest(OllamaModelBody):
     """Return the log probability of each token of the answer."""
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     """Return this many likeliest tokens too; implies ``logprobs`` if that is null."""
-
-    def ollama_name(self, field: str) -> str:
-        return rename(field, _NAMES_HERE)
 
     def likely_tokens(self) -> int | None:
         """Return the number of likeliest tokens at each token; None for no log probabilities.
@@ -318,10 +310,11 @@ class OllamaGenerateRequest(OllamaRequest):
         fields |= {"prompt": self.prompt, "suffix": self.suffix}
         return CompletionRequest.model_validate(fields)
 
-    def ollama_name(self, field: str) -> str:
+    @override
+    def name_sent(self, field: str) -> str:
         if field.startswith("messages"):
             return "images" if self.images else "prompt"
-        return super().ollama_name(field)
+        return super().name_sent(field)
 
 
 def with_images(text: str, images: list[str] | None) -> str | list[Part]:
@@ -369,5 +362,6 @@ class OllamaEmbeddingsRequest(OllamaModelBody):
     def openai_body(self) -> EmbeddingsRequest:
         return EmbeddingsRequest(model=self.model, input=self.prompt)
 
-    def ollama_name(self, field: str) -> str:
+    @override
+    def name_sent(self, field: str) -> str:
         return "prompt" if field == "input" else field
