@@ -7,8 +7,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from kvell.server.answers.deltas import AnswerDelta, AnswerParser, ParsedAnswer, merge, parse
+from kvell.server.answers.deltas import AnswerDelta, ParsedAnswer, merge, parse
 from kvell.server.answers.named import parser_named
+from kvell.server.answers.reading.modes import ModeParser
 
 WEATHER: dict[str, Any] = {
     "type": "function",
@@ -108,7 +109,7 @@ def cut(text: str, cuts: Sequence[int]) -> list[str]:
     return [text[a:b] for a, b in pairwise(places)]
 
 
-def deltas_of(parser: AnswerParser, pieces: Sequence[str]) -> list[AnswerDelta]:
+def deltas_of(parser: ModeParser, pieces: Sequence[str]) -> list[AnswerDelta]:
     """All of an answer's deltas, merged."""
     return merge([*(delta for piece in pieces for delta in parser.push(piece)), *parser.finish()])
 

@@ -5,7 +5,6 @@ import pytest
 from kvell.engine.protocol.structured_outputs import Reasoning as StructuredReasoning
 from kvell.errors import ChangeSomething
 from kvell.server.answers.deltas import (
-    AnswerParser,
     Content,
     ParsedAnswer,
     Reasoning,
@@ -20,6 +19,7 @@ from kvell.server.answers.named import (
     default_parsers,
     parser_named,
 )
+from kvell.server.answers.reading.modes import ModeParser
 
 HERMES = '{%- if tools %}<tools>…</tools><tool_call>\n{"name": …}</tool_call>{% endif %}'
 QWEN3 = HERMES + "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
@@ -79,7 +79,7 @@ def test_parsers_go_together_unless_only_one_is_gpt_oss(tool: str, reasoning: st
             parser_named(tool, reasoning)
 
 
-def parsed_text(parser: AnswerParser, text: str) -> ParsedAnswer:
+def parsed_text(parser: ModeParser, text: str) -> ParsedAnswer:
     return parse([*parser.push(text), *parser.finish()])
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 
 @dataclass(frozen=True)
@@ -39,18 +39,6 @@ class ToolCallArguments:
 
 
 AnswerDelta: TypeAlias = Content | Reasoning | ToolCallBegin | ToolCallArguments
-
-
-class AnswerParser(Protocol):
-    """A parser of one answer's text; the merged parts do not depend on the size of pushes."""
-
-    def push(self, text: str) -> list[AnswerDelta]:
-        """Return the parts that are certain after this text."""
-        ...
-
-    def finish(self) -> list[AnswerDelta]:
-        """Return the parts that are still held back; called once, after the last text."""
-        ...
 
 
 @dataclass(frozen=True)

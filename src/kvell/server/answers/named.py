@@ -9,7 +9,6 @@ from types import MappingProxyType
 from kvell.engine.protocol.schemas.references import Schema, within
 from kvell.engine.protocol.structured_outputs import CallForm, Calls, Reasoning
 from kvell.errors import ChangeSomething
-from kvell.server.answers.deltas import AnswerParser
 from kvell.server.answers.forced import Tools, arguments_schema, call_schema
 from kvell.server.answers.formats import (
     gemma4,
@@ -19,13 +18,13 @@ from kvell.server.answers.formats import (
     llama3_json,
     marked_calls,
     mistral,
-    python_calls,
     pythonic,
     qwen3_coder,
     tagged_lists,
     thinking,
 )
 from kvell.server.answers.formats.thinking import Thinking, ThinkingTags
+from kvell.server.answers.reading.json_calls import CallObject
 from kvell.server.answers.reading.modes import Mode, ModeParser, PlainText
 
 _Make = Callable[[str, Schema], Iterator[CallForm]]
@@ -93,14 +92,12 @@ def _marked(tokens: marked_calls.CallTokens) -> _ToolFormat:
     return _ToolFormat(lambda _: marked_calls.MarkedCalls(tokens), starts, True, forms)
 
 
-def _tagged(tags: tuple[tuple[str, ...], tuple[str, ...]]) -> _ToolFormat:
+def _tagged(
+    tags: tuple[tuple[str, ...], tuple[str, ...]],
+    call: type[CallObject] | type[pythonic.PythonCall] = CallObject,
+) -> _ToolFormat:
     forms = _begun_by(tags[0], *tags[0], *tags[1])
-    return _ToolFormat(lambda _: tagged_lists.TaggedList(tags), tags[0], True, forms)
-
-
-def _python(tags: tuple[str, str]) -> _ToolFormat:
-    forms = _begun_by(tags[:1], *tags)
-    return _ToolFormat(lambda _: python_calls.PythonCalls(tags), tags[:1], True, forms)
+    return _ToolFormat(lambda _: tagged_lists.TaggedList(tags, call), tags[0], True, forms)
 
 
 def _functions(tags: tuple[str, str]) -> _ToolFormat:
@@ -123,13 +120,13 @@ _TOOL_FORMATS: Mapping[str, _ToolFormat] = MappingProxyType(
         "hermes": _ToolFormat(lambda _: hermes.Hermes(), (hermes.START,), False, _hermes, "\n"),
         "jamba": _tagged(tagged_lists.JAMBA),
         "kimi_k2": _marked(marked_calls.KIMI_K2),
-        "lfm2": _python(python_calls.LFM2),
+        "lfm2": _tagged(tagged_lists.LFM2, pythonic.PythonCall),
         "llama3_json": _ToolFormat(
             lambda _: llama3_json.Llama3Json(), forms=_llama3_json, between="; "
         ),
         "mistral": _ToolFormat(lambda _: mistral.Mistral(), (mistral.START,), True, _mistral),
         "none": _ToolFormat(lambda _: PlainText()),
-        "olmo3": _python(python_calls.OLMO3),
+        "olmo3": _tagged(tagged_lists.OLMO3, pythonic.PythonCall),
         "phi4_mini_json": _tagged(tagged_lists.PHI4_MINI),
         "pythonic": _ToolFormat(lambda _: pythonic.Pythonic(), forms=_pythonic),
         "qwen3_coder": _functions((qwen3_coder.START, qwen3_coder.END)),
@@ -177,7 +174,7 @@ class AnswerFormat:
 
     def parser(
         self, tools: Tools = (), *, prompt: str | None = None, forced: Mode | None = None
-    ) -> AnswerParser:
+    ) -> ModeParser:
         """Return a new parser for one answer.
 
         :param tools: functions that the model may call; without any, calls are not parsed.
@@ -306,7 +303,7 @@ _TOOLS_BY_TEXT: tuple[tuple[str, str], ...] = (
     ("<function=", "qwen3_coder"),
     ("<tool_calls>", "jamba"),
     ("<function_calls>", "olmo3"),
-    (python_calls.LFM2[0], "lfm2"),
+    (tagged_lists.LFM2[0][0], "lfm2"),
     ("<|/tool|>", "phi4_mini_json"),
     ("<|tool|>", "phi4_mini_json"),
     ("<|tool_call|>", "granite"),

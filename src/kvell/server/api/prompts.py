@@ -38,7 +38,6 @@ from kvell.server.text.text_encoder import (
 )
 from kvell.server.text.text_model import TextModel
 
-MOST_CALLS = 128
 _READ = frozenset(
     {"role", "content", "name", "tool_calls", "tool_call_id", "function_call", "refusal"}
     | {"reasoning_content", "reasoning"}
@@ -102,40 +101,21 @@ def _rendered(field: str, message: Message) -> dict[str, Any]:
         only = message.get("function_call")
         if only is not None and not calls:
             calls = [{"function": only}]
-        shown |= {"tool_calls": _calls(f"{field}.tool_calls", calls)} if calls else {}
+        if calls:
+            places = (f"{field}.tool_calls[{i}]" for i in range(len(calls)))
+            shown["tool_calls"] = [_call(*pair) for pair in zip(places, calls, strict=True)]
     if role == "tool":
         shown["tool_call_id"] = str(message.get("tool_call_id") or "")
     return shown
 
 
-def _calls(field: str, calls: object) -> list[dict[str, Any]]:
-    if not isinstance(calls, list):
-        raise ChangeSomething(field, type(calls).__name__, "is not a list", "send a list of calls")
-    if len(calls) > MOST_CALLS:
-        remedy = f"send at most {MOST_CALLS}"
-        raise ChangeSomething(field, f"{len(calls)} calls", "is out of range", remedy)
-    return [_call(f"{field}[{i}]", call) for i, call in enumerate(calls)]
-
-
-def _call(field: str, call: object) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
-        remedy = 'send {"id": …, "type": "function", "function": {"name": …, "arguments": …}}'
-        raise ChangeSomething(field, type(call).__name__, "is not a call", remedy)
-    if call.get("type", "function") != "function":
-        raise ChangeSomething(f"{field}.type", "…", "is not served", 'use "function"')
-    name = _string(f"{field}.function.name", function.get("name"))
-    return {
-        "id": str(call.get("id") or ""),
-        "type": "function",
-        "function": {"name": name, "arguments": function.get("arguments")},
-    }
-
-
-def _string(field: str, value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise ChangeSomething(field, type(value).__name__, "is not text", "send a string")
-    return value
+def _call(field: str, call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    if not function["name"]:
+        place = f"{field}.function.name"
+        raise ChangeSomething(place, "str", "is not text", "send a string")
+    shown = {"name": function["name"], "arguments": function.get("arguments")}
+    return {"id": call.get("id", ""), "type": "function", "function": shown}
 
 
 MOST_IMAGES = 32
@@ -258,10 +238,8 @@ class PromptEncoder:
         :param field: request field of the text, for errors.
         :raises ChangeSomething: if the text is too long to be encoded.
         """
-        size_bytes = self.texts.bounds.checked_bytes(field, text, fits=False)
-        encode = self._model.encode
-        return await self._work.run(
-            size_bytes, lambda: encode(text, add_special_tokens=add_special_tokens)
+        return await self.texts.encode(
+            field, text, add_special_tokens=add_special_tokens, fits=False
         )
 
     async def around_gap(self, prompt: str | list[int], suffix: str) -> TokenIds:

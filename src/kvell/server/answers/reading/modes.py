@@ -68,18 +68,23 @@ def _has_to_say(mode: Mode) -> bool:
 
 
 class ModeParser:
-    """The answer parser of one mode, which never ends."""
+    """A parser of one answer's text by a mode, which never ends.
+
+    The merged parts do not depend on the size of pushes.
+    """
 
     def __init__(self, mode: Mode) -> None:
         self._mode = mode
 
     def push(self, text: str) -> list[AnswerDelta]:
+        """Return the parts that are certain after this text."""
         deltas: list[AnswerDelta] = []
         for start in range(0, len(text), MOST_CHARS_AT_ONCE):
             deltas += self._mode.push(text[start : start + MOST_CHARS_AT_ONCE])[0]
         return deltas
 
     def finish(self) -> list[AnswerDelta]:
+        """Return the parts that are still held back; called once, after the last text."""
         return self._mode.finish()
 
 

@@ -20,7 +20,6 @@ from kvell.front.routes import conversation_key
 from kvell.server.access.visit import RequestContext
 from kvell.server.answers.deltas import (
     AnswerDelta,
-    AnswerParser,
     Content,
     ParsedAnswer,
     Reasoning,
@@ -42,6 +41,7 @@ from kvell.server.answers.forced import (
     tool_choice,
 )
 from kvell.server.answers.named import AnswerFormat
+from kvell.server.answers.reading.modes import ModeParser
 from kvell.server.api import streaming
 from kvell.server.api.bodies.completions import (
     PIECE_BYTES,
@@ -361,7 +361,7 @@ class ChatStream:
         """Return the reader of answer ``index``."""
         if index not in self.readers:
             answers = self.asked.served.answers
-            parser: AnswerParser | None = None
+            parser: ModeParser | None = None
             if self.tools or not answers.is_plain:
                 forced = forced_tool_calls(self.choice)
                 parser = answers.parser(self.tools, prompt=self.prompt_end, forced=forced)
@@ -444,7 +444,7 @@ class Reader:
 
     def __init__(
         self,
-        parser: AnswerParser | None,
+        parser: ModeParser | None,
         count: ReasoningCount | None = None,
         *,
         tells_reasoning: bool = True,
@@ -537,9 +537,9 @@ def _or_calls(sampling: SamplingParams, calls: Callable[[], Calls | None]) -> Sa
     return replace(sampling, structured_outputs=replace(constraint, calls=calls()))
 
 
-def _bound_behind(sampling: SamplingParams, reasoning: Reasoned | None) -> SamplingParams:
+def _bound_behind(sampling: SamplingParams, reasoning: Reasoned) -> SamplingParams:
     constraint = sampling.structured_outputs
-    if constraint is None or reasoning is None:
+    if constraint is None:
         return sampling
     return replace(sampling, structured_outputs=replace(constraint, reasoning=reasoning))
 
