@@ -31,7 +31,7 @@ class Scene:
     told: dict[str, Stats] = field(default_factory=dict)
     asked: int = 0
 
-    async def stats(self, deadline_seconds: float) -> dict[str, Stats]:
+    async def stats(self, deadline_seconds: float, *, with_audit: bool = False) -> dict[str, Stats]:
         self.asked += 1
         if not self.told:
             raise TryLater("silent")

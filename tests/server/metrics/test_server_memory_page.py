@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from kvell.engine.protocol.statistics import GroupStats, InstanceFacts, InstanceReport, Stats
-from kvell.server.metrics.instance_metrics import InstanceMemory, contract_lines, memory_page
+from kvell.server.metrics.instance_metrics import InstanceFigures, contract_lines, memory_page
 from kvell.vocabulary import MIB
 
 pytestmark = pytest.mark.xdist_group("fake_server")
@@ -32,14 +32,14 @@ STATS = Stats(
 
 
 def test_the_promise_is_both_processes() -> None:
-    page = memory_page({"mixed-0": InstanceMemory(REPORT, STATS)}, 10 * MIB)
+    page = memory_page({"mixed-0": InstanceFigures(STATS, REPORT)}, 10 * MIB)
     assert page["contract_bytes"] == 100 * MIB
     assert page["parts"]["weights_bytes"] == 5
     assert page["parts"]["front_floor_bytes"] == 10 * MIB
 
 
 def test_every_chunk_has_an_owner_and_every_move_a_count() -> None:
-    page = memory_page({"mixed-0": InstanceMemory(REPORT, STATS)}, 0)
+    page = memory_page({"mixed-0": InstanceFigures(STATS, REPORT)}, 0)
     assert page["pool"]["chunks"] == {"kv": 30, "activation_idle": 2, "activation_used": 1}
     assert (page["pool"]["withheld_large_pages"], page["pool"]["largest_step_chunks"]) == (5, 3)
     assert page["moves"] == {"mapped": 11}
@@ -50,7 +50,7 @@ def test_every_chunk_has_an_owner_and_every_move_a_count() -> None:
 
 
 def test_processes_have_their_sizes() -> None:
-    instances = {f"mixed-{n}": InstanceMemory(REPORT, STATS, 10 + n) for n in range(2)}
+    instances = {f"mixed-{n}": InstanceFigures(STATS, REPORT, 0, 10 + n) for n in range(2)}
     page = memory_page(instances, 0, front_now_bytes=7)
     assert page["now_bytes"] == {"front": 7, "instance": 21}
     assert page["instances"]["mixed-1"]["now_bytes"] == 11
@@ -64,7 +64,7 @@ def test_a_server_tells_it_over_http(server_url: str) -> None:
 
 
 def test_weights_of_several_instances_count_once() -> None:
-    known = {f"mixed-{n}": InstanceMemory(REPORT, STATS) for n in range(3)}
+    known = {f"mixed-{n}": InstanceFigures(STATS, REPORT) for n in range(3)}
     page = memory_page(known, 10 * MIB)
     assert page["contract_bytes"] == 280 * MIB - 2 * 5
     assert page["parts"]["contract_bytes"] == 270 * MIB
@@ -89,6 +89,6 @@ def test_on_several_machines_each_instance_has_its_own_weights() -> None:
     lines = contract_lines(dict.fromkeys(names, parts), 10 * MIB, shares_weights=False)
     assert not [line for line in lines if "shared weights" in line]
     assert lines[-1].split()[-2:] == ["50.0", "MiB"]
-    told = {name: InstanceMemory(REPORT, STATS) for name in names}
+    told = {name: InstanceFigures(STATS, REPORT) for name in names}
     promised = [memory_page(told, 0, shares_weights=one)["contract_bytes"] for one in (True, False)]
     assert promised == [2 * 90 * MIB - 5, 2 * 90 * MIB]

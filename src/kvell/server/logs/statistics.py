@@ -1,23 +1,20 @@
 """A periodic log line of statistics while there is traffic."""
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 from kvell.clock import Clock, MonotonicClock
 from kvell.engine.protocol.statistics import Stats
-from kvell.errors import TryLater
 from kvell.front.front import Front
 from kvell.server.logs.lines import tell
-from kvell.server.metrics.front_metrics import ServerMetrics
+from kvell.server.map.recorder import running
+from kvell.server.metrics.front_metrics import ServerMetrics, answered_stats
 
 logger = logging.getLogger(__name__)
-
-ANSWER_SECONDS = 2.0
-"""Instances that do not answer within this time are left out of a line."""
 
 
 @dataclass(frozen=True)
@@ -51,23 +48,18 @@ class Statistics:
         is_still = (prompt_tokens, output_tokens) == (before.prompt_tokens, before.output_tokens)
         if is_still and not self._front.in_flight and not self._front.waiting:
             return None
-        answers = await self._answers()
+        answers = await answered_stats(self._front)
         looked_up = sum(stats.prefix_cache_queries for stats in answers.values())
         cached = sum(stats.prefix_cache_hits for stats in answers.values())
-        now = Totals(prompt_tokens, output_tokens, looked_up, cached)
-        self._told = now if answers else _without_answers(now, before)
+        if not answers:
+            looked_up, cached = before.looked_up_tokens, before.found_tokens
+        self._told = Totals(prompt_tokens, output_tokens, looked_up, cached)
         waiting = self._front.waiting + sum(stats.waiting for stats in answers.values())
         running = (
             sum(stats.running for stats in answers.values()) if answers else self._front.in_flight
         )
         rates = rates_between(before, self._told, self._told_seconds - began_seconds)
         return {"running": running, "waiting": waiting, **rates, **_usage(answers)}
-
-    async def _answers(self) -> Mapping[str, Stats]:
-        try:
-            return await self._front.stats(ANSWER_SECONDS)
-        except TryLater:
-            return {}
 
 
 def rates_between(before: Totals, after: Totals, seconds: float) -> dict[str, float]:
@@ -88,19 +80,13 @@ def rates_between(before: Totals, after: Totals, seconds: float) -> dict[str, fl
     return rounded
 
 
-@asynccontextmanager
-async def statistics_lines(statistics: Statistics, interval_seconds: float) -> AsyncIterator[None]:
+def statistics_lines(
+    statistics: Statistics, interval_seconds: float
+) -> AbstractAsyncContextManager[None]:
     """Log a line each interval while the block runs; 0 logs none."""
     if not interval_seconds:
-        yield
-        return
-    telling = asyncio.create_task(_tell_again_and_again(statistics, interval_seconds))
-    try:
-        yield
-    finally:
-        telling.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await telling
+        return nullcontext()
+    return running(partial(_tell_again_and_again, statistics, interval_seconds))
 
 
 async def _tell_again_and_again(statistics: Statistics, interval_seconds: float) -> None:
@@ -109,11 +95,6 @@ async def _tell_again_and_again(statistics: Statistics, interval_seconds: float)
         fields = await statistics.fields()
         if fields is not None:
             tell(logger, logging.INFO, "statistics", **fields)
-
-
-def _without_answers(now: Totals, before: Totals) -> Totals:
-    looked_up, cached = before.looked_up_tokens, before.found_tokens
-    return Totals(now.prompt_tokens, now.output_tokens, looked_up, cached)
 
 
 def _usage(answers: Mapping[str, Stats]) -> dict[str, float]:

@@ -3,11 +3,11 @@
 import logging
 from collections.abc import Callable
 
-from kvell.clock import Clock, MonotonicClock
-from kvell.server.access.accounts import Bucket
+from kvell.clock import Clock
 from kvell.server.access.traced_visit import EndedVisit
 from kvell.server.access.visit import is_monitoring
 from kvell.server.logs.lines import tell
+from kvell.server.logs.seldom import SeldomLine
 
 logger = logging.getLogger(__name__)
 
@@ -35,9 +35,7 @@ class VisitLines:
         count: Callable[[str, int], None] = lambda path, status: None,
     ) -> None:
         self._tells_requests, self._count = tells_requests, count
-        self._clock = clock or MonotonicClock()
-        self._refusals = Bucket(REFUSALS_PER_MINUTE, self._clock.now_seconds())
-        self._untold = 0
+        self._refusals = SeldomLine(clock, REFUSALS_PER_MINUTE)
 
     def on_refused(
         self, method: str, path: str, client: str, status: int, tenant: str, header: str = ""
@@ -47,18 +45,17 @@ class VisitLines:
         :param header: the header that shows a foreign page, if that is the reason.
         """
         self._count(path, status)
-        if not self._refusals.take(1, self._clock.now_seconds()):
-            self._untold += 1
+        untold = self._refusals.untold_if_due()
+        if untold is None:
             return
         fields = {"method": method, "path": path[:LONGEST_PATH], "client": client}
         if tenant:
             fields["tenant"] = tenant
-        counts = {"status": status, "untold": self._untold}
+        counts = {"status": status, "untold": untold}
         if header:
             tell(logger, logging.WARNING, "page_refused", **fields, header=header, **counts)
         else:
             tell(logger, logging.WARNING, "key_refused", **fields, **counts)
-        self._untold = 0
 
     def on_ended(self, visit: EndedVisit) -> None:
         self._count(visit.path, visit.status)

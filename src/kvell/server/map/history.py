@@ -84,23 +84,20 @@ def loans_of(
             if not entry.local:
                 sections[debtor, entry.inst_id] += entry.num_blocks
                 requests.setdefault((debtor, entry.inst_id), set()).add(entry.req_id)
-    ids = section_bytes.keys() | placements.keys()
+    lends: dict[str, list[PeerSections]] = {}
+    borrows: dict[str, list[PeerSections]] = {}
+    for (debtor, creditor), count in sorted(sections.items()):
+        number = len(requests[debtor, creditor])
+        lends.setdefault(creditor, []).append(PeerSections(debtor, count, number))
+        borrows.setdefault(debtor, []).append(PeerSections(creditor, count, number))
     return {
-        instance_id: InstanceLoans(
-            section_bytes.get(instance_id, 0),
+        name: InstanceLoans(
+            section_bytes.get(name, 0),
             SECTION_TOKENS,
-            tuple(
-                PeerSections(debtor, count, len(requests[debtor, creditor]))
-                for (debtor, creditor), count in sorted(sections.items())
-                if creditor == instance_id
-            ),
-            tuple(
-                PeerSections(creditor, count, len(requests[debtor, creditor]))
-                for (debtor, creditor), count in sorted(sections.items())
-                if debtor == instance_id
-            ),
+            tuple(lends.get(name, ())),
+            tuple(borrows.get(name, ())),
         )
-        for instance_id in ids
+        for name in section_bytes.keys() | placements.keys()
     }
 
 

@@ -9,13 +9,17 @@ import msgspec
 from fastapi import FastAPI, HTTPException, Path, Query, Response
 
 from kvell.engine.protocol.statistics import Stats
-from kvell.errors import TryLater
 from kvell.front.front import Front
 from kvell.front.request_queue import Entries
-from kvell.server.map.figures import InstanceSnapshot, ServerLine, large_page_body, map_body
+from kvell.server.map.figures import (
+    NO_LOANS,
+    InstanceSnapshot,
+    ServerLine,
+    large_page_body,
+    map_body,
+)
 from kvell.server.map.history import (
     HistoryRow,
-    InstanceLoans,
     InstanceSample,
     ended_loans,
     sections_lent,
@@ -23,15 +27,13 @@ from kvell.server.map.history import (
 )
 from kvell.server.map.page import make_page
 from kvell.server.map.recorder import HistoryRecorder, LatestAnswer
+from kvell.server.metrics.front_metrics import ANSWER_SECONDS, answered_stats
 
-ANSWER_SECONDS = 2.0
-"""An instance that does not answer within this time is shown without figures."""
 REFRESH_SECONDS = 0.2
 """The shortest interval between two queries of the instances, for any number of viewers."""
 DETAIL_SECONDS = 0.05
 """The shortest interval between two queries of single large pages."""
 MOST_LARGE_PAGES = 1 << 31
-NO_LOANS = InstanceLoans()
 
 JSON = "application/json"
 
@@ -108,7 +110,9 @@ class MapApi:
         app.add_api_route("/debug/pages/{instance}/{large_page}", self.large_page, methods=["GET"])
 
     async def _look(self) -> bytes:
-        pages, stats = await asyncio.gather(self._front.pages(ANSWER_SECONDS), self._stats())
+        pages, stats = await asyncio.gather(
+            self._front.pages(ANSWER_SECONDS), answered_stats(self._front)
+        )
         self._recorder.note_stats(stats)
         self._recorder.sample()
         loans = self._recorder.loans()
@@ -149,12 +153,6 @@ class MapApi:
             self._facts.contract_bytes(),
             self._facts.links,
         )
-
-    async def _stats(self) -> dict[str, Stats]:
-        try:
-            return await self._front.stats(ANSWER_SECONDS)
-        except TryLater:
-            return {}
 
 
 def _uncached(content: bytes) -> Response:

@@ -29,9 +29,9 @@ def make_page() -> Page:
     The policy allows only the document's own styles and scripts, by their digests, and requests to
     the same origin.
     """
-    style = _text("map.css")
-    script = '"use strict";\n(() => {\n' + "\n".join(_text(name) for name in SCRIPTS) + "})();\n"
-    html = _text("map.html").replace(STYLE_PLACE, style).replace(SCRIPT_PLACE, script)
+    style = static_text("map.css")
+    script = '"use strict";\n(() => {\n' + "\n".join(map(static_text, SCRIPTS)) + "})();\n"
+    html = static_text("map.html").replace(STYLE_PLACE, style).replace(SCRIPT_PLACE, script)
     return Page(html.encode(), policy_headers(style, script))
 
 
@@ -58,7 +58,7 @@ def policy_headers(style: str, script: str = "") -> dict[str, str]:
     }
 
 
-def _text(name: str) -> str:
+def static_text(name: str) -> str:
     return resources.files("kvell.server.map").joinpath("static", name).read_text("utf-8")
 
 

@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Generic, TypeVar
 
 from kvell.engine.protocol.statistics import LoadStats, Stats
@@ -25,6 +25,18 @@ from kvell.server.metrics.front_metrics import ServerMetrics
 STALE_SECONDS = 2.0
 """Older statistics of instances are not recorded."""
 UP = ("serving", "draining")
+
+
+@asynccontextmanager
+async def running(work: Callable[[], Coroutine[object, object, None]]) -> AsyncIterator[None]:
+    """Run ``work`` as a task until the block ends."""
+    task = asyncio.create_task(work())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
 
 
 class HistoryRecorder:
@@ -79,16 +91,9 @@ class HistoryRecorder:
         lent = sections_lent(loans)
         self.history.add(HistorySample(row, *latencies, entries.transfers, lent, rungs))
 
-    @asynccontextmanager
-    async def recording(self) -> AsyncIterator[None]:
+    def recording(self) -> AbstractAsyncContextManager[None]:
         """Add a sample each second while the block runs."""
-        sampling = asyncio.create_task(self._sample_periodically())
-        try:
-            yield
-        finally:
-            sampling.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await sampling
+        return running(self._sample_periodically)
 
     async def _sample_periodically(self) -> None:
         while True:

@@ -21,10 +21,14 @@ from prometheus_client import (
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from kvell.errors import Bound
+from kvell.engine.protocol.statistics import Stats
+from kvell.errors import Bound, TryLater
+from kvell.front.front import Front
 from kvell.front.request_log import EndedRequest
 from kvell.server.metrics.instance_metrics import CATALOGUE, METRICS, InstancesCollector
 
+ANSWER_SECONDS = 2.0
+"""Statistics of instances that do not answer within this time are left out."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LABELS = ("model_name",)
 MOST_NOTED = 4096
@@ -203,3 +207,11 @@ def _of_answered(request: EndedRequest) -> dict[str, float | None]:
         "request_params_max_tokens": request.max_tokens,
         "request_num_preemptions": finished.preemptions,
     }
+
+
+async def answered_stats(front: Front, *, with_audit: bool = False) -> dict[str, Stats]:
+    """Return the statistics of the instances that answer within ``ANSWER_SECONDS``."""
+    try:
+        return await front.stats(ANSWER_SECONDS, with_audit=with_audit)
+    except TryLater:
+        return {}

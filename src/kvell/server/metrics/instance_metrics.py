@@ -25,6 +25,7 @@ from kvell.wire.decoding import decode
 
 CHUNKS = "_chunks"
 SIZES = ("chunk_bytes", "stale_positions", "withheld_large_pages", "largest_step_chunks")
+POOL_FIELDS = ("large_page_bytes", "large_pages", "empty_large_pages")
 GROUP_FIELDS = ("name", "page_bytes", "used_pages", "cached_pages", "evicted_pages")
 
 
@@ -42,15 +43,18 @@ def moves_by_kind(memory: dict[str, int]) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class InstanceMemory:
-    """The memory of one instance.
+class InstanceFigures:
+    """The figures of one instance; ``stats`` is None if it did not answer.
 
-    :param now_bytes: memory of its processes; 0 without a process on this machine.
+    :param process_bytes: memory of its process now; 0 if unknown.
+    :param transfers: transfers of this front's requests to the instance so far, by kind.
     """
 
-    report: InstanceReport
-    stats: Stats
-    now_bytes: int = 0
+    stats: Stats | None = None
+    report: InstanceReport | None = None
+    restarts: int = 0
+    process_bytes: int = 0
+    transfers: Mapping[TransferKind, TransferTotals] = field(default_factory=dict)
 
 
 def contract_of_all(parts: Sequence[Mapping[str, int]], *, shares_weights: bool = True) -> int:
@@ -106,7 +110,7 @@ def price_lines(facts: Mapping[str, InstanceFacts]) -> list[str]:
 
 
 def memory_page(
-    instances: Mapping[str, InstanceMemory],
+    instances: Mapping[str, InstanceFigures],
     front_floor_bytes: int,
     front_work_bytes: int = 0,
     *,
@@ -115,6 +119,7 @@ def memory_page(
 ) -> dict[str, Any]:
     """Return the body of ``/debug/memory``.
 
+    :param instances: figures with a report and statistics.
     :param front_floor_bytes: size of this process before it served requests.
     :param front_work_bytes: its largest working set for texts and pictures.
     :param shares_weights: see :func:`contract_of_all`.
@@ -122,8 +127,8 @@ def memory_page(
         front's memory and the instances', ``instances`` the body of each.  The body of a single
         instance is also merged into the top level.
     """
-    pages = {name: _instance_page(instance) for name, instance in instances.items()}
-    contracts = [instance.report.facts.memory for instance in instances.values()]
+    pages = {name: _instance_page(each) for name, each in instances.items()}
+    contracts = [page["parts"] for page in pages.values()]
     names = {name for contract in contracts for name in contract}
     parts = {name: sum(contract.get(name, 0) for contract in contracts) for name in sorted(names)}
     alone = next(iter(pages.values())) if len(pages) == 1 else {}
@@ -145,15 +150,15 @@ def memory_page(
     }
 
 
-def _instance_page(instance: InstanceMemory) -> dict[str, Any]:
-    stats = instance.stats
+def _instance_page(figures: InstanceFigures) -> dict[str, Any]:
+    report, stats = figures.report, figures.stats
+    assert report is not None, "an instance that answers has reported its facts"
+    assert stats is not None
     return {
-        "parts": dict(instance.report.facts.memory),
-        "now_bytes": instance.now_bytes,
+        "parts": dict(report.facts.memory),
+        "now_bytes": figures.process_bytes,
         "pool": {
-            "large_page_bytes": stats.large_page_bytes,
-            "large_pages": stats.large_pages,
-            "empty_large_pages": stats.empty_large_pages,
+            **{name: getattr(stats, name) for name in POOL_FIELDS},
             "chunk_bytes": stats.memory.get("chunk_bytes", 0),
             "chunks": chunks_by_state(stats.memory),
             "withheld_large_pages": stats.memory.get("withheld_large_pages", 0),
@@ -206,21 +211,6 @@ CATALOGUE = decode(
     resources.files("kvell.server.metrics").joinpath("metrics.json").read_bytes(),
 )
 METRICS = CATALOGUE.metrics
-
-
-@dataclass(frozen=True)
-class InstanceFigures:
-    """The figures of one instance; ``stats`` is None if it did not answer.
-
-    :param process_bytes: memory of its process now; 0 if unknown.
-    :param transfers: transfers of this front's requests to the instance so far, by kind.
-    """
-
-    stats: Stats | None = None
-    report: InstanceReport | None = None
-    restarts: int = 0
-    process_bytes: int = 0
-    transfers: Mapping[TransferKind, TransferTotals] = field(default_factory=dict)
 
 
 class InstancesCollector(Collector):

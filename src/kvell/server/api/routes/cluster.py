@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from kvell.cluster.instance_load import InstanceLoad
 from kvell.cluster.instances import checked_counts
 from kvell.cluster.steering.placements import Placement
-from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.fleet.fleet import MemberStatus
 from kvell.front.front import Front
+from kvell.server.map.history import loans_of
 from kvell.server.metrics.instance_metrics import contract_of_all
 
 
@@ -89,14 +89,12 @@ def sections_of(placements: Mapping[str, Placement]) -> dict[str, dict[str, int]
 
     :param placements: reported places of the KV cache of requests that borrow, by instance.
     """
-    sections = {name: {"lent": 0, "borrowed": 0} for name in placements}
-    for debtor, entries in placements.items():
-        for entry in entries:
-            if not entry.local:
-                sections[debtor]["borrowed"] += entry.num_blocks
-            if not entry.local and entry.inst_id in sections:
-                sections[entry.inst_id]["lent"] += entry.num_blocks
-    return sections
+    loans = loans_of(placements, {})
+    return {name: {"lent": each.lent, "borrowed": each.borrowed} for name, each in loans.items()}
+
+
+PAGES = ("large_pages", "empty_large_pages", "free_bytes")
+"""Fields of an instance's load; 0 before its first report."""
 
 
 def _instance(status: MemberStatus, line: InstanceLoad) -> dict[str, Any]:
@@ -114,15 +112,8 @@ def _instance(status: MemberStatus, line: InstanceLoad) -> dict[str, Any]:
         "in_flight": len(line.in_flight),
         "outstanding_prompt_tokens": line.own_prompt_tokens,
         "outstanding_output_tokens": line.outstanding_output_tokens,
-        "pages": {
-            "large_pages": load.large_pages if load else 0,
-            "empty_large_pages": load.empty_large_pages if load else 0,
-            "free_bytes": load.free_bytes if load else 0,
-        },
+        "pages": {name: getattr(load, name, 0) for name in PAGES},
         "contract_bytes": report.facts.memory.get("contract_bytes", 0) if report else 0,
-        "prices": _prices(report.facts) if report else None,
+        "prices": report
+        and {"origin": report.facts.prices_origin, **msgspec.structs.asdict(report.facts.prices)},
     }
-
-
-def _prices(facts: InstanceFacts) -> dict[str, Any]:
-    return {"origin": facts.prices_origin, **msgspec.structs.asdict(facts.prices)}

@@ -2,8 +2,11 @@
 
 import asyncio
 import json
+import math
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -11,21 +14,12 @@ import msgspec
 from fastapi import FastAPI, Response
 
 from kvell.server.api.bodies.completions import JSON_TYPE
-from kvell.server.map.page import Page, policy_headers
+from kvell.server.map.page import Page, policy_headers, static_text
+from kvell.server.map.recorder import LatestAnswer
 
 Document = Mapping[str, Any]
 REF = "#/components/schemas/"
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem;
-  color: #222; background: #fff }
-code { font: 13px/1.5 ui-monospace, monospace; background: #f2f2f2; padding: 0 .2em }
-details { border-top: 1px solid #ddd; padding: .4rem 0 }
-summary { cursor: pointer }
-table { border-collapse: collapse; margin: .5rem 0 }
-td, th { text-align: left; vertical-align: top; padding: .15rem 1.2rem .15rem 0 }
-@media (prefers-color-scheme: dark) { body { color: #ddd; background: #181818 }
-  code { background: #2a2a2a } details { border-color: #444 } a { color: #8ab4f8 } }
-"""
+STYLE = static_text("docs.css")
 _BOUNDS = {
     "minimum": "from",
     "exclusiveMinimum": "above",
@@ -135,26 +129,20 @@ class DocsApi:
 
     def __init__(self, app: FastAPI, root_path: str = "") -> None:
         self._app, self._root_path = app, root_path
-        self._made: tuple[Page, bytes] | None = None
-        self._making = asyncio.Lock()
+        make = partial(asyncio.to_thread, self._make)
+        self._made = LatestAnswer(make, time.monotonic, math.inf)
 
     def install(self) -> None:
         for path, handler in ((PATH, self.page), (DOCUMENT_PATH, self.document)):
             self._app.add_api_route(path, handler, methods=["GET"], include_in_schema=False)
 
     async def page(self) -> Response:
-        page, _ = await self._latest()
+        page, _ = await self._made.latest()
         return Response(page.html, media_type="text/html", headers=page.headers)
 
     async def document(self) -> Response:
-        _, document = await self._latest()
+        _, document = await self._made.latest()
         return Response(document, media_type=JSON_TYPE)
-
-    async def _latest(self) -> tuple[Page, bytes]:
-        async with self._making:
-            if self._made is None:
-                self._made = await asyncio.to_thread(self._make)
-            return self._made
 
     def _make(self) -> tuple[Page, bytes]:
         schema = self._app.openapi()

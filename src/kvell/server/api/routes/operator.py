@@ -16,14 +16,12 @@ from fastapi import FastAPI, Response
 from fastapi.responses import PlainTextResponse
 
 from kvell.device.available import process_bytes, tree_bytes
-from kvell.engine.protocol.statistics import Stats
-from kvell.errors import TryLater
 from kvell.front.front import Front
 from kvell.front.routes import totals_by_target
 from kvell.server.api.bodies.completions import JSON_TYPE, json_response
 from kvell.server.map.recorder import LatestAnswer
-from kvell.server.metrics.front_metrics import CONTENT_TYPE, ServerMetrics
-from kvell.server.metrics.instance_metrics import InstanceFigures, InstanceMemory, memory_page
+from kvell.server.metrics.front_metrics import CONTENT_TYPE, ServerMetrics, answered_stats
+from kvell.server.metrics.instance_metrics import InstanceFigures, memory_page
 
 REFRESH_SECONDS = 1.0
 
@@ -47,7 +45,6 @@ def _json(body: Mapping[str, object], status: int = 200) -> Callable[[], Respons
     return partial(Response, msgspec.json.encode(body), status, media_type=JSON_TYPE)
 
 
-STATS_SECONDS = 2.0
 _FiguresPage = Callable[[], Response]
 """Makes the response of a page, for each client that shares the page."""
 
@@ -142,49 +139,43 @@ class OperatorApi:
         return await asyncio.get_running_loop().run_in_executor(self._thread, _sizes_of, pids)
 
     async def _make_metrics(self) -> _FiguresPage:
-        stats = await self._stats()
-        sizes = await self._sizes.latest()
-        transfers = totals_by_target(self.front.entries().transfers)
         figures = self.metrics.instances
+        figures.instances = await self._figures()
         figures.front_waiting = self.front.waiting
-        figures.front_bytes = sizes.front
-        figures.instances = {
+        figures.front_bytes = (await self._sizes.latest()).front
+        return partial(Response, self.metrics.render(), media_type=CONTENT_TYPE)
+
+    async def _figures(self) -> dict[str, InstanceFigures]:
+        stats = await answered_stats(self.front)
+        sizes = (await self._sizes.latest()).instances
+        transfers = totals_by_target(self.front.entries().transfers)
+        return {
             member.instance_id: InstanceFigures(
                 stats.get(member.instance_id),
                 member.report,
                 member.restarts,
-                sizes.instances.get(member.instance_id, 0),
+                sizes.get(member.instance_id, 0),
                 transfers.get(member.instance_id, {}),
             )
             for member, _ in self.front.instances()
         }
-        return partial(Response, self.metrics.render(), media_type=CONTENT_TYPE)
 
     async def _make_memory(self) -> _FiguresPage:
-        stats = await self._stats()
-        sizes = await self._sizes.latest()
-        instances = {
-            member.instance_id: InstanceMemory(
-                member.report,
-                stats[member.instance_id],
-                sizes.instances.get(member.instance_id, 0),
-            )
-            for member, _ in self.front.instances()
-            if member.report is not None and member.instance_id in stats
-        }
+        figures = await self._figures()
+        instances = {name: each for name, each in figures.items() if each.report and each.stats}
         if not instances:
             return self._nobody()
         page = memory_page(
             instances,
             self._floor_bytes,
             self._work_bytes,
-            front_now_bytes=sizes.front,
+            front_now_bytes=(await self._sizes.latest()).front,
             shares_weights=not any(member.host for member, _ in self.front.instances()),
         )
         return _json(page)
 
     async def _make_audit(self) -> _FiguresPage:
-        audits = await self._stats(with_audit=True)
+        audits = await answered_stats(self.front, with_audit=True)
         if not audits:
             return self._nobody()
         problems = {name: list(stats.problems or ()) for name, stats in audits.items()}
@@ -194,10 +185,3 @@ class OperatorApi:
     def _nobody(self) -> _FiguresPage:
         body = {"error": f"no instance answers now ({self.front.state})"}
         return _json(body, 503)
-
-    async def _stats(self, *, with_audit: bool = False) -> dict[str, Stats]:
-        """Return the statistics of the instances that answer within ``STATS_SECONDS``."""
-        try:
-            return await self.front.stats(STATS_SECONDS, with_audit=with_audit)
-        except TryLater:
-            return {}
