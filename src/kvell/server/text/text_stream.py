@@ -83,9 +83,6 @@ class TextDelta:
     stop_reason: str | int | None = None
 
 
-NOTHING = TextDelta("")
-
-
 def answer_text(model: TextModel, spec: RequestSpec) -> AnswerText:
     """Return a new writer of one request's text."""
     sampling = spec.sampling
@@ -122,7 +119,7 @@ async def text_deltas(
     """
     writer = answer_text(model, spec)
     outputs = front.generate(spec, deadline_seconds=deadline_seconds, trace=trace, room=room)
-    untold = NOTHING
+    pending: WholeAnswer | None = None
     clock: _Deadline | None = None
     if deadline_seconds is not None:
         clock = _Deadline(front, spec.request_id, deadline_seconds)
@@ -132,26 +129,29 @@ async def text_deltas(
             text = writer.push(output.token_ids)
             if room is not None and text:
                 room.add_text(text)
-            untold = _behind(untold, output, writer.token_count - count_before, text)
+            delta = _piece(output, writer.token_count - count_before, text)
+            if pending is not None:
+                pending.push(delta)
             if output.finished is not None:
                 if clock is not None:
                     clock.check(output.finished)
                 last = _last_delta(writer, text, output.finished, spec.prompt_tokens)
-                yield (
-                    index,
-                    replace(
-                        last,
-                        token_ids=tuple(untold.token_ids),
-                        logprobs=untold.logprobs,
-                        prompt_logprobs=untold.prompt_logprobs,
-                    ),
-                )
+                made = delta if pending is None else pending.delta()
+                ids = tuple(made.token_ids)
+                likely, scored = made.logprobs, made.prompt_logprobs
+                yield index, replace(last, token_ids=ids, logprobs=likely, prompt_logprobs=scored)
                 return
             if writer.stopped:
                 front.stop(spec.request_id)
+            if text and pending is not None:
+                delta = pending.delta()
+                delta = replace(delta, token_ids=tuple(delta.token_ids))
             if text:
-                yield index, untold if type(untold.token_ids) is tuple else _settled(untold)
-                untold = NOTHING
+                yield index, delta
+                pending = None
+            elif pending is None:  # many tokens may follow before their text does
+                pending = WholeAnswer()
+                pending.push(delta)
 
 
 class _Deadline(AbstractAsyncContextManager[None]):
@@ -174,49 +174,17 @@ class _Deadline(AbstractAsyncContextManager[None]):
         self._front.cancel(self._request_id)
 
 
-def _behind(untold: TextDelta, output: Output, taken: int, text: str) -> TextDelta:
-    """Append the first ``taken`` tokens of ``output`` to the pending delta, and set its text.
-
-    The arrays of a pending delta grow in place: many tokens may follow before their text does.
-    """
+def _piece(output: Output, taken: int, text: str) -> TextDelta:
+    """Return the first ``taken`` tokens of ``output`` with their text."""
     token_ids, logprobs = output.token_ids, output.logprobs
     if taken < len(token_ids):
         token_ids, logprobs = token_ids[:taken], logprobs[:taken]
-    if untold is NOTHING:  # the common case
-        return TextDelta(
-            text,
-            token_ids=token_ids,
-            logprobs=logprobs,
-            prompt_logprobs=output.prompt_logprobs,
-        )
-    pending = untold if isinstance(untold.token_ids, array) else _growing(untold)
-    assert isinstance(pending.token_ids, array)
-    pending.token_ids.extend(token_ids)
-    for kept, new in (
-        (pending.logprobs, logprobs),
-        (pending.prompt_logprobs, output.prompt_logprobs),
-    ):
-        assert isinstance(kept, KeptLogprobs)
-        kept.extend(new)
-    return replace(pending, text=text)
-
-
-def _growing(delta: TextDelta) -> TextDelta:
-    """Return a copy of a delta whose arrays can grow."""
-    return replace(
-        delta,
-        token_ids=array("i", delta.token_ids),
-        logprobs=KeptLogprobs(delta.logprobs),
-        prompt_logprobs=KeptLogprobs(delta.prompt_logprobs),
-    )
-
-
-def _settled(delta: TextDelta) -> TextDelta:
-    return replace(delta, token_ids=tuple(delta.token_ids))
+    scored = output.prompt_logprobs
+    return TextDelta(text, token_ids=token_ids, logprobs=logprobs, prompt_logprobs=scored)
 
 
 class WholeAnswer:
-    """A compact store of the pieces of one answer."""
+    """A compact store of consecutive pieces of one answer, which grows in place."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []
