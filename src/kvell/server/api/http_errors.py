@@ -308,10 +308,9 @@ def api_error(error: Exception) -> ApiError:
     if isinstance(error, InstanceDied):
         return ApiError(503, str(error), "service_unavailable_error")
     if isinstance(error, RateExceeded):
-        text = str(error)
         code = "rate_limit_exceeded"
         seconds = error.retry_seconds
-        return ApiError(429, text, error.unit, code=code, retry_seconds=seconds)
+        return ApiError(429, str(error), error.unit, code=code, retry_seconds=seconds)
     if isinstance(error, TryLater):
         return ApiError(429, str(error), "rate_limit_error", code="too_many_requests")
     if isinstance(error, DeadlineExceeded):

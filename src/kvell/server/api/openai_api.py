@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from fastapi import FastAPI
@@ -115,24 +115,15 @@ def build_app(
     cluster = ClusterApi(front, floor_bytes + work_bytes, os.getpid())
     cluster.install(app)
     access = access or Access()
-    shown = _shown_facts(metrics, cluster, _open_links(access, face))
+    names = tuple(metrics.model_name.split(","))
+    shown = ServerFacts(names, cluster.contract_bytes, _open_links(access, face))
     MapApi(front, recorder or HistoryRecorder(front, metrics), shown).install(app)
-    http_errors.install(app, metrics.on_rejected, _shown_at(face))
+    shown_at = () if face.hides_docs else (DOCS_PATH,)
+    http_errors.install(app, metrics.on_rejected, (*shown_at, http_errors.MODELS))
     browsers = BrowserRules.from_options(face)
     _install_door(app, metrics, access, max_body_bytes, http, browsers, work)
     install_browsers(app, face)
     return app
-
-
-def _shown_facts(
-    metrics: ServerMetrics, cluster: ClusterApi, links: tuple[str, ...]
-) -> ServerFacts:
-    names = tuple(metrics.model_name.split(","))
-    return ServerFacts(names, cluster.contract_bytes, links)
-
-
-def _shown_at(face: FaceOptions) -> list[str]:
-    return [http_errors.MODELS] if face.hides_docs else [DOCS_PATH, http_errors.MODELS]
 
 
 def _open_links(access: Access, face: FaceOptions) -> tuple[str, ...]:
@@ -177,25 +168,26 @@ def _install_door(
         bounds=BodyBounds(),
         by_path=_BOUNDS_BY_PATH,
         http=http,
-        reads=_Handlers(app).take,
+        reads=_reads_body(app),
         work=work,
     )
     app.add_middleware(AccessGuard, access=access, rejected=metrics.on_rejected, browsers=browsers)
 
 
-class _Handlers:
-    def __init__(self, app: FastAPI) -> None:
-        self._app = app
-        self._posts = {
-            route.path
-            for route in app.routes
-            if isinstance(route, APIRoute) and "POST" in (route.methods or ())
-        }
+def _reads_body(app: FastAPI) -> Callable[[Scope], bool]:
+    """Return a predicate of requests that a route takes, so that their bodies are read."""
+    posts = {
+        route.path
+        for route in app.routes
+        if isinstance(route, APIRoute) and "POST" in (route.methods or ())
+    }
 
-    def take(self, scope: Scope) -> bool:
-        if scope["method"] == "POST" and served_path(scope) in self._posts:  # nearly all requests
+    def is_taken(scope: Scope) -> bool:
+        if scope["method"] == "POST" and served_path(scope) in posts:  # nearly all requests
             return True
-        return any(route.matches(scope)[0] is Match.FULL for route in self._app.routes)
+        return any(route.matches(scope)[0] is Match.FULL for route in app.routes)
+
+    return is_taken
 
 
 def _length(front: Front, model: str) -> ContextLength:

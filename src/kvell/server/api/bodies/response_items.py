@@ -271,13 +271,10 @@ def ended_body(
     *,
     is_whole: bool,
 ) -> Body:
-    answer = {"output": list(items), "usage": usage}
-    if is_whole:
-        return response_body(heading, request, tools, "completed", **answer)
-    details = {"reason": "max_output_tokens"}
-    return response_body(
-        heading, request, tools, "incomplete", incomplete_details=details, **answer
-    )
+    status = "completed" if is_whole else "incomplete"
+    details = None if is_whole else {"reason": "max_output_tokens"}
+    answer = {"output": list(items), "usage": usage, "incomplete_details": details}
+    return response_body(heading, request, tools, status, **answer)
 
 
 def failed_event(begun: Body, error: ApiError) -> Body:

@@ -208,28 +208,19 @@ def _is_navigation(method: str, headers: Iterable[tuple[bytes, bytes]]) -> bool:
 
 def _foreign_host(host: bytes) -> ApiError:
     shown = _shown(host)
-    name = _host_and_port(shown)[0]
-    return ApiError(
-        403,
-        f"host={shown}: this name is not served without API keys; "
-        f"start the server with --allowed-hosts {name}, or with --api-key",
-        "invalid_request_error",
-        "host",
-        FOREIGN_HOST,
-    )
+    flag = f"--allowed-hosts {_host_and_port(shown)[0]}"
+    return _foreign("host", shown, "this name is", flag, FOREIGN_HOST)
 
 
 def _foreign_origin(header: str, value: bytes) -> ApiError:
     shown = _shown(value)
-    origin = shown if header == "origin" else "ORIGIN"
-    return ApiError(
-        403,
-        f"{header}={shown}: pages of other origins are not served without API keys; "
-        f"start the server with --allowed-origins {origin}, or with --api-key",
-        "invalid_request_error",
-        header,
-        FOREIGN_ORIGIN,
-    )
+    flag = f"--allowed-origins {shown if header == 'origin' else 'ORIGIN'}"
+    return _foreign(header, shown, "pages of other origins are", flag, FOREIGN_ORIGIN)
+
+
+def _foreign(header: str, shown: str, what: str, flag: str, code: str) -> ApiError:
+    text = f"{header}={shown}: {what} not served without API keys; start the server with {flag}"
+    return ApiError(403, f"{text}, or with --api-key", "invalid_request_error", header, code)
 
 
 def _shown(value: bytes) -> str:

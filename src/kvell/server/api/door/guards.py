@@ -101,10 +101,7 @@ class BodyLimit:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on with its whole body, or answer 400, 408, 413, 415 or 429."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        if not self._reads(scope):  # refused, whatever its body is
+        if scope["type"] != "http" or not self._reads(scope):  # refused, whatever its body is
             await self._app(scope, receive, send)
             return
         try:

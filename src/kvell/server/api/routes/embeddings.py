@@ -189,8 +189,8 @@ class ScoresApi(BodyApi):
         self, visit: RequestContext, body: ScoredRequest, prefix: str
     ) -> tuple[EmbeddingResult, list[float]]:
         ones, _ = body.texts_by_field().values()
-        sent, fields = body.to_embeddings(), body.fields()
-        made = await EmbeddingsApi(self.serving).vectors(visit, sent, prefix, fields)
+        api = EmbeddingsApi(self.serving)
+        made = await api.vectors(visit, body.to_embeddings(), prefix, body.fields())
 
         def compared() -> list[float]:
             vectors = made.vectors()

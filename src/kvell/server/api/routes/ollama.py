@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from fastapi import FastAPI, Response
 from typing_extensions import override
 
-from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.server.access.visit import RequestContext
 from kvell.server.answers.deltas import AnswerDelta, Content, merge
 from kvell.server.api.bodies.completions import Body, Lazy, json_response
@@ -204,7 +203,8 @@ class OllamaModelsApi:
         ``size`` is the memory of a model's weights and of the KV cache and activations, which
         several models share, in all instances; ``size_vram`` is the part on GPUs.
         """
-        instances = self._instances()
+        statuses = (status for status, _ in self.serving.front.instances())
+        instances = [status.report.facts for status in statuses if status.report is not None]
         models = self.serving.models_by_name.items()
         started = self.started_unix_seconds
         entries = [loaded_entry(*named, instances, started) for named in models]
@@ -231,10 +231,6 @@ class OllamaModelsApi:
     async def on_version(self) -> Response:
         """Return the version of Ollama whose interface is served; ``/version`` has Kvell's."""
         return json_response({"version": VERSION})
-
-    def _instances(self) -> list[InstanceFacts]:
-        statuses = (status for status, _ in self.serving.front.instances())
-        return [status.report.facts for status in statuses if status.report is not None]
 
 
 async def _pulled() -> AsyncGenerator[bytes, None]:

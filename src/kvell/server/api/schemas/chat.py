@@ -128,14 +128,18 @@ def _template_part(part: TextPart | ImagePart | RefusalPart) -> dict[str, str]:
     return {"type": "text", "text": part.text if isinstance(part, TextPart) else part.refusal}
 
 
+Messages = Annotated[
+    list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+]
+Tools = Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)]
+
+
 class ChatRequest(GenerationRequest):
     """Body of ``/v1/chat/completions``."""
 
     others = others_of("everywhere", "generation", "chat")
 
-    messages: Annotated[
-        list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
-    ]
+    messages: Messages
     """The conversation so far, oldest first."""
     max_completion_tokens: Count | None = None
     """Maximum output tokens; overrides ``max_tokens``; as many as fit if null."""
@@ -143,9 +147,7 @@ class ChatRequest(GenerationRequest):
     """Return the log probability of each output token."""
     top_logprobs: int | None = None
     """Return this many likeliest tokens too, at most 20; implies ``logprobs`` if that is null."""
-    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = (
-        None
-    )
+    tools: Tools | None = None
     """Functions that may be called: ``{"type": "function", "function": {"name": …}}``."""
     tool_choice: str | dict[str, Any] | None = None
     """``"none"``, ``"auto"``, ``"required"``, one function: ``{"type": "function", …}``, or some:
@@ -233,14 +235,9 @@ class TokenizeRequest(RequestBody):
 
     prompt: str | None = None
     """A text; null if ``messages`` are given."""
-    messages: (
-        Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
-        | None
-    ) = None
+    messages: Messages | None = None
     """A conversation; null if ``prompt`` is given."""
-    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = (
-        None
-    )
+    tools: Tools | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False

@@ -7,7 +7,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from kvell.errors import ChangeSomething
-from kvell.server.api.schemas.generation import FAILS_FAST, Texts
+from kvell.server.api.schemas.generation import FAILS_FAST, Texts, texts_or_tokens
 from kvell.server.api.schemas.other_fields import others_of
 from kvell.server.api.schemas.request_body import RequestPart
 from kvell.server.api.schemas.sampling_fields import MAX_INT32, ScheduledRequest, TokenIds
@@ -36,15 +36,7 @@ class EmbeddingsRequest(ScheduledRequest):
 
         :raises ChangeSomething: if there are none or too many.
         """
-        given = self.input
-        if isinstance(given, str):
-            return [given]
-        if given and isinstance(given[0], int):
-            return [[token for token in given if isinstance(token, int)]]
-        if not 1 <= len(given) <= MAX_INPUTS:
-            remedy = f"send 1 to {MAX_INPUTS}"
-            raise ChangeSomething("input", f"{len(given)} inputs", "is out of range", remedy)
-        return [each for each in given if not isinstance(each, int)]
+        return texts_or_tokens("input", self.input, MAX_INPUTS)
 
     def encoding(self) -> Encoding:
         return self.encoding_format or "float"
@@ -91,7 +83,8 @@ class ScoreRequest(ScoredRequest):
     @override
     def texts_by_field(self) -> dict[str, list[str]]:
         first, second = self._given("text_1", "queries"), self._given("text_2", "documents")
-        by_field = {name: _texts(getattr(self, name)) for name in (first, second)}
+        given = {name: getattr(self, name) for name in (first, second)}
+        by_field = {name: [text] if isinstance(text, str) else text for name, text in given.items()}
         _check(by_field)
         ones, others = by_field.values()
         if len(ones) not in (1, len(others)):
@@ -137,10 +130,6 @@ class RerankRequest(ScoredRequest):
         by_field = {"query": [self.query], "documents": texts}
         _check(by_field)
         return by_field
-
-
-def _texts(given: str | list[str]) -> list[str]:
-    return [given] if isinstance(given, str) else given
 
 
 def _check(by_field: dict[str, list[str]]) -> None:

@@ -31,6 +31,23 @@ Texts = Annotated[list[str], FAILS_FAST]
 LastTokens = Annotated[int, Field(ge=-1, le=MAX_INT32)]
 
 
+def texts_or_tokens(
+    field: str, given: str | list[int] | list[list[int]] | list[str], most: int
+) -> list[str | list[int]]:
+    """Return one or several prompts, each as text or token ids.
+
+    :raises ChangeSomething: if there are none, or more than ``most``.
+    """
+    if isinstance(given, str):
+        return [given]
+    if given and isinstance(given[0], int):
+        return [[token for token in given if isinstance(token, int)]]
+    if not 1 <= len(given) <= most:
+        value, remedy = f"{len(given)} {field}s", f"send 1 to {most}"
+        raise ChangeSomething(field, value, "is out of range", remedy)
+    return [each for each in given if not isinstance(each, int)]
+
+
 class GenerationRequest(SamplingFields):
     """The fields that chat and text completions share."""
 
@@ -119,7 +136,8 @@ class GenerationRequest(SamplingFields):
             "prompt_logprobs": self.scored_prompt(),
         }
         if self.stop:
-            made["stop"] = self._stop_strings()
+            texts = [self.stop] if isinstance(self.stop, str) else self.stop
+            made["stop"] = tuple(text for text in texts if text)
         if self.logit_bias:
             made["logit_bias"] = self._biases()
         if any(getattr(self, name) is not None for name in CONSTRAINTS):
@@ -183,10 +201,6 @@ class GenerationRequest(SamplingFields):
             made = StructuredOutputs(grammar=self.guided_grammar, named="guided_grammar")
             constraints["guided_grammar"] = made
         return constraints
-
-    def _stop_strings(self) -> tuple[str, ...]:
-        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return tuple(text for text in given if text)
 
     def _biases(self) -> dict[int, float]:
         biases: dict[int, float] = {}
@@ -288,15 +302,7 @@ class CompletionRequest(GenerationRequest):
 
         :raises ChangeSomething: if there are none or too many.
         """
-        prompt = self.prompt
-        if isinstance(prompt, str):
-            return [prompt]
-        if prompt and isinstance(prompt[0], int):
-            return [[token for token in prompt if isinstance(token, int)]]
-        if not 1 <= len(prompt) <= MAX_PROMPTS:
-            remedy = f"send 1 to {MAX_PROMPTS}"
-            raise ChangeSomething("prompt", f"{len(prompt)} prompts", "is out of range", remedy)
-        return [each for each in prompt if not isinstance(each, int)]
+        return texts_or_tokens("prompt", self.prompt, MAX_PROMPTS)
 
 
 FIELD = "use_beam_search"

@@ -27,6 +27,7 @@ from kvell.server.api.schemas.chat import (
     RefusalPart,
     TextPart,
     ToolCallMessage,
+    Tools,
 )
 from kvell.server.api.schemas.formats import (
     JsonSchemaFormat,
@@ -349,9 +350,7 @@ class ResponsesRequest(SamplingFields):
     """Constraint of the text."""
     reasoning: ReasoningField | None = None
     """Amount of reasoning."""
-    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = (
-        None
-    )
+    tools: Tools | None = None
     """Functions that may be called: ``{"type": "function", "name": …}``.
 
     Tools of other types are left out, and so are functions inside a ``namespace``.

@@ -129,7 +129,7 @@ class CountTokensRequest(RequestBody):
     def _chat_fields(self) -> Schema:
         turns = conversation(self.system, self.messages)
         ending = {"add_generation_prompt": False, "continue_final_message": True}
-        config = self.output_config
+        config, chosen = self.output_config, self.tool_choice
         form = self.output_config and self.output_config.format
         return {
             "model": self.model,
@@ -137,7 +137,7 @@ class CountTokensRequest(RequestBody):
             **(ending if turns.is_begun else {}),
             "tools": self.tools and [_tool(i, tool) for i, tool in enumerate(self.tools)],
             "tool_choice": self._tool_choice(),
-            "parallel_tool_calls": self._parallel(),
+            "parallel_tool_calls": False if chosen and chosen.disable_parallel_tool_use else None,
             "chat_template_kwargs": self._template_fields(),
             "reasoning_effort": config and config.effort,
             "thinking_token_budget": self.thinking and self.thinking.budget_tokens,
@@ -156,10 +156,6 @@ class CountTokensRequest(RequestBody):
         if chosen.name is None:
             raise ChangeSomething("tool_choice.name", None, "is missing", "name one of the tools")
         return {"type": "function", "function": {"name": chosen.name}}
-
-    def _parallel(self) -> bool | None:
-        chosen = self.tool_choice
-        return False if chosen is not None and chosen.disable_parallel_tool_use else None
 
     def _template_fields(self) -> dict[str, object] | None:
         if self.thinking is None:
