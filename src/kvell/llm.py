@@ -28,7 +28,6 @@ from kvell.engine.protocol.pooling import (
     similarities,
 )
 from kvell.engine.protocol.sampling_params import SamplingParams, SeedSource
-from kvell.engine.protocol.statistics import Stats
 from kvell.engine.requests.beam_search import BeamSearchParams
 from kvell.engine.sampling.model_defaults import GenerationConfig
 from kvell.engine.setup.arguments.settings_from import settings_from
@@ -411,7 +410,7 @@ class LLM:
 
     def get_metrics(self) -> list[Metric]:
         """Return the engine's counters and gauges since the start, by the server's names."""
-        return metrics_of(self._local.shared.call(self._read_stats))
+        return metrics_of(self._local.shared.call(self.engine.core.stats))
 
     def _embedded(
         self,
@@ -427,9 +426,6 @@ class LLM:
         ):
             self._runner.run(reader, jobs, ended)
         return [job.output() for job in jobs]
-
-    def _read_stats(self) -> Stats:
-        return self.engine.core.stats()
 
 
 def _arguments(method: Callable[..., object]) -> Collection[str]:

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -167,10 +167,7 @@ def summary(made: "Calibration") -> dict[str, Any]:
         "page_copy_bytes_per_second": made.copies.bytes_per_second,
         "copies_under_pass": made.copies.are_under_pass,
         "copies_slow": made.copies.slows,
-        "serving_request_seconds": made.serving.request_seconds,
-        "serving_step_seconds": made.serving.step_seconds,
-        "serving_token_seconds": made.serving.token_seconds,
-        "serving_prompt_token_seconds": made.serving.prompt_token_seconds,
+        **{f"serving_{name}": seconds for name, seconds in asdict(made.serving).items()},
     }
 
 

@@ -10,8 +10,10 @@ from kvell.wire.decoding import MalformedError, decode_json
 
 def instances(value: str) -> Words:
     """Translate a number of copies."""
-    count = _whole("--data-parallel-size", value)
-    return () if count == 1 else (("--instances", f"mixed={count}"),)
+    if not value.isdecimal() or not int(value):
+        sentence = "is not a whole number above 0; write it like 2"
+        raise refusal("--data-parallel-size", value, sentence)
+    return () if int(value) == 1 else (("--instances", f"mixed={int(value)}"),)
 
 
 def gibibytes(flag: str) -> Callable[[str], Words]:
@@ -37,12 +39,6 @@ def chunk(value: str) -> Words:
 def context(value: str) -> Words:
     """Translate the tokens of a context; 0 is the model's own."""
     return () if value == "0" else (("--max-model-len", value),)
-
-
-def _whole(flag: str, value: str) -> int:
-    if not value.isdecimal() or not int(value):
-        raise refusal(flag, value, "is not a whole number above 0; write it like 2")
-    return int(value)
 
 
 DRAFT_FIELDS: Mapping[str, str] = MappingProxyType(

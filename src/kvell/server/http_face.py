@@ -16,7 +16,6 @@ from kvell.engine.sampling.model_defaults import find_recommended
 from kvell.front.front import Front
 from kvell.server.access.traced_visit import Tracer
 from kvell.server.api.door.access_guard import Access
-from kvell.server.api.door.face_options import FaceOptions
 from kvell.server.api.openai_api import build_app
 from kvell.server.api.serve_options import ServeOptions
 from kvell.server.http.connection import Acceptor, BoundedConnection, Face, OpenConnections
@@ -60,6 +59,7 @@ class HttpFace:
         tells = self._options.log_requests
         visits = VisitLines(tells_requests=tells, count=metrics.answered_over_http)
         first, *beside = self._texts.models
+        face = self._options.face
         app = build_app(
             front,
             first,
@@ -71,18 +71,14 @@ class HttpFace:
             floor_bytes=self._texts.floor_bytes,
             tool_call_parser=self._options.tool_call_parser,
             reasoning_parser=self._options.reasoning_parser,
-            face=_served_hosts(self._options),
+            face=replace(face, allowed_hosts=(self._options.host, *face.allowed_hosts)),
             recorder=recorder,
         )
         reads_again = keys.reload if self._options.api_key_file is not None else None
         open_connections = OpenConnections[BoundedConnection](self._options.http.max_connections)
         metrics.watch_connections(open_connections.count)
-        face = Face(self._options.http, open_connections, metrics)
-        return _Server(_config(app, self._options.limits.drain_seconds), face, reads_again)
-
-
-def _served_hosts(options: ServeOptions) -> FaceOptions:
-    return replace(options.face, allowed_hosts=(options.host, *options.face.allowed_hosts))
+        made = Face(self._options.http, open_connections, metrics)
+        return _Server(_config(app, self._options.limits.drain_seconds), made, reads_again)
 
 
 def _config(app: FastAPI, drain_seconds: float) -> uvicorn.Config:

@@ -84,7 +84,9 @@ def serve(
         traces cannot be exported, or too few connections can be opened.
     :raises InstanceStartError: when the instance does not become ready.
     """
-    options = _with_descriptors(options or ServeOptions())
+    options = options or ServeOptions()
+    fit = connections_that_fit(options.http.max_connections, sum(options.instances.values()))
+    options = replace(options, http=replace(options.http, max_connections=fit))
     keys = ServingKeys(options)
     # Bound before the instance loads its weights, so that a port in use is reported immediately.
     with bind(options.host, options.port) as listener, _traced(options) as tracer:
@@ -92,12 +94,6 @@ def serve(
         asyncio.run(
             _serve(command, texts, options, keys, tracer, listener, announce, show_contract)
         )
-
-
-def _with_descriptors(options: ServeOptions) -> ServeOptions:
-    instances = sum(options.instances.values())
-    fit = connections_that_fit(options.http.max_connections, instances)
-    return replace(options, http=replace(options.http, max_connections=fit))
 
 
 def bind(host: str, port: int) -> socket.socket:

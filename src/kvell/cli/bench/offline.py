@@ -10,6 +10,7 @@ from kvell.cli.bench.workload_options import (
     check_results,
     give_results,
     results_option,
+    vocab_size_option,
 )
 from kvell.cli.terminal.figures import wide_console
 from kvell.cli.terminal.options import (
@@ -27,13 +28,7 @@ from kvell.engine.setup.engine_settings import EngineSettings
 
 @engine_command
 @record_options(Source, "source")
-@click.option(
-    "--vocab-size",
-    type=click.IntRange(min=2),
-    default=32_000,
-    show_default=True,
-    help="Token ids of prompts are below it.",
-)
+@vocab_size_option
 @results_option
 @engine_options
 @click.pass_obj

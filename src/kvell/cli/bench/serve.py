@@ -14,6 +14,7 @@ from kvell.cli.bench.workload_options import (
     check_results,
     give_results,
     results_option,
+    vocab_size_option,
 )
 from kvell.cli.terminal.figures import print_load
 from kvell.cli.terminal.files import require_directory, writing
@@ -143,13 +144,7 @@ RATE = click.FloatRange(min=0, min_open=True)
     default="auto",
     help="Token ids are exact; auto sends words where answers must be sent back as ids.",
 )
-@click.option(
-    "--vocab-size",
-    type=click.IntRange(min=2),
-    default=32_000,
-    show_default=True,
-    help="Token ids of prompts are below it.",
-)
+@vocab_size_option
 @click.option(
     "--tokenizer", metavar="MODEL", help="Tokenizer that turns answers into ids for next turns."
 )

@@ -111,6 +111,13 @@ class Source:
         return independent(prompts, outputs, np.random.default_rng(self.seed), count)
 
 
+vocab_size_option = click.option(
+    "--vocab-size",
+    type=click.IntRange(min=2),
+    default=32_000,
+    show_default=True,
+    help="Token ids of prompts are below it.",
+)
 results_option = click.option(
     "--json",
     "json_path",

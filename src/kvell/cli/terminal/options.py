@@ -237,10 +237,15 @@ def with_options(command: Command, options: Sequence[Option]) -> Command:
     return command
 
 
-def _number(flag: str, default: int, text: str) -> Option:
-    at_least_one = click.IntRange(min=1)
+def _number(
+    flag: str,
+    default: float,
+    text: str,
+    kind: click.ParamType[Any] | type[float],
+    metavar: str = "N",
+) -> Option:
     return click.option(
-        flag, type=at_least_one, metavar="N", default=default, show_default=True, help=text
+        flag, type=kind, metavar=metavar, default=default, show_default=True, help=text
     )
 
 
@@ -263,31 +268,10 @@ def sampling_options(temperature: float, top_p: float) -> Option:
     """Return flags for sampling, with the command's own defaults."""
 
     options = (
-        _number("--max-tokens", 256, "Maximum output tokens."),
-        click.option(
-            "--temperature",
-            type=float,
-            metavar="T",
-            default=temperature,
-            show_default=True,
-            help="0 chooses the likeliest token.",
-        ),
-        click.option(
-            "--top-k",
-            type=int,
-            metavar="K",
-            default=0,
-            show_default=True,
-            help="0 keeps all tokens.",
-        ),
-        click.option(
-            "--top-p",
-            type=float,
-            metavar="P",
-            default=top_p,
-            show_default=True,
-            help="1 keeps all tokens.",
-        ),
+        _number("--max-tokens", 256, "Maximum output tokens.", click.IntRange(min=1)),
+        _number("--temperature", temperature, "0 chooses the likeliest token.", float, "T"),
+        _number("--top-k", 0, "0 keeps all tokens.", int, "K"),
+        _number("--top-p", top_p, "1 keeps all tokens.", float, "P"),
         click.option(
             "--seed", type=int, metavar="N", help="Seed: sample the same tokens each time."
         ),

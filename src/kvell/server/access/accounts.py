@@ -194,7 +194,7 @@ class Account:
         if "tokens" in self._buckets:
             self._buckets["tokens"].give_back(tokens, now_seconds)
 
-    def charge(self, unit: Unit, count: int, now_seconds: float) -> None:
+    def charge_others(self, unit: Unit, count: int, now_seconds: float) -> None:
         """Count requests or tokens of other fronts; a count below 0 is a refund there."""
         if unit in self._buckets:
             self._buckets[unit].give_back(-count, now_seconds)

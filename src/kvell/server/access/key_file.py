@@ -15,7 +15,7 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from kvell.errors import ChangeSomething
 from kvell.server.access.keys import ApiKey, digest_of
@@ -147,22 +147,17 @@ class _Entry:
         limit = self._entry.get(field, default)
         if limit is None:
             return None
-        if (
-            not isinstance(limit, int)
-            or isinstance(limit, bool)
-            or not 1 <= limit <= MOST_PER_MINUTE
-        ):
+        if not _is_whole(limit, 1, MOST_PER_MINUTE):
             remedy = "use a whole number from 1, or leave it out"
             raise self._wrong(field, repr(limit)[:80], "is not a limit", remedy)
         return limit
 
     def _min_priority(self) -> int:
         lowest = self._entry.get("min_priority", MIN_PRIORITY)
-        is_number = isinstance(lowest, int) and not isinstance(lowest, bool)
-        if not is_number or not -MOST_PRIORITY <= lowest <= MOST_PRIORITY:
+        if not _is_whole(lowest, -MOST_PRIORITY, MOST_PRIORITY):
             remedy = f"use a whole number; {MIN_PRIORITY} if it is left out"
             raise self._wrong("min_priority", repr(lowest)[:80], "is not a priority", remedy)
-        return int(lowest)
+        return lowest
 
     def _operator(self) -> bool:
         operator = self._entry.get("operator", False)
@@ -175,3 +170,7 @@ class _Entry:
     def _wrong(self, field: str, value: str, problem: str, remedy: str) -> ChangeSomething:
         place = f"{self._place}.{field}" if field else self._place
         return ChangeSomething(place, value, problem, remedy)
+
+
+def _is_whole(value: object, least: int, most: int) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most

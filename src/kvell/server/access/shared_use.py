@@ -68,8 +68,8 @@ def _count(account: Account, use: KeyUse, before: KeyUse | None, now_seconds: fl
         account.fall_to("requests", use.missing_requests, now_seconds)
         account.fall_to("tokens", use.missing_tokens, now_seconds)
         return
-    account.charge("requests", use.requests - before.requests, now_seconds)
-    account.charge("tokens", use.tokens - before.tokens, now_seconds)
+    account.charge_others("requests", use.requests - before.requests, now_seconds)
+    account.charge_others("tokens", use.tokens - before.tokens, now_seconds)
 
 
 def _use(account: Account, now_seconds: float) -> KeyUse:

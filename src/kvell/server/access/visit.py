@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvell.clock import Clock
 from kvell.engine.requests.turns import EqualParts
@@ -124,11 +124,10 @@ class RequestContext:
         trace: TracedVisit | None = None,
         request_id: str = "",
     ) -> None:
-        self._method, self._path = method, path
         self._account, self._clock = account, clock
         self._came_seconds = clock.now_seconds()
         self._reserved_tokens = self._in_flight = 0
-        self._answer_id, self._model, self._prompt_tokens = "", "", 0
+        self._prompt_tokens = 0
         self._cached_tokens = 0
         self._status = 0
         self.uses: dict[int, SequenceUse] = {}
@@ -137,6 +136,7 @@ class RequestContext:
         self._when_accepted: Callable[[], object] = lambda: None
         self.tenant, self.trace = tenant, trace
         self.request_id = request_id or f"req-{uuid.uuid4().hex}"
+        self._visit = EndedVisit(method, path, tenant, 0, 0.0, request_id=self.request_id)
 
     def salt(self, client_salt: str | None) -> str:
         return engine_salt(self.tenant, client_salt or "")
@@ -164,7 +164,7 @@ class RequestContext:
             at_once = min(sequences.count, sequences.most_at_once)
             self._account.enter(sequences.field, sequences.count, at_once, now_seconds)
             self._in_flight = at_once
-        self._answer_id, self._model = answer_id, model
+        self._visit = replace(self._visit, answer_id=answer_id, model=model)
         self._prompt_tokens = prompt_tokens
 
     def keep(self, pool: EqualParts, size_bytes: int) -> None:
@@ -228,18 +228,13 @@ class RequestContext:
         prompt_tokens, output_tokens = self._used_tokens()
         if self._account is not None:
             self._on_idle()
-        return EndedVisit(
-            self._method,
-            self._path,
-            self.tenant,
-            status,
-            self._clock.now_seconds() - self._came_seconds,
-            self._answer_id,
-            self._model,
-            prompt_tokens,
-            output_tokens,
-            self._cached_tokens,
-            request_id=self.request_id,
+        return replace(
+            self._visit,
+            status=status,
+            seconds=self._clock.now_seconds() - self._came_seconds,
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            cached_tokens=self._cached_tokens,
         )
 
     def _on_idle(self) -> None:
