@@ -120,7 +120,7 @@ def build_app(
     MapApi(front, recorder or HistoryRecorder(front, metrics), shown).install(app)
     shown_at = () if face.hides_docs else (DOCS_PATH,)
     http_errors.install(app, metrics.on_rejected, (*shown_at, http_errors.MODELS))
-    browsers = BrowserRules.from_options(face)
+    browsers = BrowserRules(face.allowed_hosts, face.cross_origin.origins)
     _install_door(app, metrics, access, max_body_bytes, http, browsers, work)
     install_browsers(app, face)
     return app

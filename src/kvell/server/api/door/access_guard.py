@@ -120,10 +120,6 @@ class BrowserRules:
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
 
-    @classmethod
-    def from_options(cls, face: FaceOptions) -> "BrowserRules":
-        return cls(face.allowed_hosts, face.cross_origin.origins)
-
     def refusal(self, path: str, scope: Scope) -> ApiError | None:
         """Return the error of a request with a foreign host name or from a foreign page.
 

@@ -214,13 +214,10 @@ class GenerationRequest(SamplingFields):
 
 RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Sampling parameters that a model's files may recommend, besides ``max_tokens``."""
-CONSTRAINTS = (
-    "response_format",
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
+CONSTRAINTS = tuple(
+    name
+    for name in GenerationRequest.model_fields
+    if name.startswith("guided_") or name in ("response_format", "structured_outputs")
 )
 """Fields with a constraint of the answer's text."""
 SAME_FIELDS = tuple(
