@@ -36,7 +36,6 @@ def function_of(nodeid: str) -> str:
 
 
 def file_of(nodeid: str) -> str:
-    """The file of a test."""
     return nodeid.partition("::")[0]
 
 
@@ -67,7 +66,6 @@ class Costs:
     around_seconds: dict[str, float] = field(default_factory=dict)
 
     def add(self, nodeid: str, seconds: float, *, is_around: bool = False) -> None:
-        """Count a test, or what is done before and after it."""
         to, name = self.seconds, function_of(nodeid)
         if is_around:
             to, name = self.around_seconds, file_of(nodeid)
@@ -75,11 +73,9 @@ class Costs:
 
     @property
     def total_seconds(self) -> float:
-        """Of all tests, in all workers."""
         return sum(self.seconds.values()) + sum(self.around_seconds.values())
 
     def slowest_files(self, count: int) -> list[tuple[str, float]]:
-        """Files with most seconds, and these."""
         files = dict(self.around_seconds)
         for name, seconds in self.seconds.items():
             files[file_of(name)] = files.get(file_of(name), 0.0) + seconds

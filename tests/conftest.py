@@ -97,7 +97,6 @@ class CostReport:
         self._too_slow: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count a report."""
         self._costs.add(report.nodeid, report.duration, is_around=report.when != "call")
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
@@ -108,7 +107,6 @@ class CostReport:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the slowest files, and what was too slow."""
         if not self._is_bound:
             return
         terminalreporter.section(f"slowest files, of {self._costs.total_seconds:.0f} s")
@@ -135,14 +133,12 @@ def instance_command() -> Callable[..., list[str]]:
 
 @pytest.fixture(scope="session")
 def smollm2_path(request: pytest.FixtureRequest) -> Path:
-    """The packaged model's directory, kept between test runs."""
     mkdir: Callable[[str], Path] = request.config.cache.mkdir
     return packaged_model(mkdir("smollm2"))
 
 
 @pytest.fixture(scope="session")
 def shallow_path(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A few layers of the packaged model, in a cache where they have its name."""
     return write_shallow(smollm2_path, tmp_path_factory.mktemp("shallow"))
 
 

@@ -31,7 +31,6 @@ class JournaledCore:
         return give(entry, self.core)
 
     def on_entry(self, entry: PeerEntry) -> list[Event]:
-        """Pass an entry of other instances, copies or time to the core."""
         self._note(entry)
         return self.core.on_entry(entry)
 

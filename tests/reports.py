@@ -81,7 +81,6 @@ class Memory(InstanceLoad):
 
     @property
     def memory_waiting(self) -> int:
-        """All that wait do so for memory."""
         return self.waiting
 
 

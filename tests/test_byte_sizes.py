@@ -1,5 +1,3 @@
-"""Sizes as people write them."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

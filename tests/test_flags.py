@@ -11,8 +11,6 @@ from kvell.flags import setting, setting_of, settings_with_flag
 
 @dataclass(frozen=True)
 class Inner:
-    """A record in a record."""
-
     names: tuple[str, ...] = setting((), "--name", "Names.", "list", parse=tuple)
     width: int | None = setting(None, "--width", "A width.", "integer", most=9)
 

@@ -52,7 +52,6 @@ class SharedEngine:
         await self._engine.shutdown()
 
     def close(self) -> None:
-        """End the instances, and the loop."""
         try:
             self._run(self._end())
         finally:
@@ -82,11 +81,9 @@ def shared_engine(smollm2_path: Path) -> Iterator[SharedEngine]:
 
 @pytest.fixture(scope="session")
 def alone(smollm2_path: Path) -> LLM:
-    """One engine with more memory in this process, which nobody disturbs."""
     return LLM("smollm2", cache_dir=smollm2_path.parent, dtype="float32", kv_memory_bytes=256 * MIB)
 
 
 @cache
 def greedy_rows() -> list[dict[str, Any]]:
-    """The fifty committed prompts, and what transformers answers greedily."""
     return [json.loads(row) for row in GREEDY_ROWS.read_text().splitlines()]

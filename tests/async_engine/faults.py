@@ -44,7 +44,6 @@ class Outcome:
         return self.answered > faults
 
     def unexpected(self, refusals: Sequence[str] = REFUSALS) -> list[str]:
-        """Return the reasons of refused requests that none of these parts explains."""
         return [why for why in self.refused if not any(part in why for part in refusals)]
 
 
@@ -60,12 +59,10 @@ async def whole(engine: AsyncEngine, prompt: Sequence[int], params: SamplingPara
 
 
 def serving(engine: AsyncEngine) -> list[MemberStatus]:
-    """Instances that serve now."""
     return [one for one in engine.instances() if one.state == "serving"]
 
 
 def busy(engine: AsyncEngine) -> list[MemberStatus]:
-    """Instances that serve and have requests now."""
     lines = {status.instance_id: line for status, line in front_of(engine).instances()}
     return [one for one in serving(engine) if lines[one.instance_id].in_flight]
 

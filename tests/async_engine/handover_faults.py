@@ -64,7 +64,6 @@ def moving(engine: AsyncEngine) -> list[Pair]:
 
 
 def borrowing(engine: AsyncEngine) -> list[Pair]:
-    """Requests of an instance that serves with sections at another one that does."""
     names = {one.instance_id for one in serving(engine)}
     submitted = front_of(engine).entries().in_flight
     entries = {entry.request_id: entry for entry in submitted}
@@ -78,7 +77,6 @@ def borrowing(engine: AsyncEngine) -> list[Pair]:
 
 
 def anywhere(engine: AsyncEngine) -> list[Pair]:
-    """Requests of instances that serve, with each other instance that does."""
     names = {one.instance_id for one in serving(engine)}
     submitted = front_of(engine).entries().in_flight
     return [
@@ -113,7 +111,6 @@ async def wake(*pids: int) -> None:
 
 
 async def asleep(pid: int, seconds: float) -> None:
-    """Stop a process for so long."""
     await stop(pid)
     await asyncio.sleep(seconds)
     await wake(pid)
@@ -160,7 +157,6 @@ class Faults:
         self._outcome.struck[kind] += max(held_up, prevented)
 
     async def kill(self, sides: Victims, _pair: Victims, _entries: list[LogEntry]) -> int:
-        """SIGKILL."""
         await self._fail(sides, signal.SIGKILL)
         return 0
 
@@ -318,7 +314,6 @@ def acts_of(stats: Stats) -> dict[str, int]:
 
 
 def is_at_rest(stats: Stats) -> bool:
-    """Whether an instance has no request, and none has a page of its pool or its CPU buffer."""
     counts = [group.used_pages for group in stats.groups]
     counts += [stats.buffer.get(name, 0) for name in ("holders", "parked")]
     counts += [stats.sections.get(side, 0) for side in ("lent", "borrowed")]

@@ -19,7 +19,6 @@ class Job:
 
 
 def write_jobs(path: Path, jobs: Sequence[Job]) -> None:
-    """Write jobs for another process."""
     path.write_bytes(msgspec.json.encode(jobs))
 
 

@@ -68,7 +68,6 @@ def everything(smollm2_path: Path, directory: Path) -> dict[str, Any]:
 
 
 def long_jobs(directory: Path) -> list[Job]:
-    """Prompts longer than an instance's memory and short ones in turn, and right answers."""
     chance = random.Random(7)
     sizes = [chance.randrange(*(SHORT_TOKENS if i % 2 else LONG_TOKENS)) for i in range(12)]
     return jobs_of(directory, [_words(chance, size) for size in sizes])

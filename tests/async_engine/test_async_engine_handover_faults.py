@@ -163,7 +163,6 @@ def test_a_request_that_dies_at_each_attempt_is_refused_with_its_reason(
 
 
 def _died_once(engine: AsyncEngine) -> list[LogEntry]:
-    """Requests that an instance has, after others that had them have died."""
     return [entry for entry in front_of(engine).entries().in_flight if entry.attempts.deaths]
 
 

@@ -65,7 +65,6 @@ class Streams:
 
 
 def attempts(engine: AsyncEngine) -> dict[str, int]:
-    """How often each request was begun again, of those that go on."""
     submitted, waiting, *_ = front_of(engine).entries()
     return {entry.request_id: entry.attempt for entry in (*submitted, *waiting)}
 
@@ -76,7 +75,6 @@ async def until(condition: object) -> None:
 
 
 def alone_of(alone: LLM) -> dict[str, list[int]]:
-    """What one engine answers that nobody leaves."""
     prompts, params = zip(*ASKED.values(), strict=True)
     outputs = alone.generate(prompts, params)
     return {name: one.token_ids for name, one in zip(ASKED, outputs, strict=True)}

@@ -17,7 +17,6 @@ GREEDY = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
 
 
 def computed(stats: dict[str, Stats]) -> int:
-    """Tokens of prompts that were not found in a cache, of all instances that begin requests."""
     begins = [one for name, one in stats.items() if not name.startswith("decode")]
     return sum(one.prefix_cache_queries - one.prefix_cache_hits for one in begins)
 

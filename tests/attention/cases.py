@@ -254,13 +254,11 @@ def _dense_request(case: Case, i: int, context: int, new: int) -> torch.Tensor:
 
 
 def _read_back(vectors: torch.Tensor, shape: Shape) -> torch.Tensor:
-    """What a quantised pool makes of vectors."""
     dtype = shape.pool_dtype or shape.dtype
     return dequantise(quantise(vectors, dtype), dtype) if is_quantised(dtype) else vectors
 
 
 def attend(kernels: AttentionKernels, case: Case, placement: int = 0) -> torch.Tensor:
-    """The step's attention through the kernels, over a freshly filled pool."""
     stored = store(kernels, case, placement)
     return kernels.attend(stored.layer, stored.batch, new_queries(case), case.shape.params)
 

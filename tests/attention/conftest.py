@@ -35,12 +35,10 @@ def each_set() -> list[ParameterSet]:
 
 
 def marks_of(instruction_set: str) -> list[pytest.MarkDecorator]:
-    """Whether a set's tests are long."""
     return [pytest.mark.long] if instruction_set in SETS[1:-1] else []
 
 
 def set_of(kernels: SectionKernels) -> str:
-    """The instruction set of kernels."""
     return str(getattr(kernels, "instruction_set", "torch"))
 
 
@@ -52,6 +50,5 @@ def label(kernels: SectionKernels) -> str:
 
 @pytest.fixture(params=each())
 def kernels(request: pytest.FixtureRequest) -> SectionKernels:
-    """One implementation after the other."""
     found: SectionKernels = request.param
     return found

@@ -46,7 +46,6 @@ class Split:
 
     @property
     def sections(self) -> int:
-        """That are elsewhere."""
         return self.cuts[-1]
 
 
@@ -94,7 +93,6 @@ def queries_of(case: Case, held: Sequence[Held]) -> torch.Tensor:
 def partials_of(
     kernels: SectionKernels, case: Case, held: Sequence[Held], placement: int
 ) -> list[torch.Tensor]:
-    """What a creditor that holds these parts returns, by part."""
     stored = hold(kernels, case, held, placement)
     query = queries_of(case, held)
     found = kernels.partials(stored.layer, stored.batch, query, case.shape.params)
@@ -104,7 +102,6 @@ def partials_of(
 def elsewhere_of(
     kernels: SectionKernels, case: Case, splits: Sequence[Split], placement: int
 ) -> SectionRecords:
-    """Records of all that is elsewhere, from pools of their own."""
     runs = [
         (creditor, i, Held(i, first * SECTION_TOKENS, end * SECTION_TOKENS))
         for i, split in enumerate(splits)

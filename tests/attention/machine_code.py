@@ -97,7 +97,6 @@ def written(heads: Heads, new_tokens: int) -> tuple[Any, Launched]:
 
 
 def copied() -> tuple[Any, Launched]:
-    """The kernel and arguments that copy two pages."""
     memory, starts = torch.zeros(256, dtype=torch.uint8), torch.tensor([0, 64])
     return recorded(
         copying, "copy_runs", lambda: copying.copy_pages(memory, starts, memory, starts, 64, 64)

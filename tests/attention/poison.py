@@ -12,7 +12,6 @@ NAN = torch.nan
 
 
 def place(stored: Stored, request: int, position: int) -> tuple[int, int]:
-    """Page and row of a request's position."""
     entry = position // stored.layer.page_tokens - int(stored.batch.first_positions[request])
     page = stored.batch.page_ids[int(stored.batch.table_starts[request]) + entry]
     return int(page), position % stored.layer.page_tokens

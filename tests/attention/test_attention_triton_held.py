@@ -57,7 +57,6 @@ def held(
 
 
 def enough(batch: GroupBatch, tiling: Tiling, spare: int = 5) -> Capacity:
-    """More than a batch needs."""
     tokens = int(batch.query_starts[-1]) + spare
     memory = Capacity(200, tokens, tiling.short_tokens)
     count = fill_items(lengths_in(batch), tiling, memory, np.zeros(memory.num_ints, np.int32))

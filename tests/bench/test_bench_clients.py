@@ -100,7 +100,6 @@ def check(server: Served, chosen: list[dict[str, Any]]) -> None:
 
 
 def first_of_each_kind(path: Path) -> list[dict[str, Any]]:
-    """One exchange of each path and status, then others."""
     kinds: dict[tuple[str, int, bool], dict[str, Any]] = {}
     for exchange in exchanges(path):
         streams = bool(exchange["body"].get("stream"))

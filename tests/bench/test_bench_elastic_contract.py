@@ -97,7 +97,6 @@ class Client(HttpClient):
 
 class TestMixedLoad:
     def run(self, client: Client, workers: int = 3, seconds: float = 4.0) -> Tally:
-        """Run some hundreds of requests in virtual time."""
         load = MixedLoad(client, "m", Mix(1, LONGEST, 1000))
         return run_virtually(load.run(workers, seconds))
 

@@ -35,7 +35,6 @@ FULL = replace(BOTH, fixed_gib=8.0)
 
 @pytest.fixture
 def bench() -> Bench:
-    """Conversations in a twelfth of the memory."""
     small = replace(CASES[2], memory_gib=5.0, requests=24, rates=rising(1.0, 12, 1.25))
     return make_bench(small, "pcie-4")
 

@@ -39,7 +39,6 @@ sys.meta_path[:] = [Expected if finder is PathFinder else finder for finder in s
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """Variables under which only allowed packages can be imported."""
     packages = expected_packages() | set(carried()) | {"kvell"}
     modules = {
         module

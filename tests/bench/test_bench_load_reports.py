@@ -22,7 +22,6 @@ NAMES: tuple[OtherName, ...] = get_args(OtherName)
 
 
 def recorded(name: str) -> dict[str, Any]:
-    """A tool's report."""
     report: dict[str, Any] = json.loads((RECORDED / f"{name}.json").read_text())
     return report
 
@@ -33,7 +32,6 @@ def asked() -> Asked:
 
 
 def option(words: list[str], name: str) -> str:
-    """The word behind an option."""
     return words[words.index(name) + 1]
 
 

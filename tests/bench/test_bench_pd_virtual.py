@@ -104,7 +104,6 @@ KINDS = ("2 colocated", f"2 colocated{WHOLE}", "1P1D")
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """The bench over one shape of each kind."""
     monkeypatch.setattr(virtual, "SHAPES", {name: SHAPES[name] for name in KINDS})
     monkeypatch.setattr(virtual, "COLOCATED", {"1P1D": "2 colocated"})
     return virtual.main

@@ -1,5 +1,3 @@
-"""Figures of the perplexity bench."""
-
 import math
 
 import pytest

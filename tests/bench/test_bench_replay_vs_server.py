@@ -1,5 +1,3 @@
-"""How replays and servers are compared."""
-
 import pytest
 
 from bench.cost.replay_vs_server import compared

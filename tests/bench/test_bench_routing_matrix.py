@@ -26,7 +26,6 @@ BLOCKS = TEXT_TOKENS // BLOCK_TOKENS
 
 
 def overlap(row: TraceRow, other: TraceRow) -> int:
-    """Blocks that two prompts begin with."""
     both = zip(row.block_ids, other.block_ids, strict=False)
     return next((at for at, (a, b) in enumerate(both) if a != b), min(map(len_of, (row, other))))
 

@@ -148,7 +148,6 @@ def model() -> FakeModel:
 
 @pytest.fixture
 def environ() -> dict[str, str]:
-    """The variables of the command line, for tests to fill."""
     return {}
 
 

@@ -42,8 +42,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture
 def replay(kvell: Callable[..., Any], made: tuple[Path, Path]) -> Callable[..., Any]:
-    """A replay of that model on that machine."""
-
     def call(hardware: Path, *flags: str) -> Any:
         args = ("--trace", "chat", "--limit", "6", "--kv-memory", "16MiB", "--dtype", "float32")
         where = ("--model", made[0], "--hardware", hardware)

@@ -16,8 +16,6 @@ Kvell = Callable[..., Any]
 
 @pytest.fixture
 def say(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Put lines on stdin, as a pipe does."""
-
     def put(*lines: str) -> None:
         monkeypatch.setattr("sys.stdin", io.StringIO("".join(line + "\n" for line in lines)))
 
@@ -26,8 +24,6 @@ def say(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.fixture
 def type_in(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Type lines at a terminal, then end the input."""
-
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True

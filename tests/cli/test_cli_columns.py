@@ -38,7 +38,6 @@ PIDS = [2_000_000 + n for n in range(12)]
 
 
 def commands(group: click.Group, *before: str) -> list[tuple[str, ...]]:
-    """Return the words of all commands."""
     below = [
         words
         for name, command in group.commands.items()

@@ -15,7 +15,6 @@ FLAG, URL = "--otlp-traces-endpoint", "http://127.0.0.1:4318/v1/traces"
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Options of servers that were started."""
     options: list[Any] = []
     monkeypatch.setattr("kvell.server.run.serve", lambda _c, _t, given, *_: options.append(given))
     monkeypatch.setattr(ServedText, "load", lambda name, path, *_: f"text of {name} in {path}")

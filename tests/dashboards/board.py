@@ -26,30 +26,25 @@ class Asked:
 
 
 def board() -> dict[str, Any]:
-    """The board."""
     found: dict[str, Any] = json.loads((FOLDER / "kvell.json").read_text())
     return found
 
 
 def alerts() -> list[dict[str, Any]]:
-    """All rules."""
     groups = yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"]
     return [rule for group in groups for rule in group["rules"]]
 
 
 def panels() -> list[dict[str, Any]]:
-    """Panels of the board, rows too."""
     found: list[dict[str, Any]] = board()["panels"]
     return found
 
 
 def filled_in(text: str) -> str:
-    """The text with every variable replaced by something that matches all."""
     return VARIABLE.sub(lambda match: INTERVAL.get(match[1], ".*"), text)
 
 
 def on_the_board() -> Iterator[Asked]:
-    """Expressions of panels and annotations."""
     for panel in panels():
         for target in panel.get("targets", ()):
             shown = frozenset(LEGEND_LABEL.findall(target["legendFormat"]))
@@ -61,12 +56,10 @@ def on_the_board() -> Iterator[Asked]:
 
 
 def in_alerts() -> Iterator[Asked]:
-    """Expressions of rules."""
     for rule in alerts():
         shown = frozenset(MESSAGE_LABEL.findall(json.dumps(rule["annotations"])))
         yield Asked(rule["alert"], rule["expr"], shown)
 
 
 def variables() -> dict[str, dict[str, Any]]:
-    """Template variables by name."""
     return {one["name"]: one for one in board()["templating"]["list"]}

@@ -49,7 +49,6 @@ class FakeChunks:
         self._failures.clear()
 
     def commit(self, chunks: Ints) -> None:
-        """Implement :meth:`ChunkDevice.commit`."""
         self._require_open()
         for chunk in find_uncommitted(self.home, chunks).tolist():
             self._pass("commit")
@@ -57,13 +56,11 @@ class FakeChunks:
             self.home.table[chunk] = chunk
 
     def reserve(self, num_positions: int) -> AddressRange:
-        """Implement :meth:`ChunkDevice.reserve`."""
         self._require_open()
         self._pass("reserve")
         return self._range(num_positions)
 
     def map(self, area: AddressRange, positions: Ints, chunks: Ints) -> None:
-        """Implement :meth:`ChunkDevice.map`."""
         self._require_open()
         check_map(self.home, area, positions, chunks)
         for _ in range(len(positions)):
@@ -71,7 +68,6 @@ class FakeChunks:
         area.table[positions] = chunks
 
     def unmap(self, area: AddressRange, positions: Ints) -> int:
-        """Implement :meth:`ChunkDevice.unmap`."""
         self._require_open()
         check_unmap(self.home, area, positions)
         done = 0
@@ -99,7 +95,6 @@ class FakeChunks:
         self._chunks[int(area.table[position])][offset : offset + len(data)] = data
 
     def close(self) -> None:
-        """Implement :meth:`ChunkDevice.close`."""
         self._open = False
 
     def _range(self, num_positions: int) -> AddressRange:

@@ -1,5 +1,3 @@
-"""A process that holds a lock."""
-
 import fcntl
 import os
 import struct

@@ -33,7 +33,6 @@ class TouchingDriver(FakedDriver):
         self.unfinished[step] |= mappings
 
     def finish(self, step: int) -> None:
-        """End a step, and all steps before it."""
         for started in [started for started in self.unfinished if started <= step]:
             del self.unfinished[started]
 

@@ -24,17 +24,14 @@ CONTRACT = "memory contract for smollm2"
 
 
 def body(printed: str) -> Any:
-    """Return a body of JSON."""
     return json.loads(printed)
 
 
 def completes_with(text: str) -> Check:
-    """Expect a completion that contains a text."""
     return lambda printed, reader: text in body(printed)["choices"][0]["text"]
 
 
 def answers(printed: str, reader: Reader) -> bool:
-    """Expect an answer of a chat, with text."""
     return len(body(printed)["choices"][0]["message"]["content"]) > 10
 
 
@@ -118,7 +115,6 @@ def shows_the_pool(printed: str, reader: Reader) -> bool:
 
 
 def sends_a_trace(printed: str, reader: Reader) -> bool:
-    """Ask for a completion, and expect its trace when the server has ended."""
     asked = {"prompt": "Once", "max_tokens": 1}
     httpx.post(f"{reader.url}/v1/completions", json=asked, timeout=60).raise_for_status()
     reader.stop()

@@ -40,7 +40,6 @@ class Block:
 
 
 def blocks_of(markdown: str) -> list[Block]:
-    """All fenced blocks, in order."""
     found, inside = [], [match.span() for match in FENCE.finditer(markdown)]
     headings = [
         match

@@ -67,7 +67,6 @@ class Reader:
 
     @property
     def url(self) -> str:
-        """The address of the server that runs now."""
         assert self.server is not None, "the page starts no server before this command"
         return self.server.url
 
@@ -131,7 +130,6 @@ class Reader:
         return log.read_text()
 
     def stop(self) -> None:
-        """End the server, if one runs."""
         if self.server is not None:
             server, self.server = self.server, None
             with _stdout(server.process):
@@ -191,7 +189,6 @@ def _stdout(process: "subprocess.Popen[str]") -> IO[str]:
 
 
 def free_port() -> int:
-    """Return a port of this machine that nothing uses."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -221,5 +218,4 @@ def reading(home: Path, stand_ins: dict[str, Path] | None = None) -> Iterator[Re
 
 
 def squeezed(text: str) -> str:
-    """Return a text with one space in place of each gap."""
     return re.sub(r"\s+", " ", text)

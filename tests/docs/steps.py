@@ -30,17 +30,14 @@ class Step:
 
     @property
     def place(self) -> str:
-        """The page, the line of the block, and the command."""
         return f"{self.page}:{self.block.line}: {self.command}"
 
 
 def shown_blocks(page: str) -> list[Block]:
-    """Return the blocks of a page."""
     return blocks_of((ROOT / page).read_text())
 
 
 def commands_of(block: Block) -> list[str]:
-    """Return the commands of a block that are run."""
     return [text for text in block.commands if not text.startswith(tuple(TAKEN_ON_TRUST))]
 
 

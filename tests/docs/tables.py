@@ -27,5 +27,4 @@ def cells_of(line: str) -> list[str]:
 
 
 def names_in(cell: str) -> list[str]:
-    """What stands in backquotes in a cell."""
     return re.findall(r"`([^`]+)`", cell)

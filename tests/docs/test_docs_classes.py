@@ -24,7 +24,6 @@ BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 @cache
 def classes() -> frozenset[str]:
-    """Names of all classes of Kvell."""
     return frozenset(one.name for module in modules().values() for one in module.classes())
 
 
@@ -40,7 +39,6 @@ def imports(page: str) -> list[tuple[str, str]]:
 
 
 def named(page: str) -> set[str]:
-    """Classes of Kvell that a page's text calls, or of which it names a method."""
     spans = SPAN.findall(BLOCK.sub("", page))
     return {name for span in spans for name in NAMED.findall(span)} & classes() - OTHERS
 

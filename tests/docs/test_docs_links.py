@@ -21,7 +21,6 @@ CODE = re.compile(r"``.*?``|`[^`\n]*`")
 
 
 def links_of(text: str) -> list[str]:
-    """Return the targets of a document's relative links."""
     targets = LINK.findall(CODE.sub("", FENCE.sub("", text)))
     return [target for target in targets if not re.match(r"[a-z]+:", target)]
 

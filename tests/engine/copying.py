@@ -14,7 +14,6 @@ SOON_SECONDS = 60.0
 
 
 def copier_of(runner: Runner) -> Copier:
-    """The copier of a real runner."""
     assert isinstance(runner, ModelRunner)
     return runner.copier
 
@@ -43,7 +42,6 @@ class HeldUp:
         self._may_go = threading.Semaphore(0)
 
     def let_go(self) -> None:
-        """Let one stage be copied."""
         self._may_go.release()
 
     def offload(self, rows: NewPages) -> None:

@@ -24,7 +24,6 @@ def scheduler_of(core: EngineCore) -> Scheduler:
 
 
 def swapping_of(core: EngineCore) -> Swapping:
-    """Return the CPU buffer's side of a scheduler that has one."""
     swapping = scheduler_of(core).swapping
     assert swapping is not None
     return swapping
@@ -58,12 +57,10 @@ def requests_of(core: EngineCore) -> dict[RequestId, Request]:
 
 
 def spans_of(store: ImageStore) -> dict[int, Span]:
-    """Return the spans of memory that images take, by content."""
     return store._spans
 
 
 def content_ids_of(store: ImageStore) -> ContentIds:
-    """Return the store's ids of images."""
     return store._ids
 
 
@@ -78,7 +75,6 @@ def borrowers_of(borrowing: BorrowingRequests) -> dict[RequestId, DistributedReq
 
 
 def saved_of(swapping: Swapping) -> dict[RequestId, SavedPages]:
-    """Return the pages that the CPU buffer has of requests."""
     return swapping._saved
 
 

@@ -22,7 +22,6 @@ PLAIN = EngineSettings("tiny", kv_memory_bytes=64 * MIB)
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model's directory with its config alone."""
     path = tmp_path_factory.mktemp("tiny")
     tiny_config("LlamaForCausalLM").save_pretrained(path)
     return path

@@ -50,7 +50,6 @@ class Traffic:
         return self.commit(self._model.run(plan))
 
     def answer(self, plan: StepPlan, *token_ids: int) -> list[Event]:
-        """Commit a plan with the given tokens."""
         return self.commit(StepResult(plan.step, token_ids))
 
     def commit(self, result: StepResult) -> list[Event]:

@@ -87,13 +87,9 @@ def check_past(work: TokenWork, digests: list[int]) -> None:
 class Beyond(Protocol):
     """Pages behind the own pool's, which are other models'."""
 
-    def page(self, group: int, page: int) -> Page:
-        """What such a page holds now."""
-        ...
+    def page(self, group: int, page: int) -> Page: ...
 
-    def stands(self, pages: BorrowedPages) -> bool:
-        """Whether pages that a plan borrows may be read."""
-        ...
+    def stands(self, pages: BorrowedPages) -> bool: ...
 
     def answer(self, pages: BorrowedPages) -> list[tuple[int, Page]] | None:
         """What a creditor that is asked reads: group and content, in order; None: nothing came."""

@@ -61,5 +61,4 @@ def work_of(
 
 
 def with_spec(holder: Holder, **changes: Any) -> Holder:
-    """The command or log entry with other fields of its request."""
     return replace(holder, spec=structs.replace(holder.spec, **changes))

@@ -7,20 +7,16 @@ from kvell.fleet.started.members import Members
 
 
 def members_of(manager: Manager) -> Members:
-    """Return the instances that a manager starts and watches."""
     return manager._members
 
 
 def fronts_of(manager: Manager) -> FrontTable:
-    """Return the fronts that a manager has heard of."""
     return manager._fronts
 
 
 def lines_of(manager: Manager) -> dict[str, FrontLine]:
-    """Return a manager's connections by front."""
     return manager._lines._by_front
 
 
 def loads_of(manager: Manager) -> dict[str, int]:
-    """Return the loads that all living fronts report."""
     return fronts_of(manager).loads(manager._now())

@@ -53,7 +53,6 @@ def is_gone(pid: int) -> bool:
 
 
 def line_of(front: Front, instance_id: str) -> InstanceLine:
-    """The connection to an instance that is up."""
     supervisor = members_of(front)[instance_id].supervisor
     assert isinstance(supervisor, Supervisor)
     return line_to(supervisor)

@@ -17,7 +17,6 @@ def end_of(request: LogEntry) -> Finished | None:
 
 
 def queue_of(front: Front) -> RequestQueue:
-    """Return a front's requests."""
     return front._request_queue
 
 
@@ -34,12 +33,10 @@ def own_members_of(front: Front) -> Members:
 
 
 def front_of(engine: AsyncEngine) -> Front:
-    """Return the front of an engine."""
     return engine._front
 
 
 def line_to(supervisor: Supervisor) -> InstanceLine:
-    """Return the connection to an instance that is up."""
     process = supervisor._process
     assert process is not None
     return process.line

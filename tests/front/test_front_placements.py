@@ -129,8 +129,6 @@ def test_an_answer_beyond_what_all_hold_names_its_field() -> None:
 
 
 def taken(request: LogEntry) -> Finished:
-    """The end of a request that has ended."""
-
     async def take() -> Finished:
         async with asyncio.timeout(1):
             end = (await request.mailbox.take()).finished
@@ -531,7 +529,6 @@ def test_loans_of_a_dead_instance_count_no_more() -> None:
 
 
 def full(queue: RequestQueue, **free: int) -> None:
-    """Heartbeats of instances with so little memory left, and one request on each."""
     for name, line in queue.lines.items():
         number = name.rpartition("-")[2]
         tokens = ALONE - free.get(f"m{number}", ALONE)

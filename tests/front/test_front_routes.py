@@ -73,7 +73,6 @@ class Front:
     def notice(
         self, name: str, sequence: int, *changes: BlocksStored | BlocksRemoved | BlocksHeld
     ) -> list[WatchIndex]:
-        """What the instance is told upon a notice."""
         notice = IndexNotice(sequence, changes, any(isinstance(c, BlocksHeld) for c in changes))
         told = self.queue.on_event(name, notice, 0.0)
         assert all(instance == name for instance, _ in told)

@@ -139,8 +139,6 @@ def lends(make: Callable[[int], LendingScenario], seed: int) -> Run:
 
 
 def moved_case(make: Callable[[], Cluster]) -> Case:
-    """Instances of one cluster, which all have the same name in a recording as there."""
-
     def record() -> dict[str, Recorded]:
         everyone = make().instances.items()
         return {name: Recorded(one.journal.entries, one.plans) for name, one in everyone}

@@ -30,7 +30,6 @@ def path_of(case: str) -> Path:
 
 
 def read(case: str) -> dict[str, Described]:
-    """Return the recordings of a case, by engine."""
     data = zlib.decompress(path_of(case).read_bytes())
     return msgspec.msgpack.decode(data, type=dict[str, Described], strict=False)
 

@@ -40,7 +40,6 @@ PRIVATE = ("private", "announced")
 
 
 def _described_submit(command: messages.Submit) -> Plain:
-    """Describe a command that had the fields of its request."""
     made = described_fields(command, _names(command) or {})
     spec = made.pop("spec")
     return made | {name: part for name, part in spec.items() if name not in ("is", "session")}
@@ -77,7 +76,6 @@ RESTORES: dict[str, Callable[[dict[str, Any]], Any]] = {"Submit": _restored_subm
 
 
 def described(value: Any) -> Plain:
-    """Return a value as plain values."""
     if type(value) in DESCRIBES:
         return DESCRIBES[type(value)](value)
     if value is None or isinstance(value, bool | int | float | str | bytes):
@@ -99,7 +97,6 @@ def described(value: Any) -> Plain:
 
 
 def described_fields(value: Any, names: Mapping[str, Any]) -> dict[str, Plain]:
-    """Return a record by its fields: name and default of each."""
     made: dict[str, Plain] = {"is": type(value).__name__}
     for name, default in names.items():
         part = getattr(value, name)
@@ -112,7 +109,6 @@ def described_fields(value: Any, names: Mapping[str, Any]) -> dict[str, Plain]:
 
 
 def restored(value: Plain) -> Any:
-    """Return the value of a description."""
     if isinstance(value, list):
         return tuple(restored(part) for part in value)
     if not isinstance(value, dict):

@@ -44,5 +44,4 @@ def write_poisoned(directory: Path, tokenizer: Path) -> Path:
 
 
 def write_broken(directory: Path, tokenizer: Path) -> Path:
-    """A model that gives NaN whatever it reads."""
     return write_model(directory, tokenizer, ("model.norm.weight", None))

@@ -64,7 +64,6 @@ class Configured:
 
     @property
     def url(self) -> str:
-        """Of the server."""
         return self.served.url
 
 
@@ -117,7 +116,6 @@ def picture_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def picture_server(smollm2_path: Path, picture_path: Path) -> Iterator[Served]:
-    """One instance of a model that takes images."""
     flags = ["--model", f"pictures={picture_path}", "--kv-memory", "8MiB", "--dtype", "float32"]
     with serving(smollm2_path.parent, *flags, "--max-model-len", "256") as served:
         yield served

@@ -25,7 +25,6 @@ class Server:
         return {one["id"]: one for one in told}
 
     def counted(self, name: str, instance: str) -> float:
-        """A counter of one instance."""
         page = httpx.get(f"{self.url}/metrics", timeout=60).text
         rows = re.findall(rf"^kvell:{name}\{{(.*)\}} (\S+)$", page, re.MULTILINE)
         return sum(float(value) for labels, value in rows if f'instance="{instance}"' in labels)

@@ -52,7 +52,6 @@ class JournalReport:
 
     @property
     def plans(self) -> list[StepPlan]:
-        """The plan of every step."""
         return [step.plan for step in self.steps]
 
 

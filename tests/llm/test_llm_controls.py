@@ -41,7 +41,6 @@ def llm(shallow_path: Path) -> LLM:
 
 @pytest.fixture(scope="module")
 def alone(llm: LLM) -> list[RequestOutput]:
-    """What each of the crowd is told when it is served alone."""
     return llm.generate(CROWD, WISHES, sequential=True)
 
 

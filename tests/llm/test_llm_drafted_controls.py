@@ -87,7 +87,6 @@ def looking_up(shallow_path: Path) -> LLM:
 
 @pytest.fixture(scope="module")
 def drafting(shallow_path: Path) -> LLM:
-    """With the model as its own draft model."""
     return smollm2(shallow_path, num_speculative_tokens=3, speculative_model=MODEL_NAME)
 
 

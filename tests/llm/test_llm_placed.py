@@ -58,7 +58,6 @@ async def all_of(front: Front) -> list[list[int]]:
 
 
 async def moved(front: Front) -> int:
-    """Requests that went on at the decode instance."""
     return (await front.stats())["prefill-0"].finished.get("moved", 0)
 
 

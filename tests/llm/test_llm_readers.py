@@ -43,7 +43,6 @@ def llm(shallow_path: Path, request: pytest.FixtureRequest) -> LLM:
 
 @pytest.fixture(scope="module")
 def texts(llm: LLM) -> list[str]:
-    """The answer to each prompt when it is served alone."""
     return [output.text for output in llm.generate(PROMPTS, GREEDY, sequential=True)]
 
 

@@ -29,7 +29,6 @@ class Observed:
     socket: "zmq.Socket[bytes]"
 
     def events(self, until: str) -> list[dict[str, Any]]:
-        """Events up to the first one of a type."""
         told: list[dict[str, Any]] = []
         while not any(event["type"] == until for event in told):
             assert self.socket.poll(int(1000 * PATIENCE_SECONDS)), f"no {until} came"

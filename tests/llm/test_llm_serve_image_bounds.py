@@ -20,7 +20,6 @@ PICTURES = 4
 
 @pytest.fixture
 def front(picture_server: Served) -> tuple[str, int]:
-    """The URL of a server, and the pid of its front."""
     return picture_server.url, picture_server.pid
 
 

@@ -176,7 +176,6 @@ class Asking:
 
 
 def cases(few: int, many: int, of_each: int) -> list[Any]:
-    """How often, at whom."""
     marks = pytest.mark.timeout(3600)
     counts = [(ALONE, few), (ALONE, many), *((shape, of_each) for shape in SHAPES)]
     return [pytest.param(*case, marks=marks) for case in counts]

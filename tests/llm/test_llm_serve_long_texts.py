@@ -37,7 +37,6 @@ class LongTexts:
         return self.largest_bytes()
 
     def refused(self) -> float:
-        """Requests that were counted as too long."""
         lines = httpx.get(f"{self.url}/metrics").text.splitlines()
         [line] = [one for one in lines if "rejections_total{" in one and '"text_bytes"' in one]
         return float(line.split()[-1])

@@ -58,7 +58,6 @@ class Answer:
 
     @property
     def told(self) -> Any:
-        """The value that the schema describes, in whatever form it came."""
         return json.loads(self.arguments[0] if self.arguments else self.content)
 
 

@@ -1,5 +1,3 @@
-"""Small loads for tests."""
-
 from collections.abc import Sequence
 from typing import Any
 

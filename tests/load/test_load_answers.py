@@ -31,7 +31,6 @@ def usage(tokens: int, **more: Any) -> bytes:
 
 
 def read(*parts: bytes) -> AnswerReader:
-    """One part a second."""
     reader = AnswerReader()
     for second, part in enumerate(parts):
         reader.feed(float(second), part)

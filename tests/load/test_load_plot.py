@@ -1,5 +1,3 @@
-"""Runs as pictures."""
-
 import sys
 from pathlib import Path
 

@@ -37,7 +37,6 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 def run_virtually(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run a coroutine in virtual time."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(work)
 

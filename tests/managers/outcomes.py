@@ -1,5 +1,3 @@
-"""Outcomes of cells, made up."""
-
 from typing import Any
 
 from bench.managers.cells import DIVISIONS

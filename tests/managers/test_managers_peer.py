@@ -72,8 +72,6 @@ class TokenPool:
 
 
 class SpyRequest:
-    """A request by name."""
-
     def __init__(self, name: str, row: Row) -> None:
         self.name, self.num_prompt_tokens = name, row.prompt_tokens
         self.num_computed_tokens = self.num_preemptions = self.num_output_tokens = 0

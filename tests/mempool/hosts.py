@@ -1,5 +1,3 @@
-"""Instances of one machine."""
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,7 +75,6 @@ class Instance:
         return entry
 
     def page(self, page: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-        """A page by its number, which may be a neighbour's."""
         start = page * GROUP.page_stride_bytes
         return self.seen[start : start + GROUP.page_bytes]
 

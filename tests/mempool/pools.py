@@ -35,14 +35,12 @@ def pool_at(
     content: str = "",
     transport: PageTransport = "memory",
 ) -> MemPool:
-    """A pool that listens at a socket in the folder, or at a TCP port that is free."""
     layout = layout_of(mix, large_pages)
     address = folder / name if transport == "memory" else "tcp://127.0.0.1:0"
     return MemPool(layout, instance=name, address=address, secret=SECRET, content=content)
 
 
 def write(pool: MemPool, lease: Lease, tokens: Sequence[int]) -> None:
-    """Give every page of a lease the content that it has in this text."""
     for address in lease.addresses:
         view = pool.view(address)
         told = content(pool, address.group, address.position, tokens, len(view))
@@ -66,7 +64,6 @@ def holds_right(pool: MemPool, lease: Lease, tokens: Sequence[int]) -> bool:
 
 
 def fill(pool: MemPool, tokens: Sequence[int], root: str = "") -> None:
-    """Cache a text."""
     lease = pool.alloc_mem(tokens=len(tokens))
     write(pool, lease, tokens)
     pool.insert(tokens, lease, root=root)

@@ -22,7 +22,6 @@ def agent_of(pool: MemPool) -> Agent:
 
 
 def num_receiving(pool: MemPool) -> int:
-    """Return the number of texts on their way to a pool."""
     return node_of(pool).ask(lambda: len(agent_of(pool).receiving))
 
 

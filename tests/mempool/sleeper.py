@@ -60,7 +60,6 @@ class Sleep:
         Rights.grant = granted  # type: ignore[assignment,method-assign]
 
     def before(self, moment: str) -> None:
-        """Stop there."""
         self._moment, self._pieces = moment, 0
 
     def _comes_to(self, moment: str) -> None:
@@ -71,21 +70,16 @@ class Sleep:
 
 
 class Sleeper:
-    """The commands."""
-
     def __init__(self, pool: MemPool, folder: Path) -> None:
         self._pool, self._folder, self._sleep = pool, folder, Sleep()
 
     def sleep(self, moment: str) -> None:
-        """Stop there, in the next transfer."""
         self._sleep.before(moment)
 
     def connect(self, name: str) -> str:
-        """Connect to another pool of the folder."""
         return self._pool.connect(self._folder / name)
 
     def fill(self, text: list[int]) -> None:
-        """Cache a text."""
         fill(self._pool, text)
 
     def send(self, name: str, text: list[int]) -> str:
@@ -97,7 +91,6 @@ class Sleeper:
         return ""
 
     def state(self, text: list[int]) -> dict[str, Any]:
-        """What there is of a text, and what is held."""
         pool = self._pool
         lease = pool.match(text)
         told = {"hit": lease.hit_tokens, "right": holds_right(pool, lease, text)}

@@ -49,7 +49,6 @@ def sound(pool: MemPool) -> bool:
 
 
 def evict_larges(pool: MemPool, larges: Sequence[int]) -> None:
-    """Take what lies in some large pages away, wherever in its text it is."""
     rows = np.asarray(larges, np.int32)
     pool.core.withhold(rows)  # type: ignore[attr-defined]
     pool.core.restore(rows)  # type: ignore[attr-defined]

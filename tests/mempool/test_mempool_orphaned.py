@@ -27,7 +27,6 @@ def child(folder: Path, closed: socket.socket, told: Callable[[bytes], object]) 
 
 
 def parent(folder: Path, write_end: int) -> None:
-    """Starts a child and waits to be killed."""
     make_folder(folder)
     mine, its = socket.socketpair()
     if not os.fork():

@@ -1,5 +1,3 @@
-"""Waits for a pool."""
-
 import time
 from pathlib import Path
 
@@ -15,7 +13,6 @@ def until(condition: object) -> None:
 
 
 def state_of(pid: int) -> str:
-    """A process's state as Linux says it: T is stopped."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 

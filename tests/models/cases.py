@@ -28,19 +28,16 @@ MECHANISMS = {
 
 
 def long_unless(is_fast: bool) -> tuple[()] | pytest.MarkDecorator:
-    """Marks of a case."""
     return () if is_fast else pytest.mark.long
 
 
 def families(
     names: Collection[str], fast: Collection[str] = tuple(MECHANISMS.values())
 ) -> list[ParameterSet]:
-    """Values of a parameter, of which only those that stand for a mechanism are fast."""
     return some_fast(sorted(names), fast)
 
 
 def some_fast(values: Collection[Any], fast: Collection[Any]) -> list[ParameterSet]:
-    """Values of a parameter; those that are not listed as fast are long."""
     marked = [
         pytest.param(value, id=_name(value), marks=long_unless(value in fast)) for value in values
     ]
@@ -86,7 +83,6 @@ def _combinations(row: tuple[int, ...], together: int) -> set[tuple[tuple[int, i
 
 
 def _value(value: Any, is_tuple: bool) -> ParameterSet:
-    """A value of one axis as pytest has it, with a name."""
     if isinstance(value, ParameterSet):
         return value._replace(id=value.id or "-".join(map(_name, value.values)))
     parts = value if is_tuple else (value,)

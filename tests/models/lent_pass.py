@@ -144,7 +144,6 @@ class Lender:
         ]
 
     def pages(self) -> list[list[int]]:
-        """Empty pages for a section, of each group."""
         full = self.layers.full_groups
         return [
             [free.pop() for _ in range(SECTION_PAGES)] if index in full else []
@@ -239,13 +238,11 @@ def without_sections(group: GroupBatch, sections: Sequence[int]) -> GroupBatch:
 
 
 def rows_of(works: Sequence[Work], request: int) -> slice:
-    """A request's rows of the logits."""
     begin = sum(work.new for work in works[:request])
     return slice(begin, begin + works[request].new)
 
 
 def _batch(prefix: Prefix, works: Sequence[Work]) -> ForwardBatch:
-    """The step over pages as they were filled."""
     runner = prefix.runner
     runner.pool.copy_(prefix.filled)
     step = []

@@ -374,7 +374,6 @@ class ServedPictures(Served):
         return store
 
     def say(self, name: str, prompt: Prompt, outputs: int = 8) -> ImagePrompt:
-        """Submit a prompt with its pictures."""
         told = ImagePrompt(np.asarray(prompt.token_ids, np.int32), ())
         if prompt.tensors:
             told = self.store.take(told.token_ids, prompt.tensors)
@@ -387,7 +386,6 @@ class ServedPictures(Served):
         return told
 
     def asked(self, name: str, prompt: Prompt, outputs: int = 8) -> Answer:
-        """One request, served alone."""
         self.say(name, prompt, outputs)
         self.run()
         return self.answers[name]

@@ -12,7 +12,6 @@ from kvell.attention.quantised import dequantise, is_quantised, quantise
 
 
 def rounded(vectors: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Vectors as a pool of the dtype would give them back."""
     if not is_quantised(dtype):
         return vectors.to(dtype).to(vectors.dtype)
     return dequantise(quantise(vectors, dtype), dtype).to(vectors.dtype)

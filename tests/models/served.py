@@ -126,7 +126,6 @@ class Served(Audited):
         assert is_accepted(self.engine.handle(command))
 
     def ask(self, name: str, prompt: Sequence[int], outputs: int = 8) -> Answer:
-        """One request, served alone."""
         self.submit(name, prompt, outputs)
         self.run()
         return self.answers[name]
@@ -183,7 +182,6 @@ def assert_answer(architecture: str, answer: Answer) -> None:
 
 
 def assert_all(served: Served) -> None:
-    """Every answer is what transformers says, and the answers vary."""
     for answer in served.answers.values():
         assert_answer(served.architecture, answer)
     outputs = [token for answer in served.answers.values() for token in answer.output]

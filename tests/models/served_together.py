@@ -81,7 +81,6 @@ class Together(Audited):
         assert is_accepted(self.engine.handle(command))
 
     def ask(self, name: str, model: str, prompt: Sequence[int], outputs: int = 8) -> Answer:
-        """One request, served alone."""
         self.submit(name, model, prompt, outputs)
         self.run()
         return self.answers[name]
@@ -94,7 +93,6 @@ class Together(Audited):
         return sum(end.preemptions for end in ends if end is not None)
 
     def used_bytes(self) -> dict[str, int]:
-        """Pages in use now, by model."""
         used = dict.fromkeys(self.architectures, 0)
         totals = self.engine.core.memory.totals()
         for group, pages in zip(self.layout.groups, totals.used_pages, strict=True):

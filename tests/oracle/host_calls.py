@@ -56,7 +56,6 @@ def map_chunks(
     count: int,
     populate: bool,
 ) -> tuple[int, int]:
-    """Map chunks of a file at positions, run by run."""
     to, source = _ints(positions, count), _ints(chunks, count)
     both, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _FIXED
     done = 0

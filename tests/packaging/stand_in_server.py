@@ -17,14 +17,12 @@ class Answer(BaseHTTPRequestHandler):
     """Gives the text of the path, or 404."""
 
     def do_GET(self) -> None:
-        """Answer a path."""
         text = ASKED["answers"].get(self.path)
         self.send_response(404 if text is None else 200)
         self.end_headers()
         self.wfile.write((text or "").encode())
 
     def do_POST(self) -> None:
-        """Answer a path after reading the body."""
         self.rfile.read(int(self.headers["content-length"]))
         self.do_GET()
 
@@ -33,7 +31,6 @@ class Answer(BaseHTTPRequestHandler):
 
 
 def main() -> int:
-    """Serve until SIGTERM."""
     # Blocked in all threads, so that the signal waits until it is asked for.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     server = HTTPServer(("127.0.0.1", 0), Answer)

@@ -23,7 +23,6 @@ def one(stage: list[Instruction], word: str) -> Instruction:
 
 
 def copied() -> set[str]:
-    """What the build takes from the repository."""
     texts = [instruction.text for instruction in BUILD if instruction.word == "COPY"]
     return {path.rstrip("/") for text in texts for path in text.split()[:-1]}
 
@@ -91,7 +90,6 @@ def test_both_stages_have_the_same_python() -> None:
 
 @pytest.fixture(params=[200, 503])
 def health(request: pytest.FixtureRequest) -> Iterator[tuple[int, int]]:
-    """A status, and the port of who answers with it."""
     status: int = request.param
 
     class Answer(BaseHTTPRequestHandler):

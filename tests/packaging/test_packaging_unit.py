@@ -29,7 +29,6 @@ def variables() -> dict[str, str]:
 
 
 def command() -> list[str]:
-    """The command as systemd splits it."""
     options = variables()["KVELL_OPTIONS"].split()
     words = setting("ExecStart").split()
     return [*words[: words.index("$KVELL_OPTIONS")], *options]

@@ -24,13 +24,11 @@ class Instruction:
 
     @property
     def words(self) -> list[str]:
-        """Of the form that is a JSON list, which starts no shell."""
         found: list[str] = json.loads(self.text[self.text.index("[") :])
         return found
 
 
 def instructions_of(text: str) -> list[Instruction]:
-    """All instructions, without comments."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     joined = re.sub(r"\\\n", " ", "\n".join(lines)).splitlines()
     pairs = (line.strip().partition(" ") for line in joined if line.strip())
@@ -38,7 +36,6 @@ def instructions_of(text: str) -> list[Instruction]:
 
 
 def stages_of(instructions: Sequence[Instruction]) -> list[list[Instruction]]:
-    """The stages, each from its FROM on."""
     starts = [place for place, one in enumerate(instructions) if one.word == "FROM"]
     ends = [*starts[1:], len(instructions)]
     return [list(instructions[start:end]) for start, end in zip(starts, ends, strict=True)]

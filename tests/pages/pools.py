@@ -27,7 +27,6 @@ def group(page_tokens: int, pages_per_large: int, window: int = 0) -> GroupSpec:
 
 
 def state(slices: int, pages_per_large: int, **changes: Any) -> GroupSpec:
-    """A state of so many pages, one layer in each."""
     layers = tuple(range(slices))
     spec = GroupSpec("group", GroupKind.STATE, layers, 64, 1, 0, pages_per_large)
     return replace(spec, layers_per_page=1, **changes)
@@ -46,7 +45,6 @@ def dropping(page_tokens: int, pages_per_large: int, budget: int, **changes: Any
 
 
 def pool_of(num_large: int, *groups: GroupSpec) -> Layout:
-    """A pool of large pages that all the groups divide."""
     large = 64 * math.lcm(*(g.pages_per_large for g in groups))
     return Layout(tuple(_named(i, g, large) for i, g in enumerate(groups)), large, num_large)
 

@@ -17,7 +17,6 @@ LAYERS = range(5)
 
 
 def layers_of(group: int, part: tuple[int, int]) -> list[int]:
-    """The layers whose bytes are in a part of a page."""
     spec, (begin, end) = GROUPS[group], part
     return [
         layer

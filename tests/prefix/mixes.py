@@ -77,7 +77,6 @@ LATECOMERS = of_model("late", group(4, 6), group(4, 12, 6), state(1, 4))
 
 
 def late(layout: Layout) -> list[GroupSpec]:
-    """The latecomers whose pages divide the large page of a layout."""
     fitting = (s for s in LATECOMERS if layout.large_page_bytes % s.pages_per_large == 0)
     return [
         replace(

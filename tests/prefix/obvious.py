@@ -33,7 +33,6 @@ class Question:
     facts: Facts
 
     def most(self) -> int:
-        """The longest length of which all that is read lies in some page of the index."""
         return self._longest(lambda length: True, self._is_written)
 
     def promised(self) -> int:
@@ -104,7 +103,6 @@ class Question:
 
 
 def reads(group: GroupSpec, token: int, earlier: int) -> bool:
-    """Does a token read an earlier one in a group of tokens?"""
     if group.kind is GroupKind.SLIDING:
         return token - earlier < group.window_tokens
     if group.kind is GroupKind.CHUNKED:
@@ -181,7 +179,6 @@ def can_all_be_had(layout: Layout, state: PoolSnapshot, need: Sequence[int]) -> 
 
 
 def _in_used_larges(layout: Layout, state: PoolSnapshot, group: int) -> int:
-    """Pages without a user in large pages of the group that have one."""
     count = layout.groups[group].pages_per_large
     pairs = zip(state.group, state.used, strict=True)
     return sum(count - used for owner, used in pairs if owner == group and used)

@@ -125,7 +125,6 @@ class Rehearsal:
         self.contents.write(group, {position: page}, start, values)
 
     def send_away(self, request: Request, whole: int) -> None:
-        """So many pages, or what there is; not while that is refused."""
         full = [g.page_tokens for _, g in request.own if g.kind is GroupKind.FULL]
         refused = any(g.kind is GroupKind.DROPPING or g.counts_images for _, g in request.own)
         if refused or not full or len(self.core.sources(request.handle)):
@@ -186,7 +185,6 @@ class Rehearsal:
         self.compute([request], [until])
 
     def finish(self, prompt: Prompt, model: str = "") -> int:
-        """A request from prompt to end; returns the tokens it hit."""
         request = self.serve(prompt, len(prompt.tokens), model)
         hit = self.core.hit_tokens(request.handle)
         self.close(request, renew=True)

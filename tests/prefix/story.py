@@ -46,14 +46,12 @@ class Story:
         return [(r[0], r[1], r[2], r[3]) for r in rows.tolist()]
 
     def compute(self, handle: int, until: int) -> Rows:
-        """Grow and have the tokens computed."""
         rows = self.grow(handle, until)
         self.core.advance(ints([handle]), ints([until]))
         self.check()
         return rows
 
     def decode(self, handle: int, token: int) -> Rows:
-        """One token was sampled, and is computed in the next step."""
         self.next_step()
         self.core.append(ints([handle]), ints([token]))
         self.tokens[handle].append(token)

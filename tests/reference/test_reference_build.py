@@ -18,7 +18,6 @@ CONFIGURATION = str(Path(building.__file__).parent)
 
 
 def rendered(source: Path, output: Path, builder: str = "html") -> int:
-    """Exit code of a strict build."""
     options = ["-q", "-W", "-E", "-b", builder, "-c", CONFIGURATION, "-d", f"{output}.doctrees"]
     return build_main([*options, str(source), str(output)])
 
@@ -50,7 +49,6 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shown(page: Path) -> str:
-    """A page's text without marks."""
     text = re.sub(r"<[^>]+>", "", page.read_text())
     return re.sub(r"\s+", " ", unescape(text))
 

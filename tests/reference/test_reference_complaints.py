@@ -41,8 +41,6 @@ def test_every_field_of_a_class_is_described() -> None:
 def test_fields_may_be_described_below_them_or_in_a_class_that_is_extended() -> None:
     @dataclass(frozen=True)
     class Further(EngineSettings):
-        """Settings."""
-
         undescribed: int = 0
 
     assert list(of_parameters("E", EngineSettings, EngineSettings.__doc__ or "")) == []

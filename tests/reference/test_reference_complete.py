@@ -30,7 +30,6 @@ def pages() -> dict[str, str]:
 
 
 def described(folder: str) -> set[str]:
-    """Names that directives of a folder's pages describe, with their modules."""
     text = "\n".join(text for path, text in pages().items() if path.startswith(folder))
     automatic = re.findall(r"^\.\. auto\w+:: (\S+)", text, re.MULTILINE)
     others = re.findall(r"^\.\. py:\w+:: (\S+)\n   :module: (\S+)", text, re.MULTILINE)
@@ -145,7 +144,6 @@ DRAWING = re.compile(r"::\n\n.*", re.DOTALL)
 
 
 def asks(text: str) -> bool:
-    """Whether a paragraph of one line, or what is said of a parameter, is a question."""
     return ASKS.search(DRAWING.sub("", text.strip())) is not None
 
 

@@ -31,7 +31,6 @@ FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def fenced(language: str) -> Iterator[tuple[str, str]]:
-    """Blocks of a language in all documents, each with where it is."""
     for document in DOCUMENTS:
         text = document.read_text()
         for match in FENCE.finditer(text):

@@ -34,7 +34,6 @@ def server_url() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def scripted_url() -> Iterator[str]:
-    """A server that says what its prompts say."""
     with running_server(script="scripted_server.py") as (url, _):
         yield url
 

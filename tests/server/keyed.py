@@ -1,5 +1,3 @@
-"""A server with keys."""
-
 import contextlib
 import json
 import re
@@ -14,7 +12,6 @@ import openai
 
 
 def seconds_of(text: str) -> float:
-    """A duration as a client reads it."""
     found = re.fullmatch(r"(?:(\d+)m)?(?:([\d.]+)s)?|(\d+)ms", text)
     assert found is not None, text
     minutes, seconds, milliseconds = (float(part or 0) for part in found.groups())

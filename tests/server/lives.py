@@ -1,5 +1,3 @@
-"""Servers as processes."""
-
 import contextlib
 import subprocess
 import time

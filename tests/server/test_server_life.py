@@ -35,7 +35,6 @@ ENDED = 'request_success_total{finished_reason="length"'
 
 @pytest.fixture(scope="module")
 def slow_url(start_server: StartServer) -> Iterator[str]:
-    """A server that works on one request at a time."""
     with start_server("-", "0", *SLOW) as (url, _):
         yield url
 

@@ -53,7 +53,6 @@ class Peer:
         self._socket.sendall(b"".join(encode_frame(command) for command in commands))
 
     def read_any(self) -> Event | None:
-        """The next event, which may be a heartbeat."""
         while not self._events:
             data = self._socket.recv(1 << 16)
             if not data:
@@ -65,7 +64,6 @@ class Peer:
         return event
 
     def read(self) -> Event | None:
-        """The next event that is not a heartbeat."""
         while isinstance(event := self.read_any(), Heartbeat):
             pass
         return event

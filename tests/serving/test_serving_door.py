@@ -29,7 +29,6 @@ WAIT_SECONDS = 20.0
 
 @contextmanager
 def pipe() -> Iterator[tuple[int, FileIO]]:
-    """What is read, and a file of the other end, which may be closed before."""
     reads, writes = os.pipe()
     try:
         with FileIO(writes, "wb") as end:

@@ -79,7 +79,6 @@ class Served:
 
 
 def read(reader: EventReader, *names: str) -> list[Event]:
-    """All events up to the ends of these requests."""
     events: list[Event] = []
     left = set(names)
     while left:

@@ -42,13 +42,11 @@ QUICK_SECONDS = 0.005
 
 
 def socket_of(front: "Any") -> socket.socket:
-    """Return the connection of a front."""
     found: socket.socket = front._socket
     return found
 
 
 def steps_of(engine: "NoticingEngine") -> int:
-    """Return the number of steps that an engine has taken."""
     return engine._steps
 
 

@@ -118,27 +118,22 @@ class Replay(VirtualCluster):
 
     @property
     def entries(self) -> list[Any]:
-        """The recorded inputs of its engine."""
         assert self.instance.record is not None
         return self.instance.record.journal.entries
 
     @property
     def engine(self) -> EngineCore:
-        """The instance's engine core."""
         return self.instance.core
 
     @property
     def means(self) -> StepMeans:
-        """The samples of all steps."""
         return self.instance.meter.means
 
     @property
     def requests(self) -> Sequence[RequestFigures]:
-        """The figures of each request, by index."""
         return self.front.requests
 
     def report(self) -> dict[str, Any]:
-        """The figures of the run."""
         return engine_figures(self)
 
 
@@ -152,7 +147,6 @@ def make_replay(
     sessions: bool = True,
     look_every: int = 1,
 ) -> Replay:
-    """A replay that has been run."""
     replay = Replay(
         create_core(layout),
         layers_in(layout),

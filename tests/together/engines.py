@@ -47,7 +47,6 @@ PROMPTS = {f"q{length}": prompt_ids(length) for length in (3, 90, 1, 64)}
 
 
 def model_of(architecture: str, kv_dtype: torch.dtype | None = None) -> PagedModel:
-    """Return a tiny model with a compiled pass and a long context."""
     config = tiny_config(architecture, max_position_embeddings=2048)
     return fused_model(random_module(config, 3), kv_dtype=kv_dtype)
 
@@ -80,7 +79,6 @@ def engine_with(mechanisms: Sequence[str], second: str = SECOND, **more: Any) ->
 
 
 def check_mechanisms(engine: Engine, mechanisms: Sequence[str]) -> None:
-    """Check that an engine has all that is to be tried."""
     core = engine.core
     assert (core.limits.depth == 1) == ("async" in mechanisms)
     assert isinstance(scheduler_of(core).chunks.memory, SharedMemory) == ("memory" in mechanisms)

@@ -109,7 +109,6 @@ def shown_by(first: str, second: str) -> str:
 
 
 def page() -> str:
-    """Return the page with the table."""
     letters: dict[str, str] = {}
     rows: list[str] = []
     names = list(MECHANISMS)

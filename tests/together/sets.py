@@ -1,5 +1,3 @@
-"""Sets of mechanisms."""
-
 from itertools import combinations
 
 from tests.together.mechanisms import (

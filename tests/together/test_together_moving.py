@@ -39,7 +39,6 @@ every_mechanism = pytest.mark.parametrize(
 
 
 def expected(name: str, mechanisms: Mechanisms, model: str = "") -> list[int]:
-    """What an engine answers that has no mechanism but those that change answers, alone."""
     own = tuple(one for one in CHANGES_ANSWERS if one in mechanisms)
     return _alone(name, own, model)
 

@@ -26,7 +26,6 @@ def expected(length: int) -> list[int]:
 
 @contextmanager
 def three(folder: Path, transport: PageTransport) -> Iterator[tuple[Lending, list[int]]]:
-    """Yield three engines, and a prompt of more than two sections."""
     by_queries = transport == "tcp"
     tokens = REAL_TOKENS if by_queries else SECTION_TOKENS
     with pool_of((), folder, "abc", transport, section_tokens=tokens) as several:

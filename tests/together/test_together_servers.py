@@ -95,7 +95,6 @@ class Server:
             return list(pool.map(self.ask, questions))
 
     def look(self) -> None:
-        """Read all metrics of instances."""
         page = httpx.get(f"{self.url}/metrics", timeout=60).text
         for name, labels, value in re.findall(r"^kvell:(\w+)\{(.*)\} (\S+)$", page, re.MULTILINE):
             words = dict(re.findall(r'(\w+)="([^"]*)"', labels))
@@ -105,7 +104,6 @@ class Server:
             self.most[key] = max(self.most[key], float(value))  # type: ignore[assignment]
 
     def seen(self, name: str, label: str = "", role: str = "") -> float:
-        """Return the sum over instances of a role of the largest values."""
         keys = [(name, label, instance) for *_, instance in self.most if instance.startswith(role)]
         return sum(self.most[key] for key in set(keys))
 

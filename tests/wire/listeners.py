@@ -52,8 +52,6 @@ class Listener:
 
 
 def greeted(address: Endpoint, secret: bytes, purpose: Purpose) -> Listener:
-    """A doorway."""
-
     def meet() -> None:
         told = Greeting(f"honest-{secrets.token_hex(4)}", 1, "", 4096, port=1)
         with connect_to(address, PATIENCE_SECONDS) as sock:
@@ -88,8 +86,6 @@ def in_a_loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 @contextmanager
 def fronts(_folder: Path) -> Iterator[Listener]:
-    """The manager's."""
-
     async def enters(_front: Greeting, sock: socket.socket) -> None:
         sock.close()
 
@@ -119,7 +115,6 @@ def http(folder: Path) -> Iterator[Listener]:
 
 @contextmanager
 def replays(_folder: Path) -> Iterator[Listener]:
-    """Of KV events."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -37,7 +37,6 @@ DECODERS = (msgspec.msgpack.Decoder, msgspec.json.Decoder)
 
 
 def decoders() -> dict[str, Any]:
-    """The decoders of all modules, by their names."""
     found: dict[str, Any] = {}
     for module in pkgutil.walk_packages([str(SOURCES)], "kvell."):
         try:

@@ -57,14 +57,12 @@ def listener(
 
 
 def say(sock: socket.socket, words: bytes) -> None:
-    """Say something, and nothing behind it, to whoever has perhaps hung up."""
     with contextlib.suppress(OSError):
         sock.sendall(words)
         sock.shutdown(socket.SHUT_WR)
 
 
 def is_hung_up_on(sock: socket.socket) -> bool:
-    """Whether the other side ends the connection, perhaps behind an answer."""
     with contextlib.suppress(ConnectionError):
         while sock.recv(4096):
             pass

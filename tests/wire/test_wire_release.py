@@ -28,7 +28,6 @@ FRONT = Greeting("front", 2, "", 0)
 
 @contextlib.contextmanager
 def other(release: str) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
-    """Where a process of a release listens."""
     with subprocess.Popen(
         [sys.executable, str(SCRIPT), release],
         stdin=subprocess.PIPE,

@@ -12,8 +12,6 @@ Kvell = Callable[..., Any]
 
 @pytest.fixture
 def plan(kvell: Kvell, tiny_config: Path) -> Callable[..., Any]:
-    """The plan of the tiny model as JSON."""
-
     def call(*flags: str) -> Any:
         ended = kvell("plan", "--model", tiny_config, "--json", *flags)
         assert ended.code == 0, ended.stderr
@@ -122,8 +120,6 @@ CONFIGS = Path(__file__).parents[3] / "bench" / "configs"
 class TestOtherKinds:
     @pytest.fixture
     def shape(self, kvell: Kvell) -> Callable[..., Any]:
-        """The plan of a bench shape as JSON."""
-
         def call(name: str, *flags: str) -> Any:
             path = CONFIGS / f"{name}.json"
             ended = kvell("plan", "--model", path, "--json", "--kv-memory", "6GiB", *flags)

@@ -1,5 +1,3 @@
-"""The families of models that are served."""
-
 import pytest
 
 from kvell.errors import ChangeSomething

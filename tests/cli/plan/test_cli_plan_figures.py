@@ -39,7 +39,6 @@ def found(kvell: Kvell) -> Callable[..., Any]:
 
 
 def cells(lines: list[str], title: str) -> list[list[str]]:
-    """The rows of the table under a title."""
     start = next(i for i, line in enumerate(lines) if line.startswith(title)) + 4
     rows: list[list[str]] = []
     for line in lines[start:]:

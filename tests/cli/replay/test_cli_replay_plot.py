@@ -15,7 +15,6 @@ Kvell = Callable[..., Any]
 
 @pytest.fixture
 def timeline(kvell: Kvell, tiny_config: Path, tmp_path: Path) -> Path:
-    """The timeline of a small replay."""
     return replayed(kvell, tiny_config, tmp_path / "run.jsonl")
 
 

@@ -93,7 +93,6 @@ class ManagersOfOneCluster(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def has_started(self, data: st.DataObject) -> None:
-        """It has spoken with all before."""
         if not self.managers:
             return
         one = data.draw(st.sampled_from(self.managers))

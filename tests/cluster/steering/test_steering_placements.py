@@ -21,7 +21,6 @@ NAME = RequestId("r")
 
 
 def view(name: str, free: float, pool: float = 4, waiting: int = 0) -> Memory:
-    """An instance with room for so many sections."""
     return Memory(name, waiting, int(free * BLOCK), int(pool * BLOCK))
 
 

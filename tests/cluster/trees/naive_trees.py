@@ -38,7 +38,6 @@ def chain_of(tokens: Sequence[int], groups: Sequence[TreeGroup], root: str = "")
 
 
 def blocks_of(chain: PromptChain, groups: Sequence[TreeGroup]) -> list[Block]:
-    """All blocks of a prompt, in all groups of its model."""
     return [
         (index, one)
         for index, group in enumerate(groups)

@@ -17,12 +17,10 @@ SEGMENT_TOKENS = SEGMENT_BLOCKS * 2
 
 
 def segments_of(memo: HashMemo) -> dict[Any, Any]:
-    """Return the segments that a memo keeps."""
     return memo._segments
 
 
 def text(*parts: tuple[int, int]) -> Tokens:
-    """So many tokens of each value."""
     return np.concatenate([np.full(count, value, np.int32) for value, count in parts])
 
 

@@ -52,7 +52,6 @@ class WatchedCore:
         raise AssertionError("requests are left over")
 
     def answer(self, name: str, prompt: Sequence[int], max_tokens: int = 2, salt: str = "") -> None:
-        """Serve one request, alone."""
         self.submit(name, prompt, max_tokens, salt)
         self.run()
 

@@ -1,5 +1,3 @@
-"""Random traffic with a CPU buffer."""
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -143,7 +143,6 @@ def test_what_made_way_before_a_second_try_is_not_fetched() -> None:
     run.swapping.begin()
 
     def opened() -> int:
-        """Open the request again; return the tokens that it need not compute."""
         tokens = request.tokens(0, request.num_tokens)
         request.handle = run.core.memory.open(tokens, request.cache_root)
         request.computed = run.core.memory.hit_tokens(request.handle)

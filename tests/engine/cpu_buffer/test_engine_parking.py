@@ -32,7 +32,6 @@ def core_of(ahead: int | None, num_large: int = 40) -> EngineCore:
 
 
 def started(ahead: int | None, num_large: int = 40, journal: Journal | None = None) -> Run:
-    """Six prompts, of which the pool holds two or three."""
     run = Run(core_of(ahead, num_large), journal)
     for number, prompt in enumerate(PROMPTS):
         run.submit(f"q{number}", prompt, TOKENS)

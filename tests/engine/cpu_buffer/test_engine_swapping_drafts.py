@@ -21,7 +21,6 @@ SAMPLING = [pytest.param(GREEDY, id="greedy"), pytest.param(SEEDED, id="seeded")
 
 
 def assert_drafts_pages_came_back(run: Served) -> None:
-    """Assert that pages of the model and of the draft model moved, out and in."""
     groups = run.layout.groups
     for moved in ("offloads", "fetches"):
         rows = [row for plan in run.plans for row in getattr(plan, moved)[:, 0].tolist()]

@@ -148,7 +148,6 @@ class TwoTiers(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 6), index=st.integers(0, 1))
     def press(self, count: int, index: int) -> None:
-        """Others take pages, and what has not been used for longest goes."""
         counts = [count if at == index else 0 for at in range(len(self.groups))]
         handle = self.core.reserve(ints(*counts), self.step)
         if handle:
@@ -254,7 +253,6 @@ class TwoTiers(RuleBasedStateMachine):
         )
 
     def tokens_of(self, index: int, place: Place, computed: int) -> range:
-        """Of which a page holds something."""
         spec = self.groups[index]
         if spec.kind is GroupKind.STATE:
             return range(computed)

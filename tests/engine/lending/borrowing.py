@@ -21,7 +21,6 @@ SECTIONS = len(PROMPT) // SECTION_TOKENS
 def start(
     mix: str = "full", max_tokens: int = 12, large: int = 60, *, by_queries: bool = False
 ) -> Cluster:
-    """A cluster in which "p" has computed one prompt."""
     cluster = cluster_of(mix, large, by_queries=by_queries)
     cluster.submit(NAME, Entry(PROMPT, max_tokens, ""), "p", "")
     run(cluster, lambda: bool(cluster.entries[NAME].emitted))
@@ -55,7 +54,6 @@ def away(instance: Instance) -> int:
 
 
 def lent(cluster: Cluster, name: str = "d") -> int:
-    """Loans that an instance has given."""
     return len(cluster.instances[name].handovers.agent.loans.lending)
 
 
@@ -107,7 +105,6 @@ class Lending(HandingOver):
 
 
 def asking(max_tokens: int = 12, large: int = 60, mix: str = "full") -> Cluster:
-    """All sections of a request but the last are at "d"."""
     cluster = start(mix, max_tokens, large, by_queries=True)
     cluster.lend(NAME, SECTIONS, "d")
     run(cluster, lambda: away(cluster.instances["p"]) == SECTIONS)

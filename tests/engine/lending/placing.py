@@ -38,6 +38,5 @@ def answered(cluster: Cluster, name: str = NAME) -> bool:
 
 
 def starts(cluster: Cluster, at: str = "p", name: str = NAME) -> list[int]:
-    """Where each step of an instance went on with a request."""
     plans = cluster.instances[at].plans
     return [work.start for plan in plans for work in plan.work if work.request_id == name]

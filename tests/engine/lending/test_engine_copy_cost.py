@@ -22,7 +22,6 @@ class Steps:
         is_decode: bool = True,
         is_copying: bool = False,
     ) -> None:
-        """Steps of this duration, while sections are copied in each."""
         for _ in range(count):
             self._copied += sections
             self.cost.on_step(

@@ -57,7 +57,6 @@ def shared(cluster: Cluster) -> int:
 
 
 def computed(cluster: Cluster) -> int:
-    """Tokens that the debtor has computed."""
     return cluster.instances["p"].model.tokens_computed
 
 

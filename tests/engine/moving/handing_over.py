@@ -104,7 +104,6 @@ PLAIN = Extras()
 
 
 def need_of(extras: Extras, layout: Layout) -> ActivationModel:
-    """What a step's activations need of the common pool."""
     return ActivationModel(0, extras.chunk_bytes(layout) // TOKENS_A_CHUNK, 0)
 
 
@@ -118,8 +117,6 @@ class Copying:
 
 
 class Instance:
-    """One incarnation of an instance."""
-
     def __init__(
         self,
         name: str,
@@ -195,7 +192,6 @@ class Instance:
         assert self.handovers.agent.loans.audit() == []
 
     def check_journal(self) -> None:
-        """The same inputs make the same plans."""
         assert replay(self.journal.entries, self.fresh()) == self.plans
 
 
@@ -339,7 +335,6 @@ class Cluster:
         self.hear(instance, instance.engine.tell(command))
 
     def be_late(self, name: str, lateness: Lateness) -> None:
-        """Report to an instance whether its answers are late."""
         self.instances[name].engine.note(lateness)
 
     def cancel(self, name: str) -> None:
@@ -377,7 +372,6 @@ class Cluster:
     # ------------------------------------------------------------------- instances
 
     def works(self, name: str) -> bool:
-        """Whether an instance would plan a step."""
         return self.instances[name].core.has_work
 
     def step(self, name: str, ticks: int = 0) -> None:

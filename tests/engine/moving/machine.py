@@ -18,7 +18,6 @@ from tests.pages.pools import group, pool_of
 
 
 def layered(page_tokens: int, pages_per_large: int, window: int = 0) -> GroupSpec:
-    """A group of two layers."""
     return replace(group(page_tokens, pages_per_large, window), layers=(0, 1))
 
 
@@ -203,7 +202,6 @@ SOME = machine(40, weight=0.5)
 
 
 def turn(cluster: Cluster, *, steps: str = "pde") -> None:
-    """All messages, copies, and a step of each."""
     while cluster.messages:
         cluster.deliver(0)
     for name in NAMES:

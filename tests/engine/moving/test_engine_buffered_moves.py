@@ -41,7 +41,6 @@ def fill(cluster: Cluster, count: int = 4, name: str = "e") -> None:
 
 
 def with_buffered_text(mix: str) -> tuple[Cluster, list[int]]:
-    """A text is cached at an instance, in its buffer only."""
     cluster = cluster_of(mix, large=24, extras=ALWAYS_IN)
     known = Entry(KNOWN, 5, "")
     cluster.submit("known", known, "e", "")

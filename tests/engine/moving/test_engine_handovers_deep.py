@@ -63,7 +63,6 @@ class Schedule:
         }
 
     def run(self) -> set[str]:
-        """Run it to the end, check all, and return what happened."""
         for _ in range(MOMENTS):
             [act] = self._chance.choices(list(self._acts), list(self._acts.values()))
             act()
@@ -87,7 +86,6 @@ class Schedule:
         self.cluster.submit(f"r{number}", entry, first, goes_to, pulls_from)
 
     def _some(self) -> str:
-        """A request that has not ended; "" if there is none."""
         names = [name for name, entry in self.cluster.entries.items() if entry.end is None]
         return self._chance.choice(names) if names else ""
 

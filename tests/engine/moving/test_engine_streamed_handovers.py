@@ -21,7 +21,6 @@ def streamed(cluster: Cluster, name: str = "p") -> list[StepPlan]:
 def roomed(
     cluster: Cluster, length: int = 23, max_tokens: int = 9, name: str = "r", family: int = 1
 ) -> Entry:
-    """A request at "p" that "d" has room for."""
     entry = Entry(prompt_of(family, length), max_tokens, "")
     cluster.submit(name, entry, "p", "d")
     while cluster.messages:

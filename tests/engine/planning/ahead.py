@@ -1,5 +1,3 @@
-"""Traffic whose steps are planned ahead."""
-
 from collections import deque
 
 from kvell.engine.core.core import EngineCore

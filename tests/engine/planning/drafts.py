@@ -1,5 +1,3 @@
-"""Engines with a draft model."""
-
 from typing import Any
 
 from kvell.engine.protocol.sampling_params import SamplingParams

@@ -150,7 +150,6 @@ class EngineMachine(RuleBasedStateMachine):
         self.count = 0
 
     def fresh(self) -> EngineCore:
-        """An engine that has done nothing."""
         return make_engine_core(self.layout, self.limits)
 
     def make_model(self) -> VirtualModel:
@@ -209,7 +208,6 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule()
     def plan_ahead(self) -> None:
-        """Plan as many steps as may be in flight at once."""
         while self.engine.core.may_plan:
             bound = BOUNDS[self.engine.core.step % len(BOUNDS)]
             plan = self.engine.plan(PlanAsked(self.held, bound, self.undrafted))
@@ -219,13 +217,11 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule()
     def commit(self) -> None:
-        """Commit the oldest step in flight, which may run as late as now."""
         if self.in_flight:
             self.take(self.engine.commit(self.model.run(self.in_flight.popleft())))
 
     @rule(picks=st.sets(st.integers(0, 9)))
     def hold(self, picks: set[int]) -> None:
-        """Hold some requests from now on, and no longer those that were held."""
         names = sorted(self.prompts)
         self.held = frozenset(RequestId(names[pick]) for pick in picks if pick < len(names))
         self.engine.core.resume_held()
@@ -270,7 +266,6 @@ class EngineMachine(RuleBasedStateMachine):
             self.check_whole(plan)
 
     def check_whole(self, plan: StepPlan) -> None:
-        """A step of whole prompts or of decodes."""
         computed = {work.request_id for work in plan.work}
         assert set(plan.admitted) in (set(), computed), "prompts and decodes in one step"
         for work in plan.work:

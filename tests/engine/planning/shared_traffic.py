@@ -1,5 +1,3 @@
-"""Traffic over a pool that activations share."""
-
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -58,7 +56,6 @@ class Shared(Traffic):
 
 
 def longest(layout: Layout, model: ActivationModel, chunk_bytes: int = CHUNK_BYTES) -> int:
-    """Tokens of a request that fits beside the activations of its smallest chunk."""
     kept_bytes = model.need_bytes(5, 1) + 2 * chunk_bytes
     lost = -(-kept_bytes // layout.large_page_bytes) + 1
     left = max(1, layout.num_large_pages - lost)

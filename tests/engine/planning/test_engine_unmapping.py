@@ -57,7 +57,6 @@ class Touching(Shared):
         super().__init__(layout, chosen, model, chunk_bytes, make, committed)
 
     def launch(self) -> None:
-        """Plan a step, and give the device all that it touches."""
         plan = self.plan()
         self.under_way.append(plan)
         chunk_bytes, touch = self.device.chunk_bytes, partial(self.driver.touch, step=plan.step)
@@ -79,7 +78,6 @@ class Touching(Shared):
         return []
 
     def close(self) -> None:
-        """Check that nothing is left."""
         self.run()
         self.device.close()
         assert self.driver.is_empty
@@ -132,7 +130,6 @@ class Unmapping(RuleBasedStateMachine):
 
     @rule(call=st.sampled_from(CALLS), after=st.integers(0, 3))
     def refuse(self, call: str, after: int) -> None:
-        """Refuse one call that comes."""
         self.driver.refuse = {call: after}
 
     @precondition(lambda self: not self.traffic.shared.is_complete)

@@ -285,7 +285,6 @@ def referred_choice(names: int, users: int) -> dict[str, Any]:
 
 
 def chain_of_references(length: int, users: int) -> dict[str, Any]:
-    """Values that all users exclude, at the end of a chain."""
     chain: dict[str, Any] = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(30)}
     chain["d30"] = {"enum": [*range(length)]}
     user = {"enum": [1, 2], "not": {"$ref": "#/$defs/d0"}}
@@ -293,7 +292,6 @@ def chain_of_references(length: int, users: int) -> dict[str, Any]:
 
 
 def alike_branches(branches: int, names: int) -> dict[str, Any]:
-    """A choice of references to one object with many names."""
     properties = {f"n{i}": {"enum": [1, 2]} for i in range(names)}
     one = {"type": "object", "properties": properties, "required": [*properties]}
     return {"oneOf": [{"$ref": "#/$defs/b"}] * branches, "$defs": {"b": one}}

@@ -30,7 +30,6 @@ def as_bytes(tokens: list[int]) -> bytes:
 def answered(
     instance: LocalInstance, name: str, sampling: SamplingParams, output: list[int]
 ) -> tuple[list[Tokens], Finished]:
-    """What an instance answers to the prompt after this output."""
     prompt, made = PROMPT.tobytes(), as_bytes(output)
     instance.send(
         Submit(RequestSpec(RequestId(name), prompt, sampling), attempt=len(output), output=made)

@@ -31,7 +31,6 @@ class Model:
         return True
 
     def take_all(self, tenant: str, count: int) -> None:
-        """Take as much as the pool gives."""
         while count:
             count = count if self.take(tenant, count) else count // 2
 

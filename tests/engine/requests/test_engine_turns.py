@@ -328,7 +328,6 @@ STEPS = st.lists(
 
 
 def nth(names: Iterable[str], number: object) -> str:
-    """One of some names; "" of none."""
     known = sorted(names)
     return known[int(str(number)) % len(known)] if known else ""
 

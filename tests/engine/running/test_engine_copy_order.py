@@ -310,7 +310,6 @@ def writes(plan: StepPlan) -> NewPages:
 
 
 def in_turn(plan: StepPlan, read: NewPages, memory: Memory) -> list[list[bytes]]:
-    """The plan to the letter; what each layer read."""
     memory.mover.offload(plan.offloads)
     memory.mover.fetch(plan.fetches)
     memory.mover.copy(plan.copies)

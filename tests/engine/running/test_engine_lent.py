@@ -103,8 +103,6 @@ def plan_of(found: dict[str, TcpLender], works: Sequence[Work]) -> StepPlan:
 
 
 def asked(prefix: Prefix, works: Sequence[Work], queries: Queries, plan: StepPlan) -> torch.Tensor:
-    """Logits of the step, which asks for what is elsewhere."""
-
     def expecting(batch: ForwardBatch) -> ForwardBatch:
         queries.begin(plan)
         queries.expect(0, plan.work)

@@ -97,7 +97,6 @@ def prompt_of(seed: int = 0) -> Prompt:
 
 
 def announced(side: Side, command: Submit) -> Prepare:
-    """A request's announcement as another instance gets it."""
     action = side.moved.outgoing(side.begin(side.sent.take(command)))
     assert isinstance(action, Send) and isinstance(action.message, Prepare)
     return action.message

@@ -32,7 +32,6 @@ class Beside:
 
 
 def run(seams: WrittenSeams, layers: list[int], told: list[int]) -> list[list[int]]:
-    """What was told by the end of each layer."""
     found = []
     for layer in layers:
         seams.after_kv_write(layer)

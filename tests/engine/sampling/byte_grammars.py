@@ -33,7 +33,6 @@ def byte_tokenizer(*tags: str) -> LLTokenizer:
 
 
 def matcher(asked: StructuredOutputs, tags: Sequence[str] = ()) -> Any:
-    """At the start of a grammar, which can be followed."""
     tokenizer = byte_tokenizer(*tags)
     made = LLMatcher(tokenizer, source_of(asked, tokenizer).grammar, log_level=0)
     assert not made.is_error(), made.get_error()
@@ -41,7 +40,6 @@ def matcher(asked: StructuredOutputs, tags: Sequence[str] = ()) -> Any:
 
 
 def accepts(asked: StructuredOutputs, text: str, tags: Sequence[str] = ()) -> bool:
-    """Whether an answer may be this text."""
     at = matcher(asked, tags)
     tokens = byte_tokenizer(*tags).tokenize_str(text, parse_special=True)
     return bool(at.try_consume_tokens(tokens) == len(tokens) and at.is_accepting())

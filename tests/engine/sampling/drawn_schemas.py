@@ -22,7 +22,6 @@ LEAVES: list[tuple[Schema, list[Any]]] = [
 
 @st.composite
 def drawn_schemas(draw: st.DrawFn) -> Drawn:
-    """A whole document, with definitions."""
     definitions: dict[str, Schema] = {}
     schema, value = _any(draw, 3, definitions)
     return (schema | {"$defs": definitions} if definitions else schema), value
@@ -65,7 +64,6 @@ def _any_of(draw: st.DrawFn, depth: int, definitions: dict[str, Schema]) -> Draw
 
 
 def _all_of(draw: st.DrawFn, depth: int, definitions: dict[str, Schema]) -> Drawn:
-    """An object in two parts, of which one may be a definition."""
     first, one = _object(draw, depth, definitions, NAMES[:4])
     second, other = _object(draw, depth, definitions, NAMES[4:])
     return {"allOf": [_maybe_named(draw, first, definitions), second]}, one | other

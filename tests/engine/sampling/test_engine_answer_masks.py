@@ -25,7 +25,6 @@ LETTER = 83
 
 @pytest.fixture
 def own(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Grammars]:
-    """Grammars with one slow lane."""
     monkeypatch.setattr(answer_masks, "SLOW_LANES", 1)
     grammars = Grammars(tokenizer.as_json, VOCAB, [END])
     for asked in (SLOW, QUICK, OTHER):
@@ -36,13 +35,11 @@ def own(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gramm
 
 @pytest.fixture
 def checkers(own: Grammars) -> set[int]:
-    """The processes of checks."""
     return workers_of(own)
 
 
 @pytest.fixture
 def stopped() -> Iterator[set[int]]:
-    """Processes that the test has stopped, and that run again after it."""
     pids: set[int] = set()
     yield pids
     for pid in pids:

@@ -51,7 +51,6 @@ def behind(asked: StructuredOutputs, reasoning: Reasoning) -> StructuredOutputs:
 
 
 def encoded(tokenizer: Tokenizer, *texts: str) -> list[int]:
-    """Each text in tokens of its own."""
     return [
         token
         for text in texts

@@ -37,7 +37,6 @@ def test_an_answer_fits_and_has_only_named_properties_each_once(drawn: Drawn, se
 
 
 def object_of(*required: str, **more: Any) -> dict[str, Any]:
-    """An object of integers."""
     properties = {name: {"type": "integer"} for name in required}
     return {"type": "object", "properties": properties, "required": [*required], **more}
 

@@ -21,7 +21,6 @@ def masked(handle: int, asked: StructuredOutputs, output: Sequence[int]) -> Mask
 
 
 def masks_of(grammars: Grammars, wanted: Sequence[MaskedRequest]) -> dict[int, Allowed | None]:
-    """The masks of requests with numbers for names."""
     return {int(name): mask for name, mask in grammars.masks(wanted).result(60.0).items()}
 
 

@@ -1,5 +1,3 @@
-"""A core of several models."""
-
 from dataclasses import replace
 
 from kvell.engine.core.core import EngineCore

@@ -1,5 +1,3 @@
-"""A small engine."""
-
 from dataclasses import replace
 
 from kvell.clock import VirtualClock

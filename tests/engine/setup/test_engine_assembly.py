@@ -24,7 +24,6 @@ GEMMA = layers([512, 512, 512, 512, 512, 0] * 3)
 
 
 def model(max_model_len: int = 32_768, specs: Sequence[LayerSpec] = GEMMA) -> PagedModel:
-    """A model with all that limits are made from."""
     description = SimpleNamespace(
         max_model_len=max_model_len, vocab_size=262_144, layers=specs, short_rope_tokens=0
     )

@@ -80,7 +80,6 @@ class ElasticMachine(ParkingMachine):
 
     @rule(count=st.integers(1, 5))
     def warm(self, count: int) -> None:
-        """Report that this many more chunks are committed."""
         if not self.shared.is_complete:
             self.engine.warm(count)
 

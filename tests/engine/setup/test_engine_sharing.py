@@ -67,7 +67,6 @@ def asked() -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def expected(module: torch.nn.Module, asked: list[list[int]]) -> dict[str, list[int]]:
-    """Answers of an engine with a pool for KV alone."""
     options = EngineOptions(
         kv_memory_bytes=64 * MIB, max_model_len=1024, max_num_batched_tokens=512
     )

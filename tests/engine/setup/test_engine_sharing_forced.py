@@ -188,7 +188,6 @@ def parking_engine(module: torch.nn.Module, seed: int, journal: Journal | None =
 
 
 def assert_used(engine: Engine) -> None:
-    """Assert that every kind of move happened."""
     rungs = engine.core.stats().rungs
     ways = ("inflate", "deflate", "preempt", "swap_out", "swap_in", "offload", "cache_out")
     assert all(rungs[way] > 0 for way in ways), rungs

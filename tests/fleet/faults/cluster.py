@@ -35,13 +35,11 @@ class JoinedFront:
 
     @property
     def roster(self) -> Roster:
-        """What it heard last from the manager."""
         members = members_of(self.front)
         assert isinstance(members, FollowedMembers) and members._roster is not None
         return members._roster
 
     def is_served_by(self, instance_id: str) -> bool:
-        """Whether its line to an instance is up, as far as it knows."""
         told = {status.instance_id: status.state for status, _ in self.front.instances()}
         return told.get(instance_id) == "serving"
 
@@ -63,7 +61,6 @@ class Cluster:
     _files_of_new: tuple[int, int] = (0, 0)
 
     async def find(self) -> ManagerAddress:
-        """Where fronts find the manager."""
         return ManagerAddress(self.managed.address, self.secret, "")
 
     async def goes_on(self, tokens: int = 300) -> None:
@@ -71,7 +68,6 @@ class Cluster:
         await asyncio.gather(*(one.load.goes_on(tokens) for one in self.fronts))
 
     def is_whole(self) -> bool:
-        """Whether every front, and the manager, has the newest incarnation of every instance."""
         newest = self.machines.incarnations()
         for one in self.fronts:
             told = [status for status, _ in one.front.instances()]
@@ -96,7 +92,6 @@ class Cluster:
         await until(self.is_whole)
 
     def files(self) -> tuple[int, int]:
-        """Descriptors of the manager, and of the instance that has most."""
         pids = [self.machines.pid_of(name) for name in self.machines.incarnations()]
         return open_files(self.managed.pid), max(map(open_files, pids))
 
@@ -111,11 +106,9 @@ class Cluster:
         return any(now > sum(new) for now, new in zip(self.files(), least, strict=True))
 
     async def cancelled(self) -> int:
-        """Requests that were cancelled at the instances that run now."""
         return sum(one.finished.get("cancelled", 0) for one in (await self.stats()).values())
 
     async def stats(self) -> dict[str, Stats]:
-        """Counters of the instances, none of which contradicts itself."""
         told = await self.fronts[0].front.stats(with_audit=True)
         assert {name: one.problems for name, one in told.items() if one.problems} == {}
         return told
@@ -214,5 +207,4 @@ async def cluster(
 
 
 def open_files(pid: int | str = "self") -> int:
-    """Descriptors of a process."""
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))

@@ -157,7 +157,6 @@ class Load:
 
 
 def unexplained(told: Iterable[str], reasons: Sequence[str]) -> list[str]:
-    """Return what was told that has none of these parts."""
     return [why for why in told if not any(part in why for part in reasons)]
 
 

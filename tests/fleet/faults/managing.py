@@ -75,18 +75,15 @@ class ManagedCluster:
         return self._process.pid
 
     async def stop(self) -> None:
-        """Stop it with SIGSTOP; it has stopped once this returns."""
         os.kill(self.pid, signal.SIGSTOP)
         await until(lambda: self.is_stopped)
 
     def go_on(self) -> None:
-        """Let it go on after :meth:`stop`."""
         assert self.is_stopped, "nothing happened to it"
         os.kill(self.pid, signal.SIGCONT)
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the system runs no instruction of it."""
         return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
     async def kill(self) -> int:

@@ -46,7 +46,6 @@ async def fronts_from_manager(one: Cluster, chance: Random) -> None:
 
 
 async def manager_from_instance(one: Cluster, chance: Random) -> None:
-    """It dials again, and finds the instance as it was."""
     await cut(one, "manager-*", some_instance(one, chance))
 
 
@@ -78,7 +77,6 @@ async def _replaced(one: Cluster, name: str, fault: Awaitable[object]) -> None:
 
 
 async def _served(one: Cluster, name: str) -> int:
-    """Requests that the newest incarnation has finished."""
     return (await one.stats())[name].finished.get("length", 0)
 
 

@@ -102,7 +102,6 @@ class Wires:
         self._doors.pop(door).close()
 
     def between(self, opener: str, to: str) -> list[Wire]:
-        """Open connections between two ends."""
         return [one for one in self if fnmatchcase(one.opener, opener) and fnmatchcase(one.to, to)]
 
     async def cut(self, opener: str, to: str) -> list[Wire]:
@@ -194,7 +193,6 @@ class Wires:
 
 
 async def _said(reader: asyncio.StreamReader) -> tuple[bytes, OSError | None]:
-    """What comes next, nothing at the end, or how the connection broke."""
     try:
         return await reader.read(READ_BYTES), None
     except OSError as problem:

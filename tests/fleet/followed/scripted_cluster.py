@@ -59,7 +59,6 @@ class HeardEngine(FakeEngine):
         return super().handle(command)
 
     def asked(self) -> list[str]:
-        """Ids of all requests that it was given."""
         return [one.request_id for one in self.heard if isinstance(one, Submit)]
 
 
@@ -170,19 +169,16 @@ class ScriptedManager:
         return self.found
 
     def tell(self, *entries: RosterEntry, **changes: Any) -> None:
-        """Send a roster of these instances, and go on with it."""
         self.roster = msgspec.structs.replace(self.roster, instances=entries, **changes)
         for side in self.sides:
             side.send(self.roster)
 
     def hang_up(self) -> None:
-        """End all connections to fronts."""
         for side in self.sides:
             assert side.transport is not None
             side.transport.abort()
 
     def met(self) -> list[tuple[str, int]]:
-        """Name and incarnation of each front that came, as often as it came."""
         return [(one.instance, one.incarnation) for one in self.fronts]
 
     def beats(self) -> list[FrontBeat]:
@@ -209,7 +205,6 @@ class ScriptedManager:
 async def joined(
     manager: ScriptedManager, limits: FrontLimits = LIMITS, **settings: Any
 ) -> AsyncIterator[Front]:
-    """A front that has joined."""
     cluster = FollowedCluster(settings.pop("find", manager.find), beat_seconds=BEAT_SECONDS)
     async with Front(joins=cluster, limits=limits, **settings) as front:
         yield front
@@ -217,7 +212,6 @@ async def joined(
 
 @contextlib.contextmanager
 def ended(*instances: ScriptedInstance) -> Iterator[None]:
-    """End instances behind a test."""
     try:
         yield
     finally:
@@ -229,7 +223,6 @@ def ended(*instances: ScriptedInstance) -> Iterator[None]:
 async def cluster(
     *instances: ScriptedInstance, limits: FrontLimits = LIMITS
 ) -> AsyncIterator[tuple[ScriptedManager, Front]]:
-    """A manager that names these instances, and a front; all end behind it."""
     with ended(*instances):
         manager = ScriptedManager(*(one.entry() for one in instances))
         async with manager, joined(manager, limits) as front:
@@ -252,14 +245,12 @@ async def finish_of(
 
 
 def link_of(front: Front, instance_id: str) -> InstanceLink:
-    """The front's link to an instance."""
     link = members_of(front)[instance_id].supervisor
     assert isinstance(link, InstanceLink)
     return link
 
 
 def cut(front: Front, instance_id: str) -> None:
-    """End the connection to an instance."""
     line = link_of(front, instance_id)._line
     assert line is not None
     line.abort()

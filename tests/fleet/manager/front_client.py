@@ -66,11 +66,9 @@ class FrontClient:
 
     @property
     def roster(self) -> Roster:
-        """The newest."""
         return self.rosters[-1]
 
     def entry(self, instance_id: str) -> RosterEntry:
-        """What the newest roster says of an instance."""
         return next(one for one in self.roster.instances if one.instance_id == instance_id)
 
     def states(self) -> dict[str, str]:

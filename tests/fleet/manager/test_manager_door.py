@@ -56,7 +56,6 @@ class Opened:
 
 
 def doorway_of(one: Opened) -> Doorway:
-    """Return what accepts connections at the door."""
     return one.door._doorway
 
 

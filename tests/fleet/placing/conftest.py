@@ -33,12 +33,10 @@ class Placed:
     manager: Manager
 
     def restarted(self) -> bool:
-        """Whether an instance was started again, and all serve."""
         told = [one for one, _ in self.front.instances()]
         return any(one.restarts for one in told) and all(one.state == "serving" for one in told)
 
     def managers_line(self, instance_id: str) -> InstanceLine:
-        """The manager's connection to an instance that is up."""
         return line_to(members_of(self.manager)[instance_id].supervisor)
 
 

@@ -48,7 +48,6 @@ class HostPlacement:
         self._launchers.pop(instance_id).close()
 
     def unleash(self, instance_id: str) -> None:
-        """End the pipe between a launcher and its child, as when the launcher dies."""
         child = self._launchers[instance_id]._child
         assert child is not None
         child.hang_up()

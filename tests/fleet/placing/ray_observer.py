@@ -18,21 +18,17 @@ class RayObserver:
         self._process = process
 
     def groups(self) -> dict[str, str]:
-        """State of each placement group that Ray has, by name."""
         states: dict[str, str] = self._ask("groups")
         return states
 
     def actors(self) -> list[str]:
-        """Names of the actors that Ray has."""
         names: list[str] = self._ask("actors")
         return names
 
     def hold(self) -> None:
-        """Reserve a CPU."""
         self._ask("hold")
 
     def release(self) -> None:
-        """Give it back."""
         self._ask("release")
 
     def _ask(self, order: str) -> Any:

@@ -46,7 +46,6 @@ def pid_of(placed: Placed, instance: str = "mixed-0") -> int:
 
 
 async def running(placed: Placed, max_tokens: int) -> "asyncio.Task[tuple[list[int], Finished]]":
-    """A request that has begun."""
     task = asyncio.create_task(finish_of(placed, max_tokens))
     while not any(one.running for one in (await placed.front.stats()).values()):
         await asyncio.sleep(0.005)

@@ -62,7 +62,6 @@ class Cluster:
                 server.kill()
 
     def managers(self) -> list[int]:
-        """Process ids of the cluster's managers: one."""
         everything = family(self.head.pid) | family(self.other.pid)
         return [pid for pid, words in everything.items() if "ray::ManagerActor" in words]
 
@@ -122,7 +121,6 @@ def cluster(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def _left(head: Any) -> list[str]:
-    """What of Kvell still runs."""
     words = family(head.pid).values()
     return [one for one in words if "kvell.cli.main" in one or "LauncherActor" in one]
 

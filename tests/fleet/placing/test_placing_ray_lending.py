@@ -74,7 +74,6 @@ class Lenders:
         return {one["id"]: one["incarnation"] for one in told}
 
     def managers(self) -> list[int]:
-        """Process ids of the cluster's managers: one."""
         everything = family(self.pids[0]) | family(self.pids[1])
         return [pid for pid, words in everything.items() if "ray::ManagerActor" in words]
 

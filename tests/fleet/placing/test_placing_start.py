@@ -75,7 +75,6 @@ def environ(smollm2_path: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def machine(environ: dict[str, str]) -> Iterator[RayNode]:
-    """A machine of Ray with two processors."""
     settings = NodeSettings(host=HOST, processors=PROCESSORS, clients_port=0)
     with RayNode(settings, environ | QUICK) as node:
         yield node

@@ -122,7 +122,6 @@ def test_an_instance_is_quiet_after_some_heartbeats_were_missed() -> None:
 
 @asynccontextmanager
 async def own(command: CommandFactory, number: int, restart: RestartPolicy) -> AsyncIterator[Fleet]:
-    """A front that starts its instances itself."""
     limits = replace(SLOW_RESTARTS, restart=restart)
     async with Front(command(), instances={"mixed": number}, limits=limits) as front:
         yield front, own_members_of(front)
@@ -159,7 +158,6 @@ def send(front: Front, instance_id: str, number: int) -> None:
 
 
 def serve(front: Front, members: Members, instance_id: str) -> bool:
-    """Whether an instance serves, for the front or for the process that starts it."""
     return states(front)[instance_id] == "serving" or members[instance_id].supervisor.answers
 
 

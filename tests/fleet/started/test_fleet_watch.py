@@ -25,8 +25,6 @@ PAGES = Pages(1, 2)
 
 
 class Sent:
-    """A watch, and what it has sent."""
-
     def __init__(self) -> None:
         self.commands: list[Command] = []
         self.watch = Watch(self.commands.append)

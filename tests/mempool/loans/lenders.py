@@ -37,7 +37,6 @@ FREED: Label = (-1,)
 
 
 def content_of(loan: Loan, group_index: int, index: int) -> Label:
-    """What a debtor writes into a page of a section."""
     return (loan.incarnation, loan.number, group_index, index, 1 << 25)
 
 
@@ -68,7 +67,6 @@ class User:
     readings: list[Reading] = field(default_factory=list)
 
     def forget(self, loan: Loan) -> None:
-        """A loan is over."""
         for some in (self.granted, self.filled):
             if loan in some:
                 some.remove(loan)
@@ -91,7 +89,6 @@ class LoanNetwork(Network):
         self.num_right_reads = self.num_gone_reads = 0
 
     def user(self, name: str) -> User:
-        """Who borrows at an instance."""
         return self.users[name, self.instances[name].incarnation]
 
     def borrowing(self, name: str) -> DebtorLedger:
@@ -123,7 +120,6 @@ class LoanNetwork(Network):
                 self.lose(other, died)
 
     def hang_up(self, one: str, other: str) -> None:
-        """The connection of two instances breaks, and both live on."""
         lost = [PeerLost(name, self.instances[name].incarnation) for name in (one, other)]
         self.lose(other, lost[0])
         self.lose(one, lost[1])
@@ -159,7 +155,6 @@ class LoanNetwork(Network):
             super().copy(name, index, count)
 
     def fail(self, name: str, index: int) -> None:
-        """A pull ends with a problem."""
         instance = self.instances[name]
         if instance.copying and name not in self.paused:
             transfer = sorted(instance.copying)[index % len(instance.copying)]
@@ -188,7 +183,6 @@ class LoanNetwork(Network):
         self.check(instance)
 
     def hear(self, instance: Instance, news: LoanNews) -> None:
-        """The user is told of a loan."""
         user = self.users[instance.name, instance.incarnation]
         loan = news.loan
         if isinstance(news, LoanGranted):
@@ -212,7 +206,6 @@ class LoanNetwork(Network):
             self.let_go(instance, user, loan)
 
     def let_go(self, instance: Instance, user: User, loan: Loan) -> None:
-        """The pages from which a loan was filled are others' now."""
         owner = user.sources.pop(loan, None)
         if owner is not None:
             for group_index, _, page in instance.holds.pages(owner).tolist():
@@ -242,7 +235,6 @@ class LoanNetwork(Network):
         return loan
 
     def fill(self, debtor: str, loan: Loan) -> bool:
-        """Fill a loan that was granted; whether there were pages to fill it from."""
         instance, user = self.instances[debtor], self.user(debtor)
         owner = instance.owner("alloc")
         if instance.holds.hold_pages(owner, 1 << 60, ints(user.asked[loan])) is None:

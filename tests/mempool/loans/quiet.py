@@ -1,5 +1,3 @@
-"""Lenders until they are quiet."""
-
 from tests.mempool.loans.lenders import LoanNetwork
 from tests.mempool.transfers.network import Instance
 

@@ -36,7 +36,6 @@ def allow(network: LoanNetwork, most: int) -> None:
 
 
 def hear(network: LoanNetwork, name: str, peer: str, message: PeerMessage) -> list[Action]:
-    """What an instance does on a message, without doing it."""
     return network.instances[name].agent.handle(Heard(peer, message))
 
 
@@ -52,7 +51,6 @@ def borrow_of(network: LoanNetwork, name: str = "a", number: int = 1, **changes:
 
 
 def refusal(actions: list[Action]) -> str:
-    """Why a loan is refused, which is all that is done."""
     (action,) = actions
     assert isinstance(action, Send) and isinstance(action.message, LoanOver)
     return action.message.why

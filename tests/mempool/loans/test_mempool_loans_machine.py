@@ -128,7 +128,6 @@ class LoansMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.network.messages)
     @rule()
     def lose_all(self) -> None:
-        """Nothing that is under way arrives."""
         self.network.messages.clear()
 
     @rule(name=names, index=st.integers(0, 5), count=st.integers(0, 9))
@@ -185,12 +184,10 @@ class LoansMachine(RuleBasedStateMachine):
             assert not any(instance.core.snapshot().used)
 
     def lenders(self) -> list[str]:
-        """Instances that lend, and do not stand still."""
         awake = [name for name in "abc" if name not in self.network.paused]
         return [name for name in awake if self.network.lending(name).lends]
 
     def readable(self) -> list[tuple[str, Loan]]:
-        """The loans that debtors believe readable."""
         return [(name, one) for name in "abc" for one in self.network.borrowing(name).readable]
 
     def creditor(self, debtor: str, loan: Loan) -> str:

@@ -39,7 +39,6 @@ def ints(values: Sequence[int]) -> npt.NDArray[np.int32]:
 
 
 def label(spec: GroupSpec, position: int, tokens: Sequence[int]) -> Label:
-    """The right content of a page of a text that is computed to its end."""
     if spec.kind is GroupKind.STATE:
         return (position, *tokens)
     return (position, *tokens[: (position + 1) * spec.page_tokens])
@@ -123,17 +122,14 @@ class Instance:
                 assert found == right, (self.name, group, position, stage)
 
     def cell(self, group: int, page: int, stage: int) -> Label:
-        """What a page holds of a stage's layers."""
         return self.cells.get((group, page, stage), self.content.get((group, page), ()))
 
     def write(self, group: int, page: int, content: Label) -> None:
-        """Write all layers of a page."""
         self.content[group, page] = content
         for stage in range(STAGES):
             self.cells.pop((group, page, stage), None)
 
     def copy(self, source: "Instance", group: int, page: int, own: int, stage: int) -> None:
-        """Copy a stage of a page, or all of it."""
         if stage != WHOLE:
             self.cells[group, own, stage] = source.cell(group, page, stage)
             return
@@ -174,7 +170,6 @@ class Network:
     incarnations: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
 
     def start(self, name: str) -> None:
-        """A new incarnation, which knows nothing."""
         instance = Instance(name, next(self.incarnations), self.groups, self.large)
         self.instances[name] = instance
         instance.agent.handle(Ticked(self.now))
@@ -224,7 +219,6 @@ class Network:
         instance.audit()
 
     def taken(self, instance: Instance, action: Arrived) -> None:
-        """The user of a text that came looks at it, and lets it go."""
         owner = owner_of(action.transfer)
         if owner in instance.holds:
             instance.check(owner, self.texts[action.transfer][: action.computed])

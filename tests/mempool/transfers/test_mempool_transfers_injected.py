@@ -35,7 +35,6 @@ BYTES = st.one_of(
 
 
 def between(network: Network) -> tuple[Transfer, Prepare]:
-    """A transfer from a to b that has just been announced."""
     network.instances["a"].compute(TEXT)
     assert network.send("a", "b", TEXT, True, 100)
     [message] = [one for *_, one in network.messages if isinstance(one, Prepare)]

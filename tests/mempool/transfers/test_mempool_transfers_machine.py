@@ -60,7 +60,6 @@ class TransfersMachine(RuleBasedStateMachine):
 
     @rule(name=names)
     def ready(self, name: str) -> None:
-        """What was announced is computed."""
         self.network.ready(name)
 
     @rule(

@@ -26,7 +26,6 @@ every_mix = pytest.mark.parametrize("mix", list(MIXES))
 
 
 def announced(mix: str = "all") -> Network:
-    """A text that "b" has room for and "a" is about to compute."""
     network = quiet(mix)
     assert network.announce("a", "b", TEXT, True, 600_000)
     run(network)
@@ -43,7 +42,6 @@ def streaming(mix: str = "all") -> Network:
 
 
 def finish(network: Network) -> None:
-    """Compute the text to its end, and let everything come."""
     while network.instances["a"].passes:
         network.write("a", 0)
     run(network)

@@ -30,7 +30,6 @@ class Owner:
         self._thread.start()
 
     def grant(self, number: int, receiver: str = "puller") -> None:
-        """Let a peer read everything."""
         self.rights.grant(number, receiver, [(0, len(self.memory))])
 
     def __enter__(self) -> "Owner":

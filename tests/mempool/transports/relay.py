@@ -49,7 +49,6 @@ class Relay:
         return f"tcp://127.0.0.1:{self.port}"
 
     def cut(self) -> None:
-        """End all connections."""
         for one in list(self._sockets):
             _end(one)
 

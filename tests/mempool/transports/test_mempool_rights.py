@@ -112,7 +112,6 @@ def test_a_member_can_read_the_pool_and_cannot_write_it(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def filled_at(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a pool that serves its pages over TCP."""
     with filled(tmp_path_factory.mktemp("filled"), "tcp") as address:
         yield address
 

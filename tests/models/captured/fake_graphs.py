@@ -33,15 +33,12 @@ class LazyStream:
 
     @property
     def num_waiting(self) -> int:
-        """Pieces of work that have not run."""
         return len(self._waiting)
 
     def follow(self) -> None:
-        """Let operations that are called from now on run after all work so far."""
         self.settle()
 
     def run(self, work: Callable[[], None]) -> None:
-        """Run operations on the device, later."""
         self._waiting.append(work)
         self._asked += 1
         if self._chance is not None:
@@ -66,15 +63,12 @@ class LazyStream:
         self.run(copy)
 
     def mark(self) -> "LazyMark":
-        """Return the place behind all work so far."""
         return LazyMark(self, self._asked)
 
     def pinned_memory(self, numbers: int) -> torch.Tensor:
-        """Return host memory."""
         return torch.full((numbers,), POISON, dtype=torch.int32)
 
     def settle(self) -> None:
-        """Do all work."""
         self._advance(self._asked)
 
     def _advance(self, until: int) -> None:
@@ -120,11 +114,9 @@ class FakeGraph:
 
     @property
     def tape(self) -> Tape:
-        """What the step did when it was recorded."""
         return self._tape
 
     def replay(self) -> None:
-        """Compute it again, after everything that the device was given before."""
         self._graphs.run(self._again)
 
     def _again(self) -> None:

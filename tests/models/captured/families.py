@@ -1,5 +1,3 @@
-"""Models whose steps are captured."""
-
 FAMILIES = (
     "LlamaForCausalLM",
     "Gemma3ForCausalLM",

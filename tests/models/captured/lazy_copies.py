@@ -49,7 +49,6 @@ class LazyMover(PageMover):
     move_now = PageMover.move
 
     def move_later(self, piece: Piece, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Let the device copy after the steps before it."""
         self._ordered += 1
         self.graphs.run(partial(self._made, piece, source, target))
 

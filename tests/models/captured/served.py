@@ -90,7 +90,6 @@ class Served:
         assert is_accepted(self.engine.handle(Submit(spec)))
 
     def serve(self, requests: Sequence[Coming]) -> None:
-        """Serve requests, each from its step on."""
         coming = dict(enumerate(requests))
         for step in count():
             for number in [number for number, request in coming.items() if request.step <= step]:

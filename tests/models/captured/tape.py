@@ -103,7 +103,6 @@ class _Noting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def recorded(step: Callable[[], Sequence[torch.Tensor]]) -> tuple[Tape, Sequence[torch.Tensor]]:
-    """Run a step; return its tape and its outputs."""
     tape = Tape()
     with _Noting(tape):
         outputs = step()

@@ -34,7 +34,6 @@ def traffic(served: Served, chance: Random, most_outputs: int = 8) -> None:
 def equal(
     architecture: str, depth: int, graphs: FakeGraphs, kv_bytes: int = 8 * MIB, outputs: int = 8
 ) -> Served:
-    """Run the traffic recorded and computed; return the recorded one."""
     recorded = Served(architecture, graphs, depth, kv_bytes)
     computed = Served(architecture, None, depth, kv_bytes)
     for served in (recorded, computed):

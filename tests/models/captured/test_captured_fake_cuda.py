@@ -68,27 +68,22 @@ def test_steps_of_real_widths(shape: str) -> None:
 
 
 def waits(forward: Forward) -> Forward:
-    """Reads a number of the device."""
     return lambda batch: forward(batch) * batch.positions[0].item()
 
 
 def lists(forward: Forward) -> Forward:
-    """Reads all of them."""
     return lambda batch: forward(batch) * sum(batch.positions.tolist())
 
 
 def reads_arrays(forward: Forward) -> Forward:
-    """Reads them as an array of the host."""
     return lambda batch: forward(batch) * float(batch.positions.cpu().numpy().sum())
 
 
 def mixes(forward: Forward) -> Forward:
-    """Adds a tensor of the host."""
     return lambda batch: forward(batch) + torch.ones(1, 509)
 
 
 def selects(forward: Forward) -> Forward:
-    """Chooses rows by what the device knows."""
     return lambda batch: forward(batch)[batch.positions > 3]
 
 

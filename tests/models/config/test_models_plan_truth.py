@@ -91,7 +91,6 @@ def two_of_each(types: list[str]) -> list[str]:
 
 @cache
 def shallow(name: str) -> Any:
-    """The config with two layers of each kind."""
     raw = json.loads((CONFIGS / f"{name}.json").read_text())
     text = raw.get("text_config", raw)
     field = next((f for f in ("layer_types", "layers_block_type") if f in text), None)
@@ -139,7 +138,6 @@ def empty(*shape: int) -> torch.Tensor:
 
 
 def specs(name: str) -> dict[int, list[LayerSpec]]:
-    """What we store for each layer of the text."""
     layers = describe(shallow(name), 2).layers
     text = [layer for layer in layers if layer.kind is not GroupKind.VISION]
     count = 1 + max(layer.index for layer in text)
@@ -147,7 +145,6 @@ def specs(name: str) -> dict[int, list[LayerSpec]]:
 
 
 def held_bytes(layer: Any) -> int:
-    """Keys and values in a layer of transformers' cache."""
     found = [getattr(layer, "keys", None), getattr(layer, "values", None)]
     return sum(t.numel() * t.itemsize for t in found if t is not None)
 
@@ -218,7 +215,6 @@ def test_a_window_counts_the_token_that_is_not_yet_cached(name: str) -> None:
 
 
 def stored_bytes(name: str, layer: Any) -> int:
-    """What we store of a state in transformers' cache."""
     kernel, element_bytes = KERNELS[name], 4 if name in FLOAT32_STATES else 2
     window = sum(t.numel() * t.itemsize * (kernel - 1) // kernel for t in windows_of(layer))
     return window + sum(t.numel() * element_bytes for t in recurrent_of(layer))

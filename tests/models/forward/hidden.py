@@ -1,5 +1,3 @@
-"""Hidden states of transformers."""
-
 from typing import Any
 
 import torch

@@ -253,7 +253,6 @@ def test_quantised_rows_move_with_their_scales(kv_dtype: torch.dtype) -> None:
 
 
 def draft_of(architecture: str) -> PagedModel:
-    """A model that keeps all of the prompt."""
     module = copy.deepcopy(tiny_module(architecture))
     description = describe_as(module.config, torch.float32, torch.float32)
     return PagedModel(module, description, choose_kernels(torch.device("cpu")))

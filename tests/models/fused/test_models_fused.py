@@ -33,7 +33,6 @@ every_family = pytest.mark.parametrize("architecture", FAMILIES)
 
 
 def steps_of(model: PagedModel, ids: list[int], ends: list[int], seed: int = 0) -> torch.Tensor:
-    """Logits of one request, computed in chunks that end there."""
     runner = runner_over(model, shuffle_seed=seed)
     starts = [0, *ends[:-1]]
     return torch.cat([runner.step([("a", ids[s:e])]) for s, e in zip(starts, ends, strict=True)])

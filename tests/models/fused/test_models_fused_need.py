@@ -19,7 +19,6 @@ FAMILIES = ["FalconH1ForCausalLM", "LlamaForCausalLM", "Gemma3ForCausalLM", "Qwe
 
 
 def forward_of(fused: Any) -> Any:
-    """Return the compiled pass."""
     return fused._forward
 
 
@@ -43,7 +42,6 @@ def test_a_larger_step_never_needs_less() -> None:
 
 
 def long_model(threads: int, kv_heads: int = 2) -> PagedModel:
-    """Contexts of many sections, on several threads."""
     config = tiny_config(
         "LlamaForCausalLM", num_key_value_heads=kv_heads, max_position_embeddings=4096
     )

@@ -22,7 +22,6 @@ every_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 
 def bytes_of(store: WeightStore) -> torch.Tensor:
-    """Return the memory of a store."""
     return store._bytes
 
 

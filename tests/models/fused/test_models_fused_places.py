@@ -45,13 +45,11 @@ def processors() -> frozenset[int]:
 
 @pytest.fixture
 def runner_of() -> Callable[[int], PagedRunner]:
-    """A runner whose passes have so many threads."""
     module = tiny_module("LlamaForCausalLM")
     return lambda threads: runner_over(fused_model(module, num_threads=threads))
 
 
 def places_of_others() -> list[frozenset[int]]:
-    """Where each thread but this one may run."""
     tasks = {int(task.name) for task in Path("/proc/self/task").iterdir()}
     return [frozenset(os.sched_getaffinity(task)) for task in tasks - {threading.get_native_id()}]
 

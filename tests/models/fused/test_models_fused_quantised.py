@@ -40,7 +40,6 @@ def unpacked_module(module: Any, quantization: str) -> Any:
 
 
 def steps_of(model: PagedModel, ids: list[int], ends: list[int]) -> torch.Tensor:
-    """Logits of one request, computed in chunks that end there."""
     runner = runner_over(model)
     starts = [0, *ends[:-1]]
     return torch.cat([runner.step([("a", ids[s:e])]) for s, e in zip(starts, ends, strict=True)])

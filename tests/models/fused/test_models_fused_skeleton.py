@@ -140,7 +140,6 @@ def test_plain_configs_say_what_transformers_says(
 
 
 def is_not_taken(path: Path, field: str) -> bool:
-    """Whether a config is left to transformers, or refused by the field's name."""
     try:
         return plain_config(path) is None
     except ChangeSomething as refused:

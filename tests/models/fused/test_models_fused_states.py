@@ -88,7 +88,6 @@ def test_pages_hold_what_the_generic_pass_keeps(dtype: torch.dtype, instruction_
 def first_states(
     runner: PagedRunner, model: PagedModel, pages: list[list[int]]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Window and recurrent state of the first layer."""
     memory = model._memory
     assert memory is not None
     states = memory.states

@@ -67,7 +67,6 @@ REST_ALWAYS = Way(4, True, 0b1110, 0, 200_000)
 
 @cache
 def model_of(architecture: str, dtype: torch.dtype) -> PagedModel:
-    """With scratch for the largest team."""
     config = tiny_config(architecture, **FAMILIES[architecture])
     config.mamba_ssm_cache_dtype = "float32"
     module = random_module(config, 3, dtype, 8.0)

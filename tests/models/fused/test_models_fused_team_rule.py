@@ -29,7 +29,6 @@ def step(rule: TeamRule, lost_ns: Sequence[int]) -> Way:
 
 
 def beside(rule: TeamRule, lost_ns: Sequence[int]) -> Way:
-    """The way behind some steps beside a neighbour."""
     for _ in range(SOON):
         step(rule, lost_ns)
     return rule.way(1)

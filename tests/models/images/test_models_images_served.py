@@ -28,7 +28,6 @@ SMALLEST_STEP = {PATCHES: 23, CROSS: 7, PREFIX: 64, PIECES: 10, GRIDS: 7, GRIDS_
 
 
 def some_prompts(architecture: str) -> dict[str, Prompt]:
-    """Long and short ones, with pictures and without."""
     return {
         "first": pictured(architecture, 0, text(9)),
         "long text": pictured(architecture, text(60, 1)),

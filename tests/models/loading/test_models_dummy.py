@@ -18,7 +18,6 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """A model's directory with its config alone."""
     tiny_config("LlamaForCausalLM").save_pretrained(tmp_path)
     return tmp_path
 

@@ -42,7 +42,6 @@ def right(saved: Path) -> Tensors:
 
 @pytest.fixture(scope="module")
 def stale(right: Tensors) -> Tensors:
-    """Other numbers of the same names and shapes."""
     return {name: tensor.flip(0).contiguous() for name, tensor in right.items()}
 
 
@@ -79,14 +78,12 @@ def logits_of(model: PagedModel) -> torch.Tensor:
 
 
 def index_over_overlay(path: Path, right: Tensors, stale: Tensors) -> None:
-    """The last file has all names, and the index gives it one."""
     write(path, FIRST, right)
     write(path, SECOND, {**stale, "extra.weight": torch.zeros(2)})
     assign(path, {**dict.fromkeys(right, FIRST), "extra.weight": SECOND})
 
 
 def index_over_both(path: Path, right: Tensors, stale: Tensors) -> None:
-    """Each file has all names, and the index gives each half of them."""
     first, second = halves(right)
     write(path, FIRST, {**stale, **first})
     write(path, SECOND, {**stale, **second})

@@ -1,5 +1,3 @@
-"""Texts that are difficult to decode."""
-
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models
 from transformers import TokenizersBackend

@@ -1,5 +1,3 @@
-"""Engines with a CPU buffer."""
-
 import random
 from collections.abc import Sequence
 
@@ -68,7 +66,6 @@ def caching(architecture: str) -> tuple[Served, Swapping]:
 
 
 def evict(run: Served) -> None:
-    """All that is cached in the pool."""
     core = run.engine.core.memory
     handle = core.open(np.asarray([1, 2], np.int32), "nobody's", reuse=False)
     core.close(handle, renew=False)

@@ -1,5 +1,3 @@
-"""Engines of tiny models."""
-
 from collections.abc import Sequence
 from typing import Any
 

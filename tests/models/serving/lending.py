@@ -1,5 +1,3 @@
-"""Engines that lend each other memory."""
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -74,7 +74,6 @@ class Pair:
         self.take(self.engines[at].handle(command))
 
     def migrate(self, name: str, at: int, goes_to: str) -> None:
-        """Let another engine go on with a request."""
         self.take(self.engines[at].handle(Migrate(RequestId(name), 0, goes_to)))
 
     def take(self, events: Sequence[Event]) -> None:
@@ -115,12 +114,10 @@ class Pair:
         select.select([one for one in wakes if one is not None], [], [], seconds)
 
     def holds(self) -> bool:
-        """Whether an engine holds pages for others."""
         handovers = (engine.core.pool for engine in self.engines)
         return any(one.holds_pages for one in handovers)
 
     def check_pools(self) -> None:
-        """Nobody uses a page any more."""
         for engine in self.engines:
             assert not any(engine.core.memory.snapshot().used)
             assert not engine.has_work()

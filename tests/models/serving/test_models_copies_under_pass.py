@@ -191,7 +191,6 @@ def test_beside_a_draft_model_all_is_copied_before_the_pass() -> None:
 
 
 def compiled(architecture: str) -> PagedModel:
-    """A tiny model with a compiled pass."""
     kernels = choose_kernels(torch.device("cpu"))
     if kernels.name != "native":
         pytest.skip("no compiler here: no compiled pass")
@@ -201,7 +200,6 @@ def compiled(architecture: str) -> PagedModel:
 
 
 def answers(engine: Engine) -> dict[str, list[int]]:
-    """Greedy answers to all prompts at once."""
     tokens = dict[str, list[int]]()
     greedy = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)
     for number, prompt in enumerate(PROMPTS):
@@ -216,7 +214,6 @@ def answers(engine: Engine) -> dict[str, list[int]]:
 
 
 def engine_of(model: PagedModel, **more: Any) -> Engine:
-    """An engine over a compiled pass."""
     more = {"copies_under_pass": True} | more
     return build_engine(
         model,

@@ -74,7 +74,6 @@ class Pair:
         self.moved: set[str] = set()
 
     def submit(self, name: str, prompt: Prompt, at: int, params: SamplingParams) -> None:
-        """Give a request to one engine, which hands it to the other."""
         self.tokens[name] = []
         command = submit_of(name, prompt, params, goes_to="ab"[1 - at])
         self.take(self.engines[at].handle(command))
@@ -156,7 +155,6 @@ def pair_of(
 def alone(
     architecture: str, prompts: Mapping[str, Prompt], params: SamplingParams, **more: Any
 ) -> dict[str, list[int]]:
-    """Answers of one engine."""
     engine = engine_of(architecture, **more)
     found: dict[str, list[int]] = {name: [] for name in prompts}
     for name, prompt in prompts.items():

@@ -73,7 +73,6 @@ def lending(
 def alone(
     architecture: str, is_fused: bool, prompts: dict[str, list[int]], batched: int = 256
 ) -> dict[str, Said]:
-    """What one engine says."""
     return said_by(engine_of(architecture, is_fused, batched=batched), prompts)
 
 

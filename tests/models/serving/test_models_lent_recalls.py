@@ -104,13 +104,11 @@ class Recalling(Lending):
 
 
 def texts(seed: int) -> dict[str, list[int]]:
-    """Short prompts for the creditors, none of which has a prefix of another."""
     chance = random.Random(seed)
     return {f"s{n}": prompt_ids(chance.randint(3, 90), seed=100 * seed + n) for n in range(8)}
 
 
 def turns(count: int) -> Callable[[], bool]:
-    """Whether every engine has had so many turns."""
     left = iter([False] * count)
     return lambda: next(left, True)
 

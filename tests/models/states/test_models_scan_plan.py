@@ -30,7 +30,6 @@ def ints(values: object) -> torch.Tensor:
 
 
 def tokens(plan: ScanPlan, lane: int, piece: int) -> list[int]:
-    """Rows of a piece, without its padding."""
     chosen = plan.lanes[lane]
     rows = chosen.rows.view(chosen.shape)[piece]
     return (rows if chosen.padding is None else rows[~chosen.padding[piece]]).tolist()

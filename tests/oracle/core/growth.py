@@ -50,7 +50,6 @@ class Growth:
     def fits(
         self, holder: Holder, until: int, chunk_tokens: int, others: Sequence[tuple[Holder, int]]
     ) -> bool:
-        """Return whether a holder fits in chunks while others decode token by token."""
         need = self._peak(holder, until, chunk_tokens)
         for other, length in others:
             more = self._peak(other, length, 1)

@@ -92,7 +92,6 @@ def _pages_in(store: Store, large: int) -> range:
 
 
 def snapshot_of(store: Store, holders: Iterable[Holder], hit_tokens: int) -> PoolSnapshot:
-    """Return the whole state."""
     pool, supply = store.pool, store.pool.supply
     return PoolSnapshot(
         group=tuple(pool.group),

@@ -186,7 +186,6 @@ class Publisher:
     def _name_image(
         self, holder: Holder, index: int, held: GroupPages, image: ImageSpan, positions: range
     ) -> None:
-        """Name the pages of an image that are held and not yet named."""
         new = [at for at in positions if at >= max(held.first, held.published)]
         if not new:
             return
@@ -256,7 +255,6 @@ class Publisher:
         holder.checkpoints.clear()
 
     def _release_all(self, group: int, pages: Sequence[int]) -> None:
-        """Release pages without caching them."""
         for page in pages:
             self._store.pool.release(group, page, None)
 

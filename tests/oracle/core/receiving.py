@@ -88,7 +88,6 @@ class Receiver:
         held.published = max(held.published, held.end)
 
     def _keep_end(self, holder: Holder, index: int, held: GroupPages, node: Node) -> None:
-        """Keep the state after the computed tokens, or the partly filled page that ends there."""
         group, end = self._store.groups[index], holder.computed
         is_tail = group.kind.counts_tokens and end % group.page_tokens
         if not is_tail and group.kind is not GroupKind.STATE:

@@ -64,7 +64,6 @@ class ReferenceCore:
         return self._store.layout
 
     def register(self, groups: Sequence[GroupSpec]) -> None:
-        """Implement :meth:`MemoryCore.register`."""
         self._store.register(groups)
         self._group_hit_tokens.extend([0] * len(groups))
         self._publisher.checkpoint_pages.extend([0] * len(groups))
@@ -74,7 +73,6 @@ class ReferenceCore:
     # ------------------------------------------------------------------ prefixes
 
     def begin_step(self, step: int) -> None:
-        """Implement :meth:`MemoryCore.begin_step`."""
         if step < self._store.step:
             raise ValueError(f"steps only grow: {step} after {self._store.step}")
         self._store.evictor.now = step
@@ -92,12 +90,10 @@ class ReferenceCore:
         prompt_tokens: int | None = None,
         model: str = "",
     ) -> int:
-        """Implement :meth:`MemoryCore.peek`."""
         facts = facts_of(len(tokens), prompt_tokens, images)
         return match(self._store, tokens, _root(model, root), facts, self._store.own(model))[0]
 
     def known(self, tokens: Tokens, root: str, *, model: str = "") -> Ints:
-        """Implement :meth:`MemoryCore.known`."""
         rows = known(self._store, tokens, _root(model, root), self._store.own(model))
         return _rows(rows, SOURCE_COLUMNS)
 
@@ -112,7 +108,6 @@ class ReferenceCore:
         prompt_tokens: int | None = None,
         model: str = "",
     ) -> int:
-        """Implement :meth:`MemoryCore.open`."""
         facts, own = facts_of(len(tokens), prompt_tokens, images), self._store.own(model)
         root = _root(model, root)
         prompt = np.array(tokens, np.int32)  # a copy: the caller may reuse its buffer
@@ -149,7 +144,6 @@ class ReferenceCore:
         return handle
 
     def claim(self, handle: int, expected_tokens: int, *, will_return: bool | None = None) -> None:
-        """Implement :meth:`MemoryCore.claim`."""
         holder = self._holders[handle]
         if holder.is_reservation:
             raise ValueError(f"handle {handle} has no text to compute")
@@ -167,11 +161,9 @@ class ReferenceCore:
                 self._group_hit_tokens[index] += max(0, taken)
 
     def hit_tokens(self, handle: int) -> int:
-        """Implement :meth:`MemoryCore.hit_tokens`."""
         return self._holders[handle].hit_tokens
 
     def receive(self, handle: int, computed: int) -> None:
-        """Implement :meth:`MemoryCore.receive`."""
         holder = self._holders[handle]
         most = holder.num_tokens - (holder.lease_until is None)
         if not holder.hit_tokens <= computed <= most:
@@ -181,7 +173,6 @@ class ReferenceCore:
         self._receiver.receive(holder, computed)
 
     def sources(self, handle: int) -> Ints:
-        """Implement :meth:`MemoryCore.sources`."""
         rows = [
             (group, position, page, place[0])
             for group, held in self._holders[handle].own_groups()
@@ -190,7 +181,6 @@ class ReferenceCore:
         return _rows(rows, SOURCE_COLUMNS)
 
     def reserve(self, counts: Ints, lease_until: int, *, model: str = "") -> int:
-        """Implement :meth:`HoldingCore.reserve`."""
         reserved = reserve(self._store, self._next_handle, counts.tolist(), model, lease_until)
         if reserved is None:
             return 0
@@ -201,18 +191,15 @@ class ReferenceCore:
     def adopt(
         self, handle: int, tokens: Tokens, root: str, *, prompt_tokens: int | None = None
     ) -> None:
-        """Implement :meth:`HoldingCore.adopt`."""
         adopt(self._store, self._holders[handle], tokens, root, prompt_tokens)
 
     def delete(self, tokens: Tokens, root: str, *, model: str = "") -> int:
-        """Implement :meth:`MemoryCore.delete`."""
         self._store.own(model)
         return delete(self._store, tokens, _root(model, root))
 
     # -------------------------------------------------------------------- growth
 
     def grow(self, handles: Ints, until: Ints) -> tuple[int, Ints]:
-        """Implement :meth:`MemoryCore.grow`."""
         served, rows = self._growth.grow(self._asked(handles, until))
         return served, _rows(rows, NEW_PAGE_COLUMNS)
 
@@ -223,12 +210,10 @@ class ReferenceCore:
         ]
 
     def copies(self) -> Ints:
-        """Implement :meth:`MemoryCore.copies`."""
         rows, self._growth.copies = self._growth.copies, []
         return _rows(rows, COPY_COLUMNS)
 
     def largest(self, handle: int, until: int) -> int:
-        """Implement :meth:`MemoryCore.largest`."""
         holder = self._holders[handle]
         if holder.computed < holder.facts.prompt_tokens and self._publisher.drops(holder):
             until = min(until, holder.facts.prompt_tokens)
@@ -237,7 +222,6 @@ class ReferenceCore:
     def fits(
         self, handle: int, until: int, chunk_tokens: int, others: Ints, others_until: Ints
     ) -> bool:
-        """Implement :meth:`MemoryCore.fits`."""
         requests = self._asked(others, others_until)
         return self._growth.fits(self._holders[handle], until, chunk_tokens, requests)
 
@@ -246,7 +230,6 @@ class ReferenceCore:
         return True
 
     def held_pages(self, handle: int) -> Ints:
-        """Implement :meth:`MemoryCore.held_pages`."""
         rows = [
             (0, group, held.first + i, page)
             for group, held in enumerate(self._holders[handle].groups)
@@ -257,7 +240,6 @@ class ReferenceCore:
     # --------------------------------------------------------------- checkpoints
 
     def checkpoint(self, handles: Ints, until: Ints) -> Ints:
-        """Implement :meth:`MemoryCore.checkpoint`."""
         rows: list[tuple[int, ...]] = []
         for index, (handle, end) in enumerate(zip(handles, until, strict=True)):
             holder = self._holders[int(handle)]
@@ -270,7 +252,6 @@ class ReferenceCore:
         return _rows(rows, CHECKPOINT_COLUMNS)
 
     def compact(self, most_large: int) -> Ints:
-        """Implement :meth:`MemoryCore.compact`."""
         rows: list[tuple[int, ...]] = []
         holders = list(self._holders.values())
         for holder, group, position, old, new in self._compactor.compact(holders, most_large):
@@ -281,18 +262,15 @@ class ReferenceCore:
     # ------------------------------------------------------------------ progress
 
     def append(self, handles: Ints, tokens: Ints) -> None:
-        """Implement :meth:`MemoryCore.append`."""
         for handle, token in zip(handles, tokens, strict=True):
             self._holders[int(handle)].generated.append(int(token))
 
     def advance(self, handles: Ints, computed: Ints) -> None:
-        """Implement :meth:`MemoryCore.advance`."""
         for handle, length in zip(handles, computed, strict=True):
             holder = self._holders[int(handle)]
             self._publisher.advance(holder, int(length))
 
     def close(self, handle: int, *, renew: bool = True, returns: bool = False) -> None:
-        """Implement :meth:`MemoryCore.close`."""
         holder = self._holders.pop(handle)
         self._publisher.give_back(holder, renew=renew, returns=returns)
         self._store.pool.close_holder(handle)
@@ -304,56 +282,44 @@ class ReferenceCore:
     # ------------------------------------------------------- memory of other owners
 
     def send_away(self, handle: int, away_tokens: int) -> None:
-        """Implement :meth:`MemoryCore.send_away`."""
         send_away(self._store, self._publisher, self._holders[handle], away_tokens)
 
     def reclaim_order(self) -> LongInts:
-        """Implement :meth:`WithholdingCore.reclaim_order`."""
         return self._withholder.reclaim_order()
 
     def withhold(self, larges: Ints) -> None:
-        """Implement :meth:`WithholdingCore.withhold`."""
         self._withholder.withhold(larges)
 
     def restore(self, larges: Ints) -> None:
-        """Implement :meth:`WithholdingCore.restore`."""
         self._withholder.restore(larges)
 
     # -------------------------------------------------------------------- looking
 
     def watch_index(self) -> None:
-        """Implement :meth:`HoldingCore.watch_index`."""
         self._store.changes.watch()
 
     def index_changes(self) -> Ints:
-        """Implement :meth:`HoldingCore.index_changes`."""
         return _rows(self._store.changes.taken(), CHANGE_COLUMNS)
 
     def empty_large_pages(self) -> int:
-        """Implement :meth:`MemoryCore.empty_large_pages`."""
         return empty_large_of(self._store)
 
     def evicted_pages(self) -> tuple[int, ...]:
-        """Implement :meth:`MemoryCore.evicted_pages`."""
         return tuple(self._store.placer.evicted_pages)
 
     def totals(self) -> PoolTotals:
-        """Implement :meth:`MemoryCore.totals`."""
         counted = Counters(
             self._hit_tokens, self._group_hit_tokens, self._publisher.checkpoint_pages
         )
         return totals_of(self._store, counted)
 
     def snapshot(self) -> PoolSnapshot:
-        """Implement :meth:`MemoryCore.snapshot`."""
         return snapshot_of(self._store, self._holders.values(), self._hit_tokens)
 
     def large_pages(self) -> LongInts:
-        """Implement :meth:`VisibleCore.large_pages`."""
         return large_pages_of(self._store)
 
     def small_pages(self, large: int) -> LongInts:
-        """Implement :meth:`VisibleCore.small_pages`."""
         return small_pages_of(self._store, large)
 
     def reach(
@@ -365,7 +331,6 @@ class ReferenceCore:
         prompt_tokens: int | None = None,
         model: str = "",
     ) -> LongInts:
-        """Implement :meth:`VisibleCore.reach`."""
         facts, own = facts_of(len(tokens), prompt_tokens, images), self._store.own(model)
         lengths = reach(self._store, tokens, _root(model, root), facts, own)
         groups = range(len(self._store.groups))

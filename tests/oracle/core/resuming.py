@@ -53,7 +53,6 @@ class Resuming:
         return waypoints(prompt_tokens, alignment, nearest)
 
     def end_step(self, holder: Holder) -> int:
-        """Return the step at which the holder is expected to end, at one token per step."""
         return self._store.step + max(0, holder.expected_tokens - holder.num_tokens)
 
     def waypoint_step(self, holder: Holder) -> int:

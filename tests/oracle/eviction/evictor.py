@@ -59,9 +59,7 @@ class EvictionRule(Protocol):
         """
         ...
 
-    def eviction_class(self, key: Key) -> int:
-        """Return the class that a key was made with."""
-        ...
+    def eviction_class(self, key: Key) -> int: ...
 
     def place(self, key: Key, now: int) -> Place:
         """Return the place of a page with this key at step ``now``."""

@@ -54,7 +54,6 @@ class LearnedHazard(HazardRule):
         return (rank, time, (number << PREFIX_BITS) - prefix_length)
 
     def eviction_class(self, key: Key) -> int:
-        """Return the class that a key was made with."""
         return -(-key[2] >> PREFIX_BITS)
 
     def place(self, key: Key, now: int) -> Place:

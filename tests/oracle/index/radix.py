@@ -123,7 +123,6 @@ class RadixTree:
             self._tags[group, page] = tag
 
     def part_of(self, group: int, page: int) -> int:
-        """Return the part of a named page."""
         return self._where[group][page][1][1]
 
     def tag_of(self, group: int, page: int) -> int:

@@ -244,7 +244,6 @@ class PagePool:
         return key is not None
 
     def evict(self, group: int, page: int) -> None:
-        """Make a cached page empty; the index must have dropped it."""
         large = page // self.pages_per_large[group]
         del self.indexed[group][page]
         self._uncount(large)
@@ -253,7 +252,6 @@ class PagePool:
         self._settle(large)
 
     def cached_in(self, large: int) -> Iterator[int]:
-        """Yield the cached pages of a large page, by index."""
         group = self.group[large]
         first = large * self.pages_per_large[group]
         for page in range(first, first + self.pages_per_large[group]):

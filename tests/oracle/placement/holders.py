@@ -108,7 +108,6 @@ class Holder:
         return len(self.tokens) + len(self.generated)
 
     def own_groups(self) -> Iterator[tuple[int, GroupPages]]:
-        """Return the groups of its model, each with its pages there."""
         return ((index, self.groups[index]) for index in self.own)
 
     def tokens_to(self, end: int) -> Tokens:

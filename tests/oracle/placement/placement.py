@@ -201,7 +201,6 @@ class Placer:
         return hole[1] // pool.pages_per_large[group]
 
     def evict_large(self, large: int) -> None:
-        """Evict all cached pages of an evictable large page."""
         self.rungs["evict_large"] += 1
         group = self._pool.group[large]
         for page in list(self._pool.cached_in(large)):
@@ -267,7 +266,6 @@ class Placer:
                     self._evict(group, page)
 
     def evict_cached(self, group: int, page: int) -> None:
-        """Evict a cached page."""
         self._evict(group, page)
 
     def _evict(self, group: int, page: int) -> None:

@@ -13,7 +13,6 @@ class Withholder:
         self._store = store
 
     def reclaim_order(self) -> LongInts:
-        """Implement :meth:`WithholdingCore.reclaim_order`."""
         count = len(self._store.pool.group)
         return np.asarray([self._reclaimed_at(large) for large in range(count)], np.int64)
 
@@ -27,7 +26,6 @@ class Withholder:
         return WITHHELD if large in pool.withheld else EMPTY
 
     def withhold(self, larges: Ints) -> None:
-        """Implement :meth:`WithholdingCore.withhold`."""
         pool = self._store.pool
         _check_larges(larges, len(pool.group))
         if pool.has_shares:
@@ -41,7 +39,6 @@ class Withholder:
             pool.withhold(large)
 
     def restore(self, larges: Ints) -> None:
-        """Implement :meth:`WithholdingCore.restore`."""
         pool = self._store.pool
         _check_larges(larges, len(pool.group))
         for large in larges.tolist():

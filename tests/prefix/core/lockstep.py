@@ -36,7 +36,6 @@ def pool_of(num_large: int, *groups: GroupSpec) -> Layout:
 
 
 def sized(spec: GroupSpec) -> GroupSpec:
-    """Pages that divide the large page, where so many can."""
     return replace(spec, page_stride_bytes=LARGE_PAGE_BYTES // spec.pages_per_large)
 
 
@@ -45,8 +44,6 @@ def of_model(name: str, *groups: GroupSpec) -> list[GroupSpec]:
 
 
 def by_value(state: PoolSnapshot) -> PoolSnapshot:
-    """The index has no order of its own."""
-
     def place(entry: IndexEntry) -> tuple[int, int]:
         return entry.group, entry.page
 
@@ -62,7 +59,6 @@ def same(left: object, right: object) -> bool:
 
 
 def in_pages_order(changes: npt.NDArray[np.int32]) -> list[list[int]]:
-    """Changes by page; those of one page in their order."""
     return sorted(changes.tolist(), key=lambda row: (row[1], row[2]))
 
 
@@ -535,7 +531,6 @@ class LockStep(RuleBasedStateMachine):
         chunk=st.integers(1, 9),
     )
     def turn_away(self, chosen: int, more: list[int], chunk: int) -> None:
-        """Somebody wants to run beside all the others, and closes if it does not fit."""
         tokens, root, options = self.past[chosen % len(self.past)]
         question = [*tokens, *more], root, options, chunk
         self.turned_away = None if self.fits(*question) else question
@@ -587,7 +582,6 @@ def with_image(*tokens: int) -> dict[str, Any]:
 
 
 def shown(both: Pair, *tokens: int) -> int:
-    """A request with an image, all of it computed."""
     handle: int = both("open", ints(*tokens), "", **with_image(*tokens))
     both("grow", ints(handle), ints(len(tokens)))
     both("advance", ints(handle), ints(len(tokens)))

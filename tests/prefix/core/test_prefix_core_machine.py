@@ -28,7 +28,6 @@ shapes = st.tuples(st.integers(0, 11), st.integers(0, 5), st.integers(0, 15))
 
 
 def beginning(old: Request, length: int) -> Prompt:
-    """The first tokens of a request, and the images that are whole in them."""
     images = old.prompt.images
     for start, tokens, _ in images.tolist():
         if start < length < start + tokens:

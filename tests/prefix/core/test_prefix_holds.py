@@ -17,7 +17,6 @@ from tests.prefix.core.lockstep import LockStep, cannot_receive, clean, few_lett
 
 
 def needed(layout: Layout, num_tokens: int, model: str = "") -> list[int]:
-    """Pages of each group that a text takes behind which a request resumes."""
     counts: list[int] = pages_of_text(layout, num_tokens, model)[:, 1].tolist()
     return counts
 
@@ -93,7 +92,6 @@ class Holds(LockStep):
         what=st.sampled_from(["leave", "close", "renew"]),
     )
     def reserve(self, counts: list[int], lease: int, model: int, what: str) -> None:
-        """Pages without a text."""
         name, groups = self.models[model % len(self.models)], self.both.layout.groups
         wanted = [n if one.model == name else 0 for n, one in zip(counts, groups, strict=False)]
         wanted += [0] * (len(groups) - len(wanted))
@@ -134,7 +132,6 @@ class Holds(LockStep):
     @precondition(lambda self: self.past)
     @rule(chosen=st.integers(0, 99), cut=st.integers(0, 3))
     def delete(self, chosen: int, cut: int) -> None:
-        """A text is forgotten."""
         tokens, root, options = self.past[chosen % len(self.past)]
         tokens = tokens[: len(tokens) - cut]
         self.both("delete", ints(*tokens), root, model=options["model"])

@@ -15,7 +15,6 @@ CROSS, VISION = GroupKind.CROSS, GroupKind.VISION
 
 
 def with_image(before: int, content: int, tokens: int, image_tokens: int, after: int) -> Prompt:
-    """Text, an image of some content, and text again."""
     words = [*range(before), *[-content] * tokens, *range(500, 500 + after)]
     return Prompt(words, np.asarray([[before, tokens, image_tokens]], np.int32))
 

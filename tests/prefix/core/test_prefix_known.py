@@ -44,7 +44,6 @@ def core_of(*groups: GroupSpec, num_large: int = 40) -> VisibleCore:
 
 
 def cache(core: VisibleCore, text: Sequence[int]) -> dict[tuple[int, int], int]:
-    """Compute a text; returns its pages."""
     handle = core.open(ints(*text), "")
     core.claim(handle, len(text))
     core.grow(ints(handle), ints(len(text)))

@@ -26,7 +26,6 @@ def named(story: Story) -> set[tuple[int, int]]:
 
 
 def evict_all(story: Story) -> None:
-    """Nothing is cached afterwards but what somebody uses."""
     story.core.close(story.core.open(ints([9_999]), "elsewhere", reuse=False))
     story.check()
 

@@ -70,7 +70,6 @@ class LendingLockStep(LockStep):
     @precondition(lambda self: self.known)
     @rule(chosen=st.integers(0, 63), less=st.integers(0, 2), chunk=st.integers(0, 20))
     def lend(self, chosen: int, less: int, chunk: int) -> None:
-        """Most of what somebody has computed, and on it goes."""
         self.send_away(chosen, -1 - less, 0, chunk)
 
     @precondition(lambda self: any(self.away.values()))

@@ -29,7 +29,6 @@ MOST_EXAMPLE_LINES = 30
 
 
 def example() -> str:
-    """The indented lines of the docstring."""
     _, after = str(kvell.memory.__doc__).split("::\n", 1)
     indented = re.match(r"(?:\n|    .*\n)+", after)
     assert indented is not None
@@ -37,7 +36,6 @@ def example() -> str:
 
 
 def run(code: str) -> str:
-    """What a fresh interpreter prints."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

@@ -14,7 +14,6 @@ WORDS = text(*range(18))
 
 
 def latecomers(layout: Layout, *groups: GroupSpec) -> list[GroupSpec]:
-    """The groups with strides that divide the large page of a layout."""
     return [
         replace(
             spec,

@@ -52,7 +52,6 @@ class Waiting:
         self.grow(self.runs, self.length)
 
     def ask(self) -> bool:
-        """Does it fit beside who runs?"""
         handle = self.core.open(ints(*self.prompt), "", **self.options)
         others, lengths = ints(self.runs), ints(self.length + 1)
         fits = self.core.fits(handle, len(self.prompt), 4, others, lengths)

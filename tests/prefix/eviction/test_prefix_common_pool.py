@@ -22,7 +22,6 @@ CHUNK = 4
 
 
 def pool_of(share: float, pool_bytes: int = 1000, holder_bytes: int = 0) -> CommonPool:
-    """A chunk costs ten bytes."""
     pool = CommonPool(PoolCost(pool_bytes, 10, holder_bytes), CHUNK)
     pool.share = share
     return pool

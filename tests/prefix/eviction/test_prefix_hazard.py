@@ -255,7 +255,6 @@ class Server:
         self.core = create_core(layout, eviction)
 
     def serve(self, tokens: list[int], *, will_return: bool | None = None) -> int:
-        """Return the tokens that hit."""
         self.step += 1
         self.core.begin_step(self.step)
         handle = self.core.open(ints(*tokens), "")

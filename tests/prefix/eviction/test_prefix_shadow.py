@@ -95,7 +95,6 @@ def times() -> list[float]:
 
 
 def chain(*branches: int) -> Chain:
-    """Keys that name the path to them."""
     keys = [0]
     for branch in branches:
         keys.append(keys[-1] * 5 + branch + 1)

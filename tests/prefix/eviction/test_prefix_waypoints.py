@@ -146,7 +146,6 @@ def test_prompt_ends_outlive_waypoints_that_overlap(window: int, way: int, *, wa
     ages = {e.end: kept.keys[1][e.page][:2] for e in kept.index if e.group == 1}
 
     def kept_for(length: int, last: int) -> set[tuple[int, int]]:
-        """Of pages that one needs who resumes there, up to one."""
         first = (length - (window - 1)) // 16 * 16 + 16
         return {age for at, age in ages.items() if first <= at <= last}
 

@@ -19,7 +19,6 @@ MOST_LARGE = 4
 
 
 def prompt_of(index: int) -> list[int]:
-    """A page and one token."""
     return [1000 + index, *range(PAGE_TOKENS)]
 
 
@@ -55,7 +54,6 @@ class Crowd:
 
 
 def unused_large(state: PoolSnapshot) -> int:
-    """Large pages that any group can get, be it by eviction."""
     return sum(1 for used in state.used if not used)
 
 

@@ -19,7 +19,6 @@ from kvell.wire.frames import FrameReader, ProtocolError
 
 
 def heard_by(uses: SharedUse) -> dict[str, dict[str, KeyUse]]:
-    """Return the uses that other fronts report."""
     return uses._heard
 
 

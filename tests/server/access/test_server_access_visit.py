@@ -27,7 +27,6 @@ def left(account: Account) -> int:
 
 
 def pieces(counts: list[int], cached: int = 0) -> list[TextDelta]:
-    """Pieces of so many tokens; the last has the usage."""
     usages = [*[Usage()] * (len(counts) - 1), Usage(10, sum(counts), cached)]
     each = zip(counts, usages, strict=True)
     return [TextDelta("x", token_ids=(7,) * count, usage=usage) for count, usage in each]

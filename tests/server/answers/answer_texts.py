@@ -99,18 +99,15 @@ FRAGMENTS = (
 
 
 def texts() -> st.SearchStrategy[str]:
-    """Answers that are made of markers, well-formed or not."""
     return st.lists(st.sampled_from(FRAGMENTS), max_size=12).map("".join)
 
 
 def cut(text: str, cuts: Sequence[int]) -> list[str]:
-    """The text in pieces, cut at these places."""
     places = sorted({0, len(text), *(place % (len(text) + 1) for place in cuts)})
     return [text[a:b] for a, b in pairwise(places)]
 
 
 def deltas_of(parser: ModeParser, pieces: Sequence[str]) -> list[AnswerDelta]:
-    """All of an answer's deltas, merged."""
     return merge([*(delta for piece in pieces for delta in parser.push(piece)), *parser.finish()])
 
 
@@ -123,5 +120,4 @@ def read(tool: str, text: str, reasoning: str = "none", prompt: str | None = Non
 
 
 def calls(answer: ParsedAnswer) -> list[tuple[str, Any]]:
-    """Names and arguments, which must be JSON."""
     return [(call.name, json.loads(call.arguments)) for call in answer.calls]

@@ -187,7 +187,6 @@ def test_only_a_strict_function_must_be_followed_whole() -> None:
 
 
 def refused_field(choice: ToolChoice, tools: list[Any]) -> str | None:
-    """The field of a strict function that cannot be followed."""
     unfollowed = make_enforceable(forced_schema(choice, tools)).unfollowed
     violation = find_violation(strict_parts(choice, tools), unfollowed)
     return None if violation is None else violation.field

@@ -26,7 +26,6 @@ MARKERS = {
 
 
 def streamed(tool: str, reasoning: str, pieces: list[str]) -> list[list[AnswerDelta]]:
-    """The deltas of each piece, and those of the end."""
     parser = parser_named(tool, reasoning).parser(TOOLS)
     return [*(parser.push(piece) for piece in pieces), parser.finish()]
 

@@ -80,7 +80,6 @@ def tags(text: str, made: Sequence[Call]) -> str:
 
 
 def tools_for(made: Sequence[Call]) -> list[dict[str, Any]]:
-    """Tools whose schemas fit the calls; parameters of one name have one type."""
     return [
         {
             "type": "function",

@@ -1,5 +1,3 @@
-"""Bodies and answers of the HTTP API."""
-
 import asyncio
 import json
 from typing import Any
@@ -56,7 +54,6 @@ def answer(
 
 
 def events(url: str, path: str, **asked: Any) -> list[dict[str, Any]]:
-    """The choices of an answer, whole or in pieces."""
     reply = httpx.post(f"{url}/v1/{path}", json={"model": "fake", "max_tokens": 60, **asked})
     assert reply.status_code == 200, reply.text
     lines = [line.removeprefix("data: ") for line in reply.text.splitlines() if line]

@@ -52,7 +52,6 @@ def started() -> Iterator[tuple[asyncio.Runner, Front]]:
 
 @pytest.fixture
 def asked(started: tuple[asyncio.Runner, Front]) -> Ask:
-    """Run a scenario against an app of its own."""
     runner, front = started
 
     async def run(

@@ -229,7 +229,6 @@ class Fuzzed:
 
 
 def content_type(reply: Any) -> str:
-    """Of a reply of httpx or of schemathesis, which keeps lists of values."""
     found = reply.headers.get("content-type", "")
     return str(found[0] if isinstance(found, list) else found)
 
@@ -319,7 +318,6 @@ def fuzz_schema(server: Fuzzed, chosen: int, are_costly: bool) -> int:
 
 
 def operations(url: str) -> list[Any]:
-    """What the server says that it serves."""
     found: Any = schemathesis.openapi.from_url(f"{url}/openapi.json").get_all_operations()
     return [one.ok() for one in found]
 

@@ -16,7 +16,6 @@ HI = {"role": "user", "content": "hi"}
 
 
 def told(model: type[BaseModel], body: Any) -> tuple[str, str | None]:
-    """The complaint about a body, as FastAPI hands its errors on."""
     with pytest.raises(ValidationError) as caught:
         model.model_validate(body)
     errors = [{**one, "loc": ("body", *one["loc"])} for one in caught.value.errors()]

@@ -19,7 +19,6 @@ SAID = "aé🙂, 玻璃 END b"
 
 
 def written(body: dict[str, Any]) -> dict[str, Any]:
-    """A body as its reader has it."""
     read: dict[str, Any] = json.loads(b"".join(json_pieces(body)))
     return read
 

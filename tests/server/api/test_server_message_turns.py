@@ -16,7 +16,6 @@ def chat_of(turns: list[dict[str, Any]], **more: Any) -> list[dict[str, Any]]:
 
 
 def joined(message: dict[str, Any]) -> dict[str, Any]:
-    """A message with its texts as one, as most chat templates get it."""
     content = message["content"]
     is_text = isinstance(content, str) or any(part["type"] == "image" for part in content)
     return message if is_text else message | {"content": "\n".join(one["text"] for one in content)}

@@ -26,7 +26,6 @@ HEADERS = {"anthropic-version": "2023-06-01", "x-api-key": "unused"}
 
 @pytest.fixture(scope="module")
 def scripted(scripted_url: str) -> Iterator[httpx.Client]:
-    """A client of a server that says what it is told."""
     with httpx.Client(base_url=scripted_url, headers=HEADERS, timeout=60) as client:
         yield client
 
@@ -44,7 +43,6 @@ def answered(client: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def events_of(client: httpx.Client, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """The events of a stream, each named by its type."""
     reply = client.post("/v1/messages", json=body | {"stream": True})
     assert reply.status_code == 200, reply.text
     assert reply.headers["content-type"].startswith("text/event-stream")

@@ -47,7 +47,6 @@ JSON = st.recursive(
 
 
 def lazy(value: Any) -> Any:
-    """The same, with every list made lazily."""
     if isinstance(value, list):
         return Lazy(lazy(each) for each in value)
     return {k: lazy(v) for k, v in value.items()} if isinstance(value, dict) else value

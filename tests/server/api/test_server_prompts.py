@@ -187,7 +187,6 @@ class TakesApart(ByteText):
         opens_answer: bool = True,
         continues_last: bool = False,
     ) -> str:
-        """Return names and values of all arguments."""
         shown = ""
         for message in messages:
             for call in message.get("tool_calls", ()):

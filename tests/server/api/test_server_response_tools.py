@@ -135,7 +135,6 @@ def test_what_cannot_be_left_out_is_refused(
 
 
 def types_of(union: Any) -> set[str]:
-    """Return the types that a union of the client's typed dictionaries has."""
     hints = [get_type_hints(one)["type"] for one in get_args(union)]
     return {kind for hint in hints for kind in literals(hint)}
 

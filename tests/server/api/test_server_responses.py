@@ -37,7 +37,6 @@ def client(server_url: str) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="module")
 def scripted(scripted_url: str) -> Iterator[openai.OpenAI]:
-    """A client of a server that says what it is told."""
     with openai.OpenAI(base_url=f"{scripted_url}/v1", api_key="unused", max_retries=0) as client:
         yield client
 

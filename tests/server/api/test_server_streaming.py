@@ -117,7 +117,6 @@ def never(_call: Callable[[], object]) -> None:
 
 
 def at_once(call: Callable[[], object]) -> None:
-    """An instance has accepted the request."""
     call()
 
 

@@ -49,12 +49,10 @@ class LoopTurns:
         self._ends = False
 
     def begin(self) -> None:
-        """Forget the longest turn, and count the current one from now."""
         self.longest_seconds, self._began_seconds = 0.0, time.thread_time()
 
     @asynccontextmanager
     async def measured(self) -> AsyncIterator["LoopTurns"]:
-        """Measure every turn of the loop."""
         self.begin()
         asyncio.get_running_loop().call_soon(self._next)
         yield self

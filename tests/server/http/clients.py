@@ -20,8 +20,6 @@ HOST = b"Host: localhost\r\nContent-Type: application/json\r\n"
 
 @dataclass(frozen=True)
 class RunningServer:
-    """A server process."""
-
     url: str
     pid: int
     log: Path
@@ -58,12 +56,10 @@ class RunningServer:
         return self.samples("admission_rejections_total")[bound]
 
     def complaints(self) -> list[str]:
-        """Lines of the log that are more than news."""
         lines = self.log.read_text().splitlines()
         return [line for line in lines if json.loads(line)["level"] != "info"]
 
     def events(self) -> list[str]:
-        """Events of the log so far."""
         return [json.loads(line)["event"] for line in self.log.read_text().splitlines()]
 
 
@@ -101,7 +97,6 @@ def running_server(
 
 
 def request_bytes(body: Mapping[str, object], path: str = "/v1/completions") -> bytes:
-    """A whole POST."""
     content = json.dumps({"model": "fake", "prompt": "hi", **body}).encode()
     head = b"POST %b HTTP/1.1\r\n%bContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     return head % (path.encode(), HOST, len(content)) + content
@@ -132,7 +127,6 @@ def trickle(client: socket.socket, piece: bytes, seconds: float) -> bytes:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition."""
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"

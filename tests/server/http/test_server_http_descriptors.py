@@ -37,7 +37,6 @@ def test_the_limit_is_raised_as_far_as_wanted(
 
 @pytest.fixture
 def open_files(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The hard limit, and what was wanted of it."""
     limits = [0]
 
     def allow(wanted: int) -> int:

@@ -49,7 +49,6 @@ class FullPipe:
             fcntl.fcntl(self.write_end, fcntl.F_SETFL, flags)
 
     def read_lines(self, count: int) -> list[str]:
-        """Read what filled it, and then so many lines."""
         while self._filled:
             self._filled -= len(os.read(self.read_end, self._filled))
         while self._text.count(b"\n") < count:

@@ -48,7 +48,6 @@ class BrowserPage:
         """What the browser complained about: errors in scripts, and what the policy forbade."""
 
     def attach(self) -> None:
-        """Make the page."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         told = self.call("Target.attachToTarget", targetId=target, flatten=True)
         self._session = told["sessionId"]
@@ -93,21 +92,17 @@ class BrowserPage:
         raise AssertionError(f"never true: {expression}; {self.problems}")
 
     def press(self, key: str) -> None:
-        """Press and release a key."""
         enters = {"text": "\r", "windowsVirtualKeyCode": 13} if key == "Enter" else {}
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, **enters)
 
     def type(self, text: str) -> None:
-        """Enter text where the focus is."""
         self.call("Input.insertText", text=text)
 
     def point(self, x: float, y: float) -> None:
-        """Move the mouse."""
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def screenshot(self, path: Path) -> None:
-        """Save what is seen as PNG."""
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:

@@ -50,7 +50,6 @@ class Paced:
 
 
 def layout_of(num_large: int) -> Layout:
-    """The layers' pool, with so many large pages."""
     large_bytes = plan_layout(LAYERS, 1 << 30).large_page_bytes
     return plan_layout(LAYERS, large_bytes * num_large)
 

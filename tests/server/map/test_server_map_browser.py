@@ -43,7 +43,6 @@ def pixels(page: BrowserPage) -> list[str]:
 
 
 def figure(name: str) -> str:
-    """The text of a figure of the line at the top."""
     return f"document.querySelector('#figures [data-figure={name}]').innerText"
 
 

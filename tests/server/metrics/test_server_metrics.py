@@ -61,7 +61,6 @@ def tell(
     facts: InstanceFacts | None = None,
     restarts: int = 0,
 ) -> None:
-    """Let the one instance say this of itself."""
     report = None if facts is None else InstanceReport(facts)
     metrics.instances.instances = {"mixed-0": InstanceFigures(stats, report, restarts)}
 

@@ -1,5 +1,3 @@
-"""Scripted tokens, and the text of a stream."""
-
 import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any, cast

@@ -32,7 +32,6 @@ class Collector:
         self._coming = 0
 
     def comes(self) -> None:
-        """A body is read, and about to be answered."""
         with self.came:
             self._coming += 1
 

@@ -30,7 +30,6 @@ class Written:
         self.writer = SpanWriter(self.provider.get_tracer("kvell"))
 
     def spans(self, one: VisitRecord) -> tuple[ReadableSpan, list[ReadableSpan]]:
-        """The span of a visit and those below it."""
         self.writer.write(one)
         *below, visit = self.exporter.get_finished_spans()
         return visit, below

@@ -62,7 +62,6 @@ class Order(Fault):
 
 
 def send(cluster: VirtualCluster, name: str, command: Any) -> None:
-    """Send a command to an instance."""
     cluster._tell(name, command)
 
 
@@ -157,7 +156,6 @@ class LendingRun(Run):
             assert len(instance.behind) == len(instance.agent.neighbours) < len(self.cluster.names)
 
     def seen(self) -> Counter[str]:
-        """What happened to loans, by what it is."""
         found: Counter[str] = Counter()
         for instance in [*self.cluster.past, *self.cluster.instances.values()]:
             record = instance.record

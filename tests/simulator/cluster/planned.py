@@ -1,5 +1,3 @@
-"""Runs of a cluster with a planner."""
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""Runs of a simulated cluster."""
-
 from collections.abc import Sequence
 from typing import Any
 

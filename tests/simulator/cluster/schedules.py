@@ -59,7 +59,6 @@ MOST_EVENTS = 60_000
 
 
 def in_stages(spec: GroupSpec) -> GroupSpec:
-    """The same with three layers, if a pass writes it layer by layer."""
     return replace(spec, layers=(0, 1, 2)) if spec.kind in BY_LAYER else spec
 
 
@@ -257,7 +256,6 @@ class Run:
         self.audits = 0
 
     def go(self) -> "Run":
-        """Run it to the end."""
         for fault in self.scenario.faults:
             self.cluster.loop.at(fault.at_seconds, partial(fault.happen, self.cluster))
         self.cluster.loop.at(HEALED_SECONDS, self.cluster.network.heal)

@@ -31,7 +31,6 @@ LINKS = Links(Link(0.001, 1e6))
 
 
 def refused_by(cluster: VirtualCluster) -> list[Any]:
-    """Return the requests that the front has refused."""
     return cluster.front._schedule.refused
 
 
@@ -47,7 +46,6 @@ def times(cluster: VirtualCluster) -> list[tuple[float | None, ...]]:
 
 
 def ends_of_pulls(run: Run) -> list[str]:
-    """How the pulls of all incarnations ended."""
     instances = [*run.cluster.past, *run.cluster.instances.values()]
     return [
         entry.problem

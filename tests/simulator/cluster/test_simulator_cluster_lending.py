@@ -122,7 +122,6 @@ def test_a_debtor_that_is_cancelled_in_a_missed_step_leaves_nothing_wrong() -> N
 
 
 def burst(**changes: Any) -> LendingRun:
-    """Prompts come to the creditor that need all of its memory, and again when it has it."""
     late = [drawn_row(0.16 + 0.01 * i, 60, 20) for i in range(7)]
     late += [drawn_row(2.4 + 0.01 * i, 60, 60) for i in range(6)]
     more: dict[str, Any] = {"rows": [LONG, *late], "large": 20, "seats": 4, **changes}

@@ -20,7 +20,6 @@ Pages = npt.NDArray[np.int64]
 
 
 def extend(digest: int, token: int) -> int:
-    """The digest of a prefix with one more token."""
     return (digest * 6364136223846793005 + token + 1442695040888963407) & MASK
 
 
@@ -32,7 +31,6 @@ class Texts:
         self._digests: dict[int, Digests] = {}
 
     def tokens(self, index: int) -> list[int]:
-        """Prompt and output."""
         output = [
             self.prompts.output_token(index, i) for i in range(self.rows[index].output_tokens)
         ]
@@ -99,7 +97,6 @@ class WrittenPages(Device):
         del self._behind[first_large]
 
     def _page(self, group: int, page: int) -> Pages:
-        """A page, own or another's."""
         if page < self._pages(group):
             own: Pages = self.memory[group][page]
             return own
@@ -198,5 +195,4 @@ SPOILED = _Spoiled()
 
 
 def slots_of(spec: GroupSpec) -> int:
-    """Slots of a page that are told apart."""
     return 1 if spec.kind is GroupKind.STATE else spec.page_tokens

@@ -26,7 +26,6 @@ class Watched(Replay):
         self.states.append(self._core.snapshot())
 
     def pairs(self) -> Iterator[tuple[Sample, PoolSnapshot]]:
-        """Each step's sample, and the state it was taken from."""
         return zip(self.means.samples, self.states, strict=True)
 
 

@@ -1,5 +1,3 @@
-"""Public formats of traces, as they are published."""
-
 import gzip
 import json
 from collections.abc import Callable

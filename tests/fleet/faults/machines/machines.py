@@ -79,21 +79,17 @@ class Machines:
 
     @property
     def nodes(self) -> list[Node]:
-        """Those that live."""
         return [one for one in self._nodes if not one.is_dead]
 
     def incarnations(self) -> dict[str, int]:
-        """Of each instance, the one that was started last."""
         return dict(self.started)
 
     def pid_of(self, instance_id: str) -> int:
-        """Of the incarnation that was started last."""
         placed = self._places[instance_id].placed
         assert placed is not None
         return placed.pid
 
     def strays(self) -> list[int]:
-        """Processes that still run, of incarnations and nodes that are no more."""
         places = [place.placed for place in self._places.values()]
         wanted = {one.pid for one in places if one is not None}
         wanted |= {node.process.pid for node in self.nodes}
@@ -175,7 +171,6 @@ class Machines:
             return await self._start(place, order)
 
     async def _found(self, name: str) -> PlacedInstance:
-        """What runs of an instance now."""
         place = self._places[name]
         if place.placed is None:
             return PlacedInstance(name)

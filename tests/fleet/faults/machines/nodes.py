@@ -49,7 +49,6 @@ class Node:
         return await answer
 
     async def end(self) -> None:
-        """Let it end its instances, and then itself."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         await self.process.wait()
