@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from kvell.engine.core.core import EngineCore
 from kvell.engine.core.miss_watch import MissWatch
 from kvell.engine.core.page_map import PageMap
-from kvell.engine.protocol.messages import Event, Finished
+from kvell.engine.protocol.messages import Event
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.memory import Layout, VisibleCore, create_core
@@ -54,7 +54,3 @@ class WatchedCore:
     def answer(self, name: str, prompt: Sequence[int], max_tokens: int = 2, salt: str = "") -> None:
         self.submit(name, prompt, max_tokens, salt)
         self.run()
-
-    def step_until_finished(self) -> None:
-        while not any(isinstance(event, Finished) for event in self.step()):
-            pass

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from kvell.memory import plan_layout
-from kvell.models.captured.device_step import DeviceMemory, Forward, batch_of, compute
+from kvell.models.captured.device_step import DeviceMemory, batch_of, compute
 from kvell.models.captured.slots import SlotLimits, places_of, spare_pages
 from kvell.models.config.description import describe
 from kvell.models.paged_model import PagedModel
@@ -17,13 +17,10 @@ from tests.models.captured.tape import Tape, recorded
 ROWS = 32
 
 
-def decode_tape(
-    make: Callable[[], Any], spoil: Callable[[Forward], Forward] = lambda forward: forward
-) -> tuple[Tape, int]:
+def decode_tape(make: Callable[[], Any]) -> tuple[Tape, int]:
     """Run a bfloat16 model's decode step of ``ROWS`` rows; return its tape and its launches.
 
     :param make: makes the module; it runs on the meta device.
-    :param spoil: wraps the model's pass.
     """
     with torch.device("meta"):
         module = make().eval()
@@ -42,6 +39,5 @@ def decode_tape(
         model = PagedModel(module, description, kernels, torch.bfloat16)
         model.attach(layout, torch.empty(size_bytes, dtype=torch.uint8, device=DEVICE))
         memory, there = moved((on_host, batch))
-        forward = spoil(model.forward)
-        tape, _ = recorded(lambda: compute(memory, places, there, forward))
+        tape, _ = recorded(lambda: compute(memory, places, there, model.forward))
     return tape, kernels.launches

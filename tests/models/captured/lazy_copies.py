@@ -44,58 +44,18 @@ class LazyMover(PageMover):
 
     @override
     def move(self, piece: Piece, source: torch.Tensor, target: torch.Tensor) -> None:
-        self.move_later(piece, source, target)
-
-    move_now = PageMover.move
-
-    def move_later(self, piece: Piece, source: torch.Tensor, target: torch.Tensor) -> None:
         self._ordered += 1
         self.graphs.run(partial(self._made, piece, source, target))
 
     def _made(self, piece: Piece, source: torch.Tensor, target: torch.Tensor) -> None:
         self._ordered -= 1
-        self.move_now(piece, source, target)
+        super().move(piece, source, target)
 
     def _note(self, kind: str, count: int) -> None:
         self.behind_a_step[kind] += count * (self.graphs.num_waiting > self._ordered)
 
 
-class ReadWhenOrdered(LazyMover):
-    """A fault: the host reads a page that the step before has yet to write."""
-
-    @override
-    def move(self, piece: Piece, source: torch.Tensor, target: torch.Tensor) -> None:
-        self.move_later(piece, source.clone(), target)
-
-
-class MadeWhenOrdered(LazyMover):
-    """A fault: the host copies pages that the device still reads, or has yet to write."""
-
-    @override
-    def move(self, piece: Piece, source: torch.Tensor, target: torch.Tensor) -> None:
-        self.move_now(piece, source, target)
-
-
-class BufferWrittenWhenOrdered(LazyMover):
-    """A fault: pinned memory is overwritten before the device has copied it in."""
-
-    @override
-    def move(self, piece: Piece, source: torch.Tensor, target: torch.Tensor) -> None:
-        if target is self.buffer:
-            self.move_now(piece, source, target)
-        else:
-            self.move_later(piece, source, target)
-
-
-class MadeLate(LazyMover):
-    """A fault: the device copies in another order of work, for which its step does not wait."""
-
-    @override
-    def move(self, piece: Piece, source: torch.Tensor, target: torch.Tensor) -> None:
-        self.graphs.run(partial(self.move_later, piece, source, target))
-
-
-def let_copy(served: Served, mover: type[LazyMover] = LazyMover) -> LazyMover:
+def let_copy(served: Served) -> LazyMover:
     """From now on the engine's device makes page copies, in order with its steps."""
     runner = served.engine.runner
     copier = copier_of(runner)

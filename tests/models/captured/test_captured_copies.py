@@ -12,11 +12,7 @@ from kvell.vocabulary import KIB
 from tests.depth import few, scaled
 from tests.models.captured.fake_graphs import FakeGraphs
 from tests.models.captured.lazy_copies import (
-    BufferWrittenWhenOrdered,
     LazyMover,
-    MadeLate,
-    MadeWhenOrdered,
-    ReadWhenOrdered,
     let_copy,
 )
 from tests.models.captured.served import Coming, Served
@@ -65,15 +61,10 @@ def in_turn(architecture: str, requests: Requests) -> Journal:
     return engine.journal
 
 
-def copied(
-    architecture: str,
-    requests: Requests,
-    chance: Random | None = None,
-    mover: type[LazyMover] = LazyMover,
-) -> LazyMover:
+def copied(architecture: str, requests: Requests, chance: Random | None = None) -> LazyMover:
     """Serve requests, and check answers and plans; return the mover."""
     engine = served(architecture, FakeGraphs(chance))
-    copies = let_copy(engine, mover)
+    copies = let_copy(engine)
     engine.serve(requests)
     assert engine.journal.entries == in_turn(architecture, requests).entries
     return copies
@@ -104,19 +95,3 @@ def test_copies_are_ordered_while_the_step_before_has_not_run(
     architecture: str, requests: Requests, kinds: set[str]
 ) -> None:
     assert set(+copied(architecture, requests).behind_a_step) >= kinds
-
-
-@pytest.mark.parametrize(
-    ("mover", "architecture", "requests"),
-    [
-        (ReadWhenOrdered, FALCON, STATES),
-        (MadeWhenOrdered, FALCON, STATES),
-        (BufferWrittenWhenOrdered, LLAMA, PREFIXES),
-        (MadeLate, LLAMA, PREFIXES),
-    ],
-)
-def test_copies_out_of_order_change_answers(
-    mover: type[LazyMover], architecture: str, requests: Requests
-) -> None:
-    with pytest.raises(AssertionError):
-        copied(architecture, requests, None, mover)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from kvell.models.captured.device_step import Forward
 from tests.models import harness
 from tests.models.captured.fake_decode import decode_tape
 from tests.models.captured.families import FAMILIES
@@ -65,40 +64,3 @@ def test_steps_of_real_widths(shape: str) -> None:
     tape, launches = decode_tape(lambda: llama(shape))
     assert launches == 2 * 2, "each layer writes and attends"
     assert not any("cpu" in line for line in tape.lines)
-
-
-def waits(forward: Forward) -> Forward:
-    return lambda batch: forward(batch) * batch.positions[0].item()
-
-
-def lists(forward: Forward) -> Forward:
-    return lambda batch: forward(batch) * sum(batch.positions.tolist())
-
-
-def reads_arrays(forward: Forward) -> Forward:
-    return lambda batch: forward(batch) * float(batch.positions.cpu().numpy().sum())
-
-
-def mixes(forward: Forward) -> Forward:
-    return lambda batch: forward(batch) + torch.ones(1, 509)
-
-
-def selects(forward: Forward) -> Forward:
-    return lambda batch: forward(batch)[batch.positions > 3]
-
-
-@pytest.mark.parametrize(
-    ("spoil", "told"),
-    [
-        (waits, "_local_scalar_dense"),
-        (lists, "_local_scalar_dense|tolist"),
-        (reads_arrays, "numpy|aten._to_copy"),
-        (mixes, "device"),
-        (selects, "nonzero|indexed by"),
-    ],
-)
-def test_what_waits_or_mixes_devices_is_caught(
-    spoil: Callable[[Forward], Forward], told: str
-) -> None:
-    with pytest.raises(Exception, match=told):
-        decode_tape(tiny("LlamaForCausalLM"), spoil)
