@@ -1,7 +1,7 @@
 """What the engine decided over a model is decided again in virtual time, from its journal alone."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,27 +11,143 @@ import pytest
 import torch
 
 from kvell.attention.choice import choose_kernels
+from kvell.clock import VirtualClock
 from kvell.engine.assembly import EngineOptions, build_engine
-from kvell.engine.core.journal import Journal
+from kvell.engine.core.core import EngineCore
+from kvell.engine.core.journal import Entry, Journal, apply
 from kvell.engine.engine import Engine
-from kvell.engine.protocol.messages import Cancel, Finished, Submit
+from kvell.engine.protocol.messages import Cancel, Event, Finished, Submit
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.protocol.statistics import Stats
+from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import StepPlan, StepResult
+from kvell.engine.requests.request import Request
 from kvell.engine.running.runner import Runner
 from kvell.llm import LLM
-from kvell.memory import LayerSpec, create_core, plan_layout
+from kvell.memory import LayerSpec, MemoryCore, create_core, facts_of, plan_layout
 from kvell.models.config.configs import read_config
 from kvell.models.config.description import describe
 from kvell.models.paged_model import PagedModel
 from kvell.models.sources.packaged import MODEL_NAME
+from kvell.simulator.cluster.meter import MeteredCore
 from kvell.simulator.hardware.model_cost import model_cost
 from kvell.simulator.hardware.profiles import DEFAULT_HARDWARE, load_profile
-from kvell.simulator.replay.runner import Machine
+from kvell.simulator.replay.runner import Machine, StepTimer
+from kvell.simulator.report.metrics import MemoryMeter, RunningRequest, StepMeans
 from kvell.testing.accepting import is_accepted
 from kvell.vocabulary import KIB, MIB, RequestId
-from tests.llm.replayed_journal import JournalReport, replay_journal
 from tests.models.harness import tiny_module
+
+
+@dataclass(frozen=True)
+class JournaledStep:
+    """A plan, and the counters after it was made, by group in the order of the layout.
+
+    :param end_seconds: virtual time at which the step ends.
+    """
+
+    plan: StepPlan
+    end_seconds: float
+    evicted_pages: tuple[int, ...]
+    hit_tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class JournalReport:
+    """The decisions of an engine.
+
+    :param finished: the end of each request, with its hit tokens.
+    :param stats: gauges and counters at the end.
+    :param means: memory over the steps.
+    """
+
+    steps: tuple[JournaledStep, ...]
+    finished: dict[RequestId, Finished]
+    stats: Stats
+    means: StepMeans
+
+    @property
+    def plans(self) -> list[StepPlan]:
+        return [step.plan for step in self.steps]
+
+
+def replay_journal(
+    entries: Iterable[Entry],
+    core: MemoryCore,
+    layers: Sequence[LayerSpec],
+    limits: Limits,
+    machine: StepTimer,
+    eos_token_ids: frozenset[int] = frozenset(),
+) -> JournalReport:
+    """Feed a journal to a new engine core over ``core``.
+
+    :param core: an empty memory core of the engine's layout.
+    :param layers: the model's layers, which determine the tokens that are still needed.
+    :param limits: the engine's.
+    :param machine: gives each step its duration.
+    :param eos_token_ids: the engine's.
+    :raises ValueError: if the journal is of a different engine: a result matches no plan.
+    """
+    again = _Again(MeteredCore(core), layers, limits, machine, eos_token_ids)
+    for entry in entries:
+        again.take(entry)
+    stats = again.engine.stats()
+    return JournalReport(tuple(again.steps), again.finished, stats, again.means)
+
+
+@dataclass
+class _Again:
+    """An engine that receives the inputs of another one."""
+
+    memory: MeteredCore
+    layers: Sequence[LayerSpec]
+    limits: Limits
+    machine: StepTimer
+    eos_token_ids: frozenset[int]
+    steps: list[JournaledStep] = field(default_factory=list)
+    finished: dict[RequestId, Finished] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.clock = VirtualClock()
+        self.engine = EngineCore(self.memory, self.limits, self.eos_token_ids)
+        self.means = StepMeans(self.memory.layout)
+        self._meter = MemoryMeter(self.memory.layout, self.layers)
+        self.memory.on_advanced = self._look
+
+    def take(self, entry: Entry) -> None:
+        """Apply the engine's next input."""
+        outcome = apply(entry, self.engine)
+        if isinstance(outcome, StepPlan):
+            self._note_plan(outcome)
+        else:
+            self._note(outcome)
+
+    def _note_plan(self, plan: StepPlan) -> None:
+        self.clock.advance(self.machine.step_seconds(plan))
+        totals = self.memory.totals()
+        self.steps.append(
+            JournaledStep(
+                plan, self.clock.now_seconds(), totals.evicted_pages, totals.group_hit_tokens
+            )
+        )
+
+    def _look(self) -> None:
+        waits = self.engine.num_waiting() > 0
+        running = [self._progress(request) for request in self.engine.running]
+        sample = self._meter.sample(running, self.memory.totals(), leaves_waiting=waits)
+        self.means.add(sample)
+
+    def _progress(self, request: Request) -> RunningRequest:
+        length, hit = len(request.prompt), self.engine.memory.hit_tokens(request.handle)
+        facts = facts_of(length, length, request.images)
+        return RunningRequest(request.settled, hit, facts, request.model)
+
+    def _note(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if isinstance(event, Finished):
+                self.finished[event.request_id] = event
+
 
 ELEMENT_BYTES = 4
 

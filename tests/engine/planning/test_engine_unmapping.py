@@ -5,14 +5,16 @@ launched when it is planned, and says what it touches; it ends when its result i
 """
 
 import contextlib
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from typing_extensions import override
 
 from bench.gpu.cuda_chunks import CudaChunks
 from kvell.elastic.arena import ActivationModel
@@ -24,9 +26,50 @@ from kvell.errors import TryLater
 from kvell.memory import Layout, create_core
 from kvell.vocabulary import MIB, StepNumber
 from tests.depth import machine
-from tests.device.touching_driver import TouchingDriver
+from tests.device.faked_driver import GRANULARITY, FakedDriver
 from tests.engine.planning.shared_traffic import Shared, full, longest
 from tests.engine.traffic import limits
+
+
+class TouchingDriver(FakedDriver):
+    """A driver that fails the test if a launch, or an unmapping, would be a fault on a GPU.
+
+    :ivar unfinished: by step, the addresses of the mappings that it may still read or write.
+    :ivar unmapped: mappings undone so far.
+    """
+
+    def __init__(self, granularity: int = GRANULARITY) -> None:
+        super().__init__(granularity)
+        self.unfinished = defaultdict[int, set[int]](set)
+        self.unmapped = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is left: no memory, no address, no step."""
+        return not (self.mapped or self.handles or self.reserved or self.unfinished)
+
+    def touch(self, address: int, size_bytes: int, step: int) -> None:
+        """Launch work of a step that reads or writes these bytes."""
+        first = address // self.granularity * self.granularity
+        mappings = set(range(first, address + size_bytes, self.granularity))
+        assert mappings <= self.allowed, f"step {step} touches what is not mapped"
+        self.unfinished[step] |= mappings
+
+    def finish(self, step: int) -> None:
+        for started in [started for started in self.unfinished if started <= step]:
+            del self.unfinished[started]
+
+    @override
+    def cuMemUnmap(self, ptr: int, size: int) -> tuple[Any, ...]:
+        end = ptr + size
+        touching = [
+            step for step, at in self.unfinished.items() if any(ptr <= one < end for one in at)
+        ]
+        assert not touching, f"unmapped while steps {touching} may touch it"
+        answer = super().cuMemUnmap(ptr, size)
+        self.unmapped += answer[0] == self.CUresult.CUDA_SUCCESS
+        return answer
+
 
 LARGE = 24
 TOKENS_A_CHUNK = 2

@@ -2,15 +2,18 @@
 
 import copy
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 from kvell.attention.choice import choose_kernels
 from kvell.attention.portable import PortableKernels
+from kvell.attention.quantised import dequantise, is_quantised, quantise
 from kvell.errors import ChangeSomething
 from kvell.memory import plan_layout, pool_bytes_for
 from kvell.models.config.kv_dtypes import KV_DTYPES, kv_dtype_named
@@ -21,8 +24,46 @@ from kvell.pages.layout import GroupKind
 from kvell.vocabulary import MIB
 from tests.models.cases import covering, some_fast
 from tests.models.harness import PagedRunner, oracle_logits, prompt_ids, runner_over, tiny_module
-from tests.models.quantising_oracle import quantising
 from tests.models.served import Served, oracle_rows
+
+
+def rounded(vectors: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if not is_quantised(dtype):
+        return vectors.to(dtype).to(vectors.dtype)
+    return dequantise(quantise(vectors, dtype), dtype).to(vectors.dtype)
+
+
+def quantising(module: Any, dtype: torch.dtype) -> Any:
+    """A copy whose eager attention reads rounded keys and values (latents, where it has them)."""
+    copied = copy.deepcopy(module)
+    name = f"quantising-{dtype}"
+    AttentionInterface.register(name, _attention(dtype))
+    AttentionMaskInterface.register(name, eager_mask)
+    copied.set_attn_implementation(name)
+    for child in copied.modules():
+        if hasattr(child, "expand_kv"):
+            child.expand_kv = _expanding(child.expand_kv, dtype)
+    return copied
+
+
+def _attention(dtype: torch.dtype) -> Any:
+    def attention(module: Any, query: Any, key: Any, value: Any, mask: Any, **rest: Any) -> Any:
+        eager = sys.modules[type(module).__module__].eager_attention_forward
+        if not hasattr(module, "expand_kv"):
+            key, value = rounded(key, dtype), rounded(value, dtype)
+        return eager(module, query, key, value, mask, **rest)
+
+    return attention
+
+
+def _expanding(expand: Any, dtype: torch.dtype) -> Any:
+    def expand_rounded(latent: torch.Tensor, rotary: torch.Tensor) -> Any:
+        whole = rounded(torch.cat((latent, rotary), -1), dtype)
+        size = latent.shape[-1]
+        return expand(whole[..., :size], whole[..., size:])
+
+    return expand_rounded
+
 
 PROMPTS = Path(__file__).parents[2] / "data" / "smollm2_prompts.jsonl"
 INT8, FP8 = torch.int8, torch.float8_e4m3fn
