@@ -1,4 +1,4 @@
-"""Head shapes of the configs, and the bytes that a run of each reads."""
+"""Head shapes of the configs, the bytes that a run reads, and the machine's measured limits."""
 
 from io import StringIO
 
@@ -16,7 +16,14 @@ from bench.attention.decode_shapes import (
     shapes,
     show,
 )
-from bench.machine import Roofline
+from bench.machine import (
+    Roofline,
+    best_seconds,
+    describe,
+    gemm_rate,
+    measured_roofline,
+    read_bandwidth,
+)
 
 LLAMA = Shape("llama", 32, 8, 128)
 LATENT = Shape("deepseek", 16, 1, 576, 512)
@@ -87,3 +94,42 @@ def test_a_pool_is_random_and_finite() -> None:
     numbers = random_pool(1 << 16).view(torch.bfloat16)
     assert numbers.numel() == 1 << 15
     assert bool(numbers.isfinite().all()) and 0.9 < float(numbers.float().std()) < 1.1
+
+
+def test_work_is_done_once_more_than_measured() -> None:
+    calls: list[int] = []
+    assert best_seconds(lambda: calls.append(1), rounds=3) >= 0
+    assert len(calls) == 4
+
+
+def test_rates_are_positive_and_in_basic_units() -> None:
+    assert read_bandwidth(rounds=1, size_bytes=1 << 20) > 1e6
+    assert gemm_rate(torch.float32, rounds=1, size=64) > 1e6
+
+
+def test_decode_reads_weights_once_and_the_kv_of_everybody() -> None:
+    roofline = Roofline(read_bytes_per_second=1e9, gemm_flops_per_second=1e12)
+    assert roofline.decode_tokens_per_second(100_000_000, 1, 0) == 10
+    assert roofline.decode_tokens_per_second(100_000_000, 4, 25_000_000) == 20
+
+
+def test_prefill_multiplies_and_adds_every_parameter() -> None:
+    roofline = Roofline(read_bytes_per_second=1e9, gemm_flops_per_second=1e12)
+    assert roofline.prefill_tokens_per_second(100_000_000) == 5_000
+
+
+def test_a_description_says_how_many_threads_measured() -> None:
+    found = describe()
+    assert found["threads"] == torch.get_num_threads()
+    assert isinstance(found["read_bandwidth_gb_per_second"], float)
+
+
+def test_the_limit_of_products_is_that_of_the_faster_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = {torch.bfloat16: 1e6, torch.float32: 2e9}
+    monkeypatch.setattr(
+        "bench.machine.gemm_rate", lambda dtype=torch.bfloat16, *_, **__: rates[dtype]
+    )
+    monkeypatch.setattr("bench.machine.read_bandwidth", lambda _rounds: 1.0)
+    assert measured_roofline() == Roofline(1.0, 2e9)
+    rates[torch.bfloat16] = 3e12
+    assert measured_roofline() == Roofline(1.0, 3e12)

@@ -71,7 +71,7 @@ OWN = {
     (
         "queries",
         "queries",
-    ): "tests/engine/lending/test_engine_asked.py::test_two_creditors_and_one_of_them_dies",
+    ): "tests/engine/lending/test_engine_shared.py::test_two_creditors_and_one_of_them_dies",
     ("handover", "migration"): f"{POOLS}::test_a_request_that_was_handed_over_migrates_on",
     **dict.fromkeys(
         [("handover", "in place"), ("handover", "queries")],
