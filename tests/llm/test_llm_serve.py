@@ -106,17 +106,6 @@ def test_a_chat_completion_streams_and_repeats(server: Server, shallow_path: Pat
     assert float(hits[0].split()[-1]) > 0
 
 
-def test_a_completion_of_a_plain_prompt(server: Server, shallow_path: Path) -> None:
-    reply = server.client().completions.create(
-        model="smollm2", prompt="The capital of France is", max_tokens=4, temperature=0
-    )
-    params = SamplingParams(temperature=0, max_tokens=4)
-    [expected] = smollm2(shallow_path).generate("The capital of France is", params)
-    assert reply.choices[0].text == expected.text
-    assert reply.usage is not None
-    assert reply.usage.completion_tokens == len(expected.token_ids) <= 4
-
-
 def test_ollamas_client_gets_the_same_answers(server: Server, shallow_path: Path) -> None:
     client, options = ollama.Client(server.url), ollama.Options(num_predict=12, temperature=0)
     text, params = "The capital of France is", SamplingParams(temperature=0, max_tokens=12)
@@ -152,12 +141,6 @@ def test_metrics_tell_what_an_answer_took_and_where_its_pages_are(server: Server
     assert grown["kvell:iteration_tokens_total_sum"] == prompt + 7, "the last token is not computed"
     assert after["kvell:group_cached_pages"] > 0
     assert after["kvell:group_used_pages"] == after["kvell:kv_cache_usage_perc"] == 0
-
-
-def test_a_prompt_over_the_limit_names_the_field(server: Server) -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
-        server.client().completions.create(model="smollm2", prompt="word " * 9000, max_tokens=4)
-    assert refused.value.param == "prompt"
 
 
 def test_a_stream_goes_on_after_its_instance_was_killed(server: Server) -> None:

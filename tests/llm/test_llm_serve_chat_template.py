@@ -51,11 +51,6 @@ def test_text_and_parts_reach_a_template_that_reads_parts(client: httpx.Client) 
     assert answered["usage"]["input_tokens"] == len(tokens)
 
 
-def test_the_card_says_that_tools_are_not_shown(client: httpx.Client) -> None:
-    [card] = client.get("/v1/models").json()["data"]
-    assert card["chat_template_takes_tools"] is False
-
-
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [

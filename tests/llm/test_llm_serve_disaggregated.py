@@ -80,21 +80,6 @@ def test_penalties_grammars_and_seeds_go_along(server: Server) -> None:
     assert re.fullmatch("[a-f]{5} [0-9]{4}", reply.choices[0].text)
 
 
-@pytest.mark.parametrize("max_tokens", [16, pytest.param(64, marks=pytest.mark.long)])
-def test_a_stream_has_every_token_once(server: Server, max_tokens: int) -> None:
-    row = ROWS[3]
-    stream = server.client.completions.create(
-        model="smollm2",
-        prompt=row["prompt_token_ids"],
-        max_tokens=max_tokens,
-        temperature=0,
-        stream=True,
-        extra_body={"return_token_ids": True},
-    )
-    found = [token for chunk in stream for token in chunk.choices[0].token_ids]  # type: ignore[attr-defined]
-    assert found == row["token_ids"][:max_tokens]
-
-
 @pytest.mark.parametrize(
     ("dies", "count"),
     [

@@ -64,14 +64,6 @@ def test_vectors_are_transformers_in_both_encodings(
     assert reply.usage.prompt_tokens == reply.usage.total_tokens == sum(map(len, ids))
 
 
-def test_token_ids_and_texts_give_the_same(client: openai.OpenAI, url: str) -> None:
-    text = INPUTS[2]
-    by_text = client.embeddings.create(model="smollm2", input=text).data[0].embedding
-    for given in (tokens_of(url, text), [tokens_of(url, text)]):
-        told = client.embeddings.create(model="smollm2", input=given).data[0].embedding
-        assert np.allclose(told, by_text, atol=1e-6)
-
-
 def test_beside_answers_that_stay_as_they_are(client: openai.OpenAI, shallow_path: Path) -> None:
     prompt = list(range(200, 240))
 

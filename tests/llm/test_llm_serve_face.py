@@ -200,15 +200,6 @@ def test_vllms_names_of_formats(client: openai.OpenAI, fields: Any, matches: Any
     assert matches(reply.choices[0].text)
 
 
-def test_a_schema_that_cannot_be_followed_is_refused_by_name(client: openai.OpenAI) -> None:
-    for stream in (False, True):
-        with pytest.raises(openai.BadRequestError) as caught:
-            client.completions.create(
-                model="smollm2", prompt=PROMPT, extra_body={"guided_regex": "("}, stream=stream
-            )
-        assert caught.value.param == "guided_regex"
-
-
 EITHER = {"weather", "time"}
 NAMED = {"type": "function", "function": {"name": "time"}}
 

@@ -87,26 +87,6 @@ def test_prompts_over_http(server: Server, count: int, max_tokens: int) -> None:
     assert httpx.get(f"{server.url}/debug/audit", headers=BEARER, timeout=60).json()["clean"]
 
 
-def test_chats_stream_as_ever(server: Server) -> None:
-    stream = server.client().chat.completions.create(
-        model="smollm2",
-        messages=[{"role": "user", "content": "Name the capital of France."}],
-        max_tokens=24,
-        temperature=0,
-        stream=True,
-    )
-    assert "Paris" in "".join(chunk.choices[0].delta.content or "" for chunk in stream)
-
-
-def test_the_load_generator_runs_unchanged(server: Server) -> None:
-    words = ["bench", "serve", "--base-url", server.url, "--api-key", KEY, "--limit", "6"]
-    words += ["--prompt-tokens", "32", "--output-tokens", "8", "--rate", "inf", "--json", "-"]
-    ended = server.kvell(*words)
-    assert ended.returncode == 0, ended.stderr
-    told = json.loads(ended.stdout)
-    assert (told["completed"], told["failed"]) == (6, 0), told
-
-
 def test_operators_scale_and_drain_it(server: Server) -> None:
     reach = ["--url", server.url, "--api-key", KEY]
     shown = server.kvell("cluster", "status", *reach)

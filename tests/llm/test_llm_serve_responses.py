@@ -43,31 +43,6 @@ def client(packaged_server: Served) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def test_it_says_what_chat_says(client: openai.OpenAI) -> None:
-    response = client.responses.create(
-        model="smollm2", instructions="Be brief.", input=QUESTION, temperature=0,
-        max_output_tokens=16, include=["message.output_text.logprobs"], top_logprobs=2,
-    )  # fmt: skip
-    chat = client.chat.completions.create(
-        model="smollm2", temperature=0, max_tokens=16, logprobs=True, top_logprobs=2,
-        messages=[
-            {"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}
-        ],
-    )  # fmt: skip
-    assert response.output_text == chat.choices[0].message.content
-    assert response.usage and chat.usage
-    assert response.usage.input_tokens == chat.usage.prompt_tokens
-    assert response.usage.output_tokens == chat.usage.completion_tokens
-    [message] = response.output
-    assert message.type == "message"
-    [part] = message.content
-    assert part.type == "output_text" and part.logprobs and chat.choices[0].logprobs
-    told = [(one.token, one.logprob) for one in chat.choices[0].logprobs.content or ()]
-    assert [one.token for one in part.logprobs] == [token for token, _ in told]
-    values = [one.logprob for one in part.logprobs]
-    assert values == pytest.approx([value for _, value in told], abs=1e-3)
-
-
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2, 3))]
@@ -127,23 +102,6 @@ def test_a_function_must_be_called(
     [call] = response.output
     assert call.type == "function_call" and call.name in names
     jsonschema.validate(json.loads(call.arguments), CITY)
-
-
-def test_a_conversation_goes_on_behind_a_call(client: openai.OpenAI) -> None:
-    asked: list[Any] = [{"role": "user", "content": QUESTION}]
-    first = client.responses.create(
-        model="smollm2", input=asked, tools=TOOLS, temperature=0, max_output_tokens=64,
-        tool_choice={"type": "function", "name": "weather"},
-    )  # fmt: skip
-    [call] = first.output
-    assert call.type == "function_call"
-    asked += [call, {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}]
-    again = client.responses.create(
-        model="smollm2", input=asked, tools=TOOLS, temperature=0, max_output_tokens=8
-    )
-    assert again.usage and first.usage
-    assert again.usage.input_tokens > first.usage.input_tokens
-    assert again.output_text
 
 
 def test_a_schema_that_cannot_be_followed_is_refused_by_name(client: openai.OpenAI) -> None:
