@@ -172,6 +172,28 @@ async def managed(
         await asyncio.wait([running])
 
 
+@asynccontextmanager
+async def one_front(
+    command: Sequence[str], counts: Mapping[str, int], **settings: Any
+) -> AsyncIterator[tuple[Managed, FrontClient]]:
+    """A manager whose instances all serve, and a front."""
+    async with managed(command, counts, **settings) as one, await joined(one.manager) as front:
+        await front.serving(sum(counts.values()))
+        yield one, front
+
+
+@asynccontextmanager
+async def two_fronts(
+    command: Sequence[str], counts: Mapping[str, int], **settings: Any
+) -> AsyncIterator[tuple[Managed, FrontClient, FrontClient]]:
+    async with (
+        one_front(command, counts, **settings) as (one, front),
+        await joined(one.manager, "front-b") as other,
+    ):
+        await other.serving(sum(counts.values()))
+        yield one, front, other
+
+
 async def passes(one: Managed, clock: VirtualClock, seconds: float) -> None:
     """Let time pass, in which the manager looks as often as it should."""
     attended = one.manager._clock

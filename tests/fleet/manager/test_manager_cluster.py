@@ -15,7 +15,13 @@ from kvell.fleet.manager.messages import FrontBeat, Leave
 from kvell.fleet.placing.cluster_site import ClusterSite
 from kvell.fleet.placing.placement import PlacedInstance, PlacingError
 from kvell.wire.greeting import Greeting
-from tests.fleet.manager.front_client import SECRET, Managed, joined, managed
+from tests.fleet.manager.front_client import (
+    SECRET,
+    Managed,
+    joined,
+    managed,
+    one_front,
+)
 from tests.fleet.placing.host_placement import HostPlacement
 from tests.fleet.seen import lines_of, members_of
 from tests.front.scenarios import is_gone, until
@@ -53,11 +59,7 @@ async def dies(one: Managed) -> None:
 
 async def test_a_front_reaches_an_instance_at_the_address_in_the_roster() -> None:
     placer = HostPlacement(SECRET)
-    async with (
-        managed(WORDS, {"mixed": 2}, site=site_of(placer)) as one,
-        await joined(one.manager) as front,
-    ):
-        await front.serving(2)
+    async with one_front(WORDS, {"mixed": 2}, site=site_of(placer)) as (_, front):
         assert len({entry.address for entry in front.roster.instances}) == 2
         for entry in front.roster.instances:
             assert entry.host == "127.0.0.1"
@@ -76,11 +78,7 @@ async def test_a_front_reaches_an_instance_at_the_address_in_the_roster() -> Non
 async def test_a_manager_that_comes_again_takes_over_what_runs() -> None:
     placer = HostPlacement(SECRET)
     counts = {"prefill": 1, "decode": 2}
-    async with (
-        managed(WORDS, counts, site=site_of(placer)) as one,
-        await joined(one.manager) as front,
-    ):
-        await front.serving(3)
+    async with one_front(WORDS, counts, site=site_of(placer)) as (one, front):
         front.say(FrontBeat({}, {"decode-1": "prefill"}, 6))
         await until(lambda: front.roster.role_changes == 6)
         before = front.roster
@@ -126,11 +124,7 @@ async def test_a_placer_that_does_not_answer_is_asked_again(
             return await super().find()
 
     placer = Away(SECRET)
-    async with (
-        managed(WORDS, {"mixed": 1}, site=site_of(placer)) as one,
-        await joined(one.manager) as front,
-    ):
-        await front.serving(1)
+    async with one_front(WORDS, {"mixed": 1}, site=site_of(placer)) as (_, front):
         assert placer.asked == 4
         front.say(Leave())
         await front.hung_up()

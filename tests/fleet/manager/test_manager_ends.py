@@ -18,7 +18,15 @@ from kvell.fleet.manager.messages import (
     ToManager,
     encode_message,
 )
-from tests.fleet.manager.front_client import QUICK, HeldSite, joined, managed, passes
+from tests.fleet.manager.front_client import (
+    QUICK,
+    HeldSite,
+    joined,
+    managed,
+    one_front,
+    passes,
+    two_fronts,
+)
 from tests.fleet.seen import fronts_of, lines_of
 from tests.front.scenarios import is_gone, until
 
@@ -57,13 +65,7 @@ async def test_a_front_that_comes_when_the_last_one_leaves_keeps_the_cluster(
     instance_command: CommandFactory,
 ) -> None:
     """The one that left is hung up on, even if it was the last for a moment."""
-    async with (
-        managed(instance_command(), {"mixed": 1}) as one,
-        await joined(one.manager) as front,
-        await joined(one.manager, "front-b") as other,
-    ):
-        await front.serving(1)
-        await other.serving(1)
+    async with two_fronts(instance_command(), {"mixed": 1}) as (one, front, other):
         lines = lines_of(one.manager)
         first, second = (lines[name] for name in ("front-a", "front-b"))
         one.manager._front_said(first, Leave())
@@ -104,11 +106,7 @@ async def test_of_fronts_that_are_replaced_all_at_once_the_last_is_hung_up_on_an
 async def test_nothing_that_a_front_says_after_its_leave_counts(
     instance_command: CommandFactory,
 ) -> None:
-    async with (
-        managed(instance_command(), {"mixed": 1}) as one,
-        await joined(one.manager) as front,
-    ):
-        await front.serving(1)
+    async with one_front(instance_command(), {"mixed": 1}) as (one, front):
         words: list[ToManager] = [
             *(Leave(), FrontBeat({"mixed-0": 1}), ScaleInstances(1, {"mixed": 3}), Leave())
         ]
@@ -162,13 +160,7 @@ async def test_a_front_that_is_silent_for_its_lease_is_hung_up_on(
     instance_command: CommandFactory,
 ) -> None:
     clock = VirtualClock()
-    async with (
-        managed(instance_command(), {"mixed": 1}, clock=clock) as one,
-        await joined(one.manager) as front,
-        await joined(one.manager, "front-b") as other,
-    ):
-        await front.serving(1)
-        await other.serving(1)
+    async with two_fronts(instance_command(), {"mixed": 1}, clock=clock) as (one, front, other):
         await passes(one, clock, 6.0)
         assert (await other.drain("mixed-9")).field == "id", "that is a sign of life"
         await passes(one, clock, 6.0)
@@ -224,11 +216,7 @@ async def test_an_end_that_is_interrupted_ends_all_the_same(
     instance_command: CommandFactory,
 ) -> None:
     limits = replace(QUICK, drain_seconds=0.5)
-    async with (
-        managed(instance_command(), {"mixed": 1}, limits=limits) as one,
-        await joined(one.manager) as front,
-    ):
-        await front.serving(1)
+    async with one_front(instance_command(), {"mixed": 1}, limits=limits) as (one, front):
         (pid,) = front.pids()
         os.kill(pid, signal.SIGSTOP)  # it drains until its deadline
         front.say(Leave())
@@ -245,11 +233,7 @@ async def load_is(manager: Manager, load: int, clock: VirtualClock) -> None:
 
 async def test_beats_keep_a_front(instance_command: CommandFactory) -> None:
     clock = VirtualClock()
-    async with (
-        managed(instance_command(), {"mixed": 1}, clock=clock) as one,
-        await joined(one.manager) as front,
-    ):
-        await front.serving(1)
+    async with one_front(instance_command(), {"mixed": 1}, clock=clock) as (one, front):
         for load in range(1, 5):
             await passes(one, clock, 8.0)
             front.say(FrontBeat({"mixed-0": load}))

@@ -11,7 +11,7 @@ import pytest
 import kvell.fleet.manager.manager as manager_module
 from kvell.fleet.manager.messages import Answer, FrontBeat, Roster, ScaleInstances
 from kvell.fleet.started.members import Members
-from tests.fleet.manager.front_client import HeldSite, joined, managed
+from tests.fleet.manager.front_client import HeldSite, joined, managed, one_front, two_fronts
 from tests.front.scenarios import is_gone, until
 
 CommandFactory = Callable[..., list[str]]
@@ -26,11 +26,7 @@ def only_changes_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_front_that_joins_hears_which_instances_there_are(
     instance_command: CommandFactory,
 ) -> None:
-    async with (
-        managed(instance_command(), {"mixed": 2}) as one,
-        await joined(one.manager) as front,
-    ):
-        await front.serving(2)
+    async with one_front(instance_command(), {"mixed": 2}) as (one, front):
         assert front.met.instance == "manager"
         assert front.roster.manager == front.met.incarnation == one.manager.incarnation
         assert (front.roster.failed, front.roster.exit_code) == ("", None)
@@ -62,12 +58,7 @@ async def test_rosters_say_that_the_first_instances_start(instance_command: Comm
 
 
 async def test_every_front_hears_that_instances_are_added(instance_command: CommandFactory) -> None:
-    async with (
-        managed(instance_command(), {"mixed": 1}) as one,
-        await joined(one.manager) as front,
-        await joined(one.manager, "front-b") as other,
-    ):
-        await front.serving(1)
+    async with two_fronts(instance_command(), {"mixed": 1}) as (_, front, other):
         assert await front.scale({"mixed": 3}) == Answer(1)
         await front.serving(3)
         await other.serving(3)
@@ -81,11 +72,7 @@ async def test_every_front_hears_that_instances_are_added(instance_command: Comm
 
 
 async def test_what_changes_at_once_is_told_once(instance_command: CommandFactory) -> None:
-    async with (
-        managed(instance_command(), {"mixed": 4}) as one,
-        await joined(one.manager) as front,
-    ):
-        await front.serving(4)
+    async with one_front(instance_command(), {"mixed": 4}) as (_, front):
         pids = front.pids()
         assert await front.scale({"mixed": 1}) == Answer(1)
         # Another roster, about what changed before, may come first.
@@ -103,11 +90,7 @@ async def test_what_changes_at_once_is_told_once(instance_command: CommandFactor
 
 
 async def test_an_instance_is_drained_by_name(instance_command: CommandFactory) -> None:
-    async with (
-        managed(instance_command(), {"mixed": 2}) as one,
-        await joined(one.manager) as front,
-    ):
-        await front.serving(2)
+    async with one_front(instance_command(), {"mixed": 2}) as (_, front):
         (pid, _) = front.pids()
         assert await front.drain("mixed-0") == Answer(1)
         await front.serving(1)
@@ -131,11 +114,7 @@ async def test_an_instance_is_drained_by_name(instance_command: CommandFactory) 
 async def test_what_cannot_be_is_answered(
     instance_command: CommandFactory, instances: dict[str, int], field: str, problem: str
 ) -> None:
-    async with (
-        managed(instance_command(), {"mixed": 1}) as one,
-        await joined(one.manager) as front,
-    ):
-        await front.serving(1)
+    async with one_front(instance_command(), {"mixed": 1}) as (_, front):
         answer = await front.scale(instances)
         assert answer.field == field and problem in answer.problem and answer.remedy
         other = await front.drain("mixed-9")
@@ -146,11 +125,7 @@ async def test_what_cannot_be_is_answered(
 async def test_an_instance_that_is_killed_comes_back_as_another_incarnation(
     instance_command: CommandFactory,
 ) -> None:
-    async with (
-        managed(instance_command(), {"mixed": 2}) as one,
-        await joined(one.manager) as front,
-    ):
-        await front.serving(2)
+    async with one_front(instance_command(), {"mixed": 2}) as (_, front):
         before = front.entry("mixed-1")
         seen = len(front.rosters)
         os.kill(before.pid, signal.SIGKILL)
@@ -176,11 +151,10 @@ async def test_an_instance_that_cannot_be_restarted_fails_until_it_can(
     instance_command: CommandFactory, tmp_path: Path
 ) -> None:
     started = tmp_path / "started"
-    async with (
-        managed(instance_command("--starts-once", str(started)), {"mixed": 1}) as one,
-        await joined(one.manager) as front,
+    async with one_front(instance_command("--starts-once", str(started)), {"mixed": 1}) as (
+        one,
+        front,
     ):
-        await front.serving(1)
         os.kill(front.pids()[0], signal.SIGKILL)
         await until(lambda: front.states() == {"mixed-0": "failing"})
         entry = front.entry("mixed-0")
@@ -193,13 +167,7 @@ async def test_an_instance_that_cannot_be_restarted_fails_until_it_can(
 async def test_newer_roles_that_one_front_knows_are_told_to_all(
     instance_command: CommandFactory,
 ) -> None:
-    async with (
-        managed(instance_command(), {"prefill": 1, "decode": 1}) as one,
-        await joined(one.manager) as front,
-        await joined(one.manager, "front-b") as other,
-    ):
-        await front.serving(2)
-        await other.serving(2)
+    async with two_fronts(instance_command(), {"prefill": 1, "decode": 1}) as (_, front, other):
         front.say(FrontBeat({}, {"decode-0": "prefill"}, 3))
         await until(lambda: other.roster.role_changes == 3)
         assert other.entry("decode-0").role == "prefill"

@@ -18,7 +18,13 @@ from kvell.fleet.manager.messages import (
 )
 from kvell.wire.frames import frame
 from kvell.wire.greeting import Greeting
-from tests.fleet.manager.front_client import SECRET, HeldSite, joined, managed
+from tests.fleet.manager.front_client import (
+    SECRET,
+    HeldSite,
+    joined,
+    managed,
+    one_front,
+)
 from tests.fleet.seen import fronts_of, loads_of
 from tests.front.scenarios import until
 
@@ -88,11 +94,7 @@ async def test_a_front_that_does_not_read_is_hung_up_on(
 ) -> None:
     """It asks for one long answer after another; so much memory of ours it does not get."""
     monkeypatch.setattr(front_line, "MOST_WAITING_BYTES", 1 << 16)
-    async with (
-        managed(instance_command(), {"mixed": 1}) as one,
-        await joined(one.manager) as front,
-    ):
-        await front.serving(1)
+    async with one_front(instance_command(), {"mixed": 1}) as (one, front):
         told = Greeting("front-b", 5, "", 0)
         sock, _ = await dial(one.manager.address, told, SECRET, "cluster")
         order = encode_message(DrainInstance(1, "x" * 100_000))

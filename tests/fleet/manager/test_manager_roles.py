@@ -7,7 +7,13 @@ import pytest
 import kvell.fleet.manager.manager as manager_module
 from kvell.clock import VirtualClock
 from kvell.fleet.manager.messages import FrontBeat
-from tests.fleet.manager.front_client import FrontClient, Managed, joined, managed
+from tests.fleet.manager.front_client import (
+    FrontClient,
+    Managed,
+    joined,
+    one_front,
+    two_fronts,
+)
 from tests.fleet.seen import fronts_of, loads_of
 from tests.front.scenarios import until
 
@@ -47,11 +53,10 @@ async def test_roles_follow_the_load_of_all_fronts_together(
     instance_command: CommandFactory,
 ) -> None:
     clock = VirtualClock()
-    async with (
-        managed(instance_command(), COUNTS, clock=clock, adaptive_roles=True) as one,
-        await joined(one.manager) as front,
+    async with one_front(instance_command(), COUNTS, clock=clock, adaptive_roles=True) as (
+        one,
+        front,
     ):
-        await front.serving(3)
         for _ in range(20):
             await second(one, clock, front, prompts=HALF)
         assert front.roster.role_changes == 0, "what one front has asks for no change"
@@ -68,11 +73,7 @@ async def test_roles_follow_the_load_of_all_fronts_together(
 
 async def test_roles_stay_where_nobody_asked_for_others(instance_command: CommandFactory) -> None:
     clock = VirtualClock()
-    async with (
-        managed(instance_command(), COUNTS, clock=clock) as one,
-        await joined(one.manager) as front,
-    ):
-        await front.serving(3)
+    async with one_front(instance_command(), COUNTS, clock=clock) as (one, front):
         for _ in range(12):
             await second(one, clock, front, prompts=90_000)
         assert front.roster.role_changes == 0
@@ -87,22 +88,15 @@ async def test_a_manager_that_comes_later_learns_the_roles_from_a_front(
     instance_command: CommandFactory,
 ) -> None:
     clock = VirtualClock()
-    async with (
-        managed(instance_command(), COUNTS, clock=clock, adaptive_roles=True) as one,
-        await joined(one.manager) as front,
+    async with one_front(instance_command(), COUNTS, clock=clock, adaptive_roles=True) as (
+        one,
+        front,
     ):
-        await front.serving(3)
         while not front.roster.role_changes:
             await second(one, clock, front, prompts=20_000)
         changed, first = roles(front), front.roster
         known = beat(front, 20_000)
-    async with (
-        managed(instance_command(), COUNTS, adaptive_roles=True) as one,
-        await joined(one.manager) as front,
-        await joined(one.manager, "front-b") as other,
-    ):
-        await front.serving(3)
-        await other.serving(3)
+    async with two_fronts(instance_command(), COUNTS, adaptive_roles=True) as (one, front, other):
         assert front.roster.manager != first.manager and front.roster.role_changes == 0
         assert roles(front) != changed
         front.say(known)
@@ -118,11 +112,7 @@ async def test_a_manager_that_comes_later_learns_the_roles_from_a_front(
 async def test_an_instance_that_comes_in_place_of_one_that_is_gone_has_its_first_role(
     instance_command: CommandFactory,
 ) -> None:
-    async with (
-        managed(instance_command(), COUNTS) as one,
-        await joined(one.manager) as front,
-    ):
-        await front.serving(3)
+    async with one_front(instance_command(), COUNTS) as (_, front):
         front.say(FrontBeat({}, {"decode-1": "prefill"}, 4))
         await until(lambda: roles(front)["decode-1"] == "prefill")
         assert not (await front.drain("decode-1")).field
