@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -123,6 +124,20 @@ class Pair:
             assert not engine.has_work()
 
 
+def places_in(folder: Path, names: str, **settings: Any) -> list[FolderRendezvous]:
+    make_folder(folder)
+    return [FolderRendezvous(name, folder, **settings) for name in names]
+
+
+@contextmanager
+def closed_after(engines: Sequence[Engine]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for engine in engines:
+            engine.close()
+
+
 @contextmanager
 def pair_of(
     architecture: str,
@@ -133,23 +148,10 @@ def pair_of(
     names: str = "ab",
     method: TransferMethod = "cheapest",
 ) -> Iterator[Pair]:
-    make_folder(folder)
-    engines = [
-        engine_of(
-            architecture,
-            is_fused,
-            8 * MIB,
-            pool_place=FolderRendezvous(
-                name, folder, pd_caching=pd_caching, transport=transport, method=method
-            ),
-        )
-        for name in names
-    ]
-    try:
+    places = places_in(folder, names, pd_caching=pd_caching, transport=transport, method=method)
+    engines = [engine_of(architecture, is_fused, 8 * MIB, pool_place=place) for place in places]
+    with closed_after(engines):
         yield Pair(engines)
-    finally:
-        for engine in engines:
-            engine.close()
 
 
 def alone(

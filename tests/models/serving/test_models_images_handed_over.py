@@ -1,29 +1,20 @@
 """Requests with images that move between two real engines, over every family of image models."""
 
-import select
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, override
 
 import numpy as np
 import pytest
 
 from kvell.engine.engine import Engine
-from kvell.engine.moving.handovers import Handovers
-from kvell.engine.protocol.messages import Cancel, Event, Finished, Migrate, Tokens
+from kvell.engine.protocol.messages import Cancel, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.running import moved_images
-from kvell.memory import GroupKind, audit, pool_bytes_for
-from kvell.mempool.rendezvous import (
-    PD_CACHINGS,
-    FolderRendezvous,
-    PageTransport,
-    PdCaching,
-    make_folder,
-)
+from kvell.memory import GroupKind, pool_bytes_for
+from kvell.mempool.rendezvous import PD_CACHINGS, PageTransport, PdCaching
 from kvell.models.images.image_store import ImageStore
 from kvell.testing.accepting import is_accepted
 from kvell.vocabulary import MIB, RequestId
@@ -41,13 +32,9 @@ from tests.models.pictures import (
     pictured,
     text,
 )
+from tests.models.serving.pairs import GREEDY, SEEDED, Pair, closed_after, places_in
 from tests.models.serving.picture_pairs import engine_of, submit_of
 
-PATIENCE_SECONDS = 60.0
-GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-SEEDED = SamplingParams(
-    temperature=1.0, seed=5, max_tokens=12, ignore_eos=True, presence_penalty=1.0
-)
 SAMPLING = [pytest.param(GREEDY, id="greedy"), pytest.param(SEEDED, id="seeded")]
 FAMILIES = some_fast(EVERY, FAST)
 every_family = pytest.mark.parametrize("architecture", FAMILIES)
@@ -64,30 +51,19 @@ def some_prompts(architecture: str) -> dict[str, Prompt]:
     }
 
 
-class Pair:
-    """Two engines, and what either said of each request."""
+class PicturePair(Pair):
+    """Two engines, and what either said of each request, also of those with pictures."""
 
-    def __init__(self, engines: Sequence[Engine]) -> None:
-        self.engines = engines
-        self.tokens: dict[str, list[int]] = {}
-        self.ends: dict[str, Finished] = {}
-        self.moved: set[str] = set()
-
-    def submit(self, name: str, prompt: Prompt, at: int, params: SamplingParams) -> None:
+    def give(self, name: str, prompt: Prompt, at: int, params: SamplingParams, **more: str) -> None:
         self.tokens[name] = []
-        command = submit_of(name, prompt, params, goes_to="ab"[1 - at])
+        command = submit_of(name, prompt, params, **{"goes_to": "ab"[1 - at]} | more)
         self.take(self.engines[at].handle(command))
 
-    def take(self, events: Sequence[Event]) -> None:
-        for event in events:
-            if isinstance(event, Tokens):
-                assert event.first_index == len(self.tokens[event.request_id])
-                self.tokens[event.request_id].extend(event.token_ids)
-            elif isinstance(event, Finished) and event.reason == "moved":
-                self.moved.add(event.request_id)
-            elif isinstance(event, Finished):
-                assert event.request_id not in self.ends
-                self.ends[event.request_id] = event
+    @override
+    def holds(self) -> bool:
+        return super().holds() or any(
+            engine.has_work() or store_of(engine).spans for engine in self.engines
+        )
 
     def turn(self) -> None:
         """Each engine hears what has come, and takes a step if it has work."""
@@ -136,20 +112,14 @@ def pair_of(
     transport: PageTransport = "memory",
     pd_caching: PdCaching = 3,
     **more: Any,
-) -> Iterator[Pair]:
-    make_folder(folder)
-    places = [
-        FolderRendezvous(name, folder, pd_caching=pd_caching, transport=transport) for name in "ab"
-    ]
+) -> Iterator[PicturePair]:
+    places = places_in(folder, "ab", transport=transport, pd_caching=pd_caching)
     engines = [
         engine_of(architecture, size, pool_place=place, **more)
         for place, size in zip(places, sizes, strict=True)
     ]
-    try:
-        yield Pair(engines)
-    finally:
-        for engine in engines:
-            engine.close()
+    with closed_after(engines):
+        yield PicturePair(engines)
 
 
 def alone(
@@ -187,12 +157,12 @@ def test_answers_are_those_of_one_engine(
         encoded = []
         for turn in range(2):
             for at, (name, prompt) in enumerate(prompts.items()):
-                pair.submit(f"{name}/{turn}", prompt, at % 2, params)
+                pair.give(f"{name}/{turn}", prompt, at % 2, params)
             pair.run()
             assert {name: pair.tokens[f"{name}/{turn}"] for name in prompts} == expected
             encoded.append([store_of(engine).encoder_runs for engine in pair.engines])
-        assert pair.moved == set(pair.tokens)
-        pair.check_clean()
+        assert set(pair.moved) == set(pair.tokens)
+        pair.check_pools()
         cached = {name: pair.ends[f"{name}/1"].cached_tokens for name in prompts}
     assert sum(encoded[0]) == 5, "each image once, where its prompt is computed"
     assert cached["text"] > 0
@@ -214,12 +184,12 @@ def test_in_every_mode_over_every_transport(
     with pair_of(architecture, tmp_path, transport=transport, pd_caching=pd_caching) as pair:
         for turn in range(2):
             for name, prompt in prompts.items():
-                pair.submit(f"{name}/{turn}", prompt, 0, GREEDY)
+                pair.give(f"{name}/{turn}", prompt, 0, GREEDY)
             pair.run()
             assert {name: pair.tokens[f"{name}/{turn}"] for name in prompts} == expected
-        assert pair.moved == set(pair.tokens)
+        assert set(pair.moved) == set(pair.tokens)
         assert (pair.ends["text/1"].cached_tokens > 0) == (pd_caching > 0)
-        pair.check_clean()
+        pair.check_pools()
 
 
 @pytest.mark.parametrize("architecture", some_fast(EVERY, FAST[:1]))
@@ -237,13 +207,13 @@ def test_a_preemption_where_it_goes_on(architecture: str, tmp_path: Path) -> Non
     here = small if architecture == PREFIX else 8 * MIB
     with pair_of(architecture, tmp_path, (here, small), max_model_len=112) as pair:
         for name, prompt in prompts.items():
-            pair.submit(name, prompt, 0, params)
+            pair.give(name, prompt, 0, params)
         pair.run()
         assert pair.tokens == expected
         there = pair.engines[1]
         assert len(pair.moved) > 1 and there.core.stats().preemptions
         assert store_of(there).encoder_runs, "an image was computed again there"
-        pair.check_clean()
+        pair.check_pools()
 
 
 @every_family
@@ -253,7 +223,7 @@ def test_a_request_that_is_cancelled_on_its_way_leaves_nothing(
     """Before it has moved, and after."""
     prompt = pictured(architecture, text(13, 2), 1, text(21, 2))
     with pair_of(architecture, tmp_path) as pair:
-        pair.submit("early", prompt, 0, GREEDY)
+        pair.give("early", prompt, 0, GREEDY)
         pair.take(pair.engines[0].handle(Cancel(RequestId("early"))))
         pair.run()
         assert pair.ends["early"].reason == "cancelled" and not pair.moved
@@ -267,7 +237,7 @@ def test_a_request_that_is_cancelled_on_its_way_leaves_nothing(
         pair.take(pair.engines[1].handle(Cancel(RequestId("late"))))
         pair.run()
         assert pair.ends["late"].reason == "cancelled"
-        pair.check_clean()
+        pair.check_pools()
 
 
 @pytest.mark.parametrize("architecture", [PATCHES, CROSS])
@@ -287,11 +257,11 @@ def test_an_id_that_stands_for_another_image_there_stays(architecture: str, tmp_
         pair.run()
         assert pair.tokens == expected and not pair.moved
         other = {"other": pictured(architecture, text(9, 1), 3, text(21, 2))}
-        pair.submit("other", other["other"], 0, GREEDY)
+        pair.give("other", other["other"], 0, GREEDY)
         pair.run()
-        assert pair.moved == {"other"}
+        assert pair.moved == ["other"]
         assert pair.tokens["other"] == alone(architecture, other, GREEDY)["other"]
-        pair.check_clean()
+        pair.check_pools()
 
 
 def test_images_too_large_to_be_sent_along_stay(
@@ -304,15 +274,15 @@ def test_images_too_large_to_be_sent_along_stay(
     monkeypatch.setattr(moved_images, "MOST_BYTES", size)
     with pair_of(GRIDS, tmp_path) as pair:
         for name, prompt in prompts.items():
-            pair.submit(name, prompt, 0, GREEDY)
+            pair.give(name, prompt, 0, GREEDY)
             pair.run()
         assert pair.tokens == expected
-        assert {"first", "text"} <= pair.moved and "two" not in pair.moved
+        assert {"first", "text"} <= set(pair.moved) and "two" not in pair.moved
         for name, prompt in prompts.items():  # together: what would be too much stays
-            pair.submit(f"{name}/2", prompt, 0, GREEDY)
+            pair.give(f"{name}/2", prompt, 0, GREEDY)
         pair.run()
         assert {name: pair.tokens[f"{name}/2"] for name in prompts} == expected
-        pair.check_clean()
+        pair.check_pools()
 
 
 @pytest.mark.parametrize("architecture", [PATCHES, CROSS])
@@ -323,11 +293,8 @@ def test_only_pages_of_cross_groups_move_beside_those_of_text(
     prompt = pictured(architecture, text(13, 2), 1, text(21, 2))
     with pair_of(architecture, tmp_path) as pair:
         there = pair.engines[1].core.memory
-        pair.submit("one", prompt, 0, replace(GREEDY, max_tokens=60))
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while len(pair.tokens["one"]) < 2:
-            assert time.monotonic() < deadline
-            pair.turn()
+        pair.give("one", prompt, 0, replace(GREEDY, max_tokens=60))
+        pair.run(lambda: len(pair.tokens["one"]) >= 2)
         [holder] = [h for h in there.snapshot().holders if not h.is_lease]
         kinds = [group.kind for group in there.layout.groups]
         held = {kind: len(pages) for kind, (_, pages) in zip(kinds, holder.groups, strict=True)}
@@ -335,7 +302,7 @@ def test_only_pages_of_cross_groups_move_beside_those_of_text(
         assert (held.get(GroupKind.CROSS, 0) > 0) == (architecture == CROSS)
         pair.run()
         assert store_of(pair.engines[1]).encoder_runs == 0
-        pair.check_clean()
+        pair.check_pools()
 
 
 @every_family
@@ -345,17 +312,15 @@ def test_a_request_leaves_in_the_middle_of_its_answer(architecture: str, tmp_pat
     params = replace(GREEDY, max_tokens=100)
     expected = alone(architecture, prompts, params)
     with pair_of(architecture, tmp_path) as pair:
-        here, there = pair.engines
-        pair.tokens["one"] = []
-        pair.take(here.handle(submit_of("one", prompts["one"], params)))
-        while len(pair.tokens["one"]) < 5:
-            pair.turn()
-        pair.take(here.handle(Migrate(RequestId("one"), 0, "b")))
+        there = pair.engines[1]
+        pair.give("one", prompts["one"], 0, params, goes_to="")
+        pair.run(lambda: len(pair.tokens["one"]) >= 5)
+        pair.migrate("one", 0, "b")
         pair.run()
-        assert pair.moved == {"one"} and pair.tokens == expected
+        assert pair.moved == ["one"] and pair.tokens == expected
         assert there.core.stats().output_tokens > 20
         assert store_of(there).encoder_runs == 0
-        pair.check_clean()
+        pair.check_pools()
 
 
 @every_family
@@ -366,12 +331,10 @@ def test_what_another_instance_has_of_a_prompt_is_fetched(
     prompts = {"one": pictured(architecture, text(40, 2), 1, text(31, 2))}
     expected = alone(architecture, prompts, GREEDY)
     with pair_of(architecture, tmp_path) as pair:
-        first, second = pair.engines
-        pair.tokens = {"one": [], "again": []}
-        pair.take(first.handle(submit_of("one", prompts["one"], GREEDY)))
-        while not pair.ends:
-            pair.turn()
-        pair.take(second.handle(submit_of("again", prompts["one"], GREEDY, pulls_from="a")))
+        second = pair.engines[1]
+        pair.give("one", prompts["one"], 0, GREEDY, goes_to="")
+        pair.run()
+        pair.give("again", prompts["one"], 1, GREEDY, goes_to="", pulls_from="a")
         pair.run()
         assert pair.tokens["one"] == pair.tokens["again"] == expected["one"]
         cached = pair.ends["again"].cached_tokens
@@ -382,4 +345,4 @@ def test_what_another_instance_has_of_a_prompt_is_fetched(
             assert cached == 40, "pages of images are not copied to be cached"
         else:
             assert cached == 0, "a prompt that reads itself in both directions"
-        pair.check_clean()
+        pair.check_pools()
