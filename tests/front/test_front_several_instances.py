@@ -214,10 +214,12 @@ async def test_an_instance_that_cannot_start_fails_alone(instance_command: Comma
 
 @pytest.mark.long
 async def test_what_outlasts_a_drain_ends_if_no_other_instance_can_start(
-    instance_command: CommandFactory,
+    instance_command: CommandFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other one has failed since the drain began, which is long enough on a busy machine."""
-    limits = FrontLimits(drain_seconds=25.0, restart=RestartPolicy(0.01, 0.01, 3))
+    """The other one has failed since the drain began; then the loop's time passes at once."""
+    limits = FrontLimits(drain_seconds=60.0, restart=RestartPolicy(0.01, 0.01, 3))
+    loop = asyncio.get_running_loop()
+    now = loop.time
     command = instance_command("--step-seconds", "0.1")
     async with Front(command, instances={"mixed": 2}, limits=limits) as front:
         tasks = started(front, 2)
@@ -229,6 +231,7 @@ async def test_what_outlasts_a_drain_ends_if_no_other_instance_can_start(
         os.kill(pid, signal.SIGKILL)
         await until(lambda: by_id(front)["mixed-0"].state == "failed")
         assert by_id(front)["mixed-1"].state == "draining"
+        monkeypatch.setattr(loop, "time", lambda: now() + limits.drain_seconds)
         ends = await asyncio.gather(*tasks)
         assert {end.reason for end in ends} == {"error"}
         assert {end.message for end in ends} == {"the instance cannot be restarted"}

@@ -5,8 +5,8 @@ import gc
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from itertools import islice
 from pathlib import Path
 
@@ -97,6 +97,16 @@ def resident_bytes() -> int:
     return process_bytes()
 
 
+@contextmanager
+def frozen() -> Iterator[None]:
+    """Scan no objects of other tests on the loop, as a server does."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2])
 def test_no_body_holds_the_loop_fails_or_leaves_memory(smollm2_path: Path, seed: int) -> None:
@@ -109,20 +119,19 @@ def test_no_body_holds_the_loop_fails_or_leaves_memory(smollm2_path: Path, seed:
         before_bytes = 0
         async with Front(command, observer=metrics) as front, LoopTurns().measured() as turns:
             app = build_app(front, text, metrics)
-            gc.freeze()  # as a server does: objects of other tests are not scanned on the loop
-            for number, request in enumerate(islice(hostile_bodies(seed), scaled(BODIES))):
-                if number == WARM:
-                    before_bytes = resident_bytes()
-                turns.begin()
-                status, answer = await ask(app, request)
-                await asyncio.sleep(0.005)  # the turn after the answer is measured too
-                shown = request.kind, request.path, request.body[:400], answer[:400]
-                assert status < 500, shown
-                if number:  # the first request imports modules
-                    assert turns.longest_seconds <= LONGEST_TURN_SECONDS, shown
-                statuses[status] += 1
-            assert resident_bytes() - before_bytes <= MOST_KEPT_BYTES
-            gc.unfreeze()
+            with frozen():
+                for number, request in enumerate(islice(hostile_bodies(seed), scaled(BODIES))):
+                    if number == WARM:
+                        before_bytes = resident_bytes()
+                    turns.begin()
+                    status, answer = await ask(app, request)
+                    await asyncio.sleep(0.005)  # the turn after the answer is measured too
+                    shown = request.kind, request.path, request.body[:400], answer[:400]
+                    assert status < 500, shown
+                    if number:  # the first request imports modules
+                        assert turns.longest_seconds <= LONGEST_TURN_SECONDS, shown
+                    statuses[status] += 1
+                assert resident_bytes() - before_bytes <= MOST_KEPT_BYTES
         assert statuses[200] > 20 and statuses[400] > 20, statuses
 
     asyncio.run(scenario())
