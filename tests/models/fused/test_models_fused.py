@@ -1,4 +1,4 @@
-"""The fused forward pass against transformers' own, and where its largest logits are; every ISA."""
+"""The fused forward pass against transformers' own, packed weights too; and its largest logits."""
 
 import copy
 from dataclasses import replace
@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from kvell.models.families.families import EXACT, FUSED
+from kvell.models.fused.grouped import Form, GroupedWeight, quantise
 from kvell.models.loading.random_weights import random_module
 from kvell.models.paged_model import ForwardBatch, PagedModel
 from kvell.vocabulary import NOT_NUMBERS
-from tests.models.cases import covering, families
+from tests.models.cases import MECHANISMS, covering, families, long_unless
 from tests.models.fused_models import (
     MARKED_SETS,
     SETS,
@@ -32,6 +34,23 @@ from tests.models.harness import (
 DTYPES = (torch.float32, torch.bfloat16)
 FAMILIES = families(FUSED)
 every_family = pytest.mark.parametrize("architecture", FAMILIES)
+FORMS = ("int8", "int4")
+PACKED = ("FalconH1ForCausalLM", "Gemma3ForCausalLM", "LlamaForCausalLM", "Qwen3ForCausalLM")
+CASES = [(name, "none") for name in sorted(FUSED)]
+CASES += [(name, form) for name in PACKED for form in FORMS]
+FORMED = [pytest.param(*case, marks=long_unless(case[0] in MECHANISMS.values())) for case in CASES]
+"""Families with weights as they are, and some with packed ones."""
+
+
+def unpacked_module(module: Any, quantization: str) -> Any:
+    """The oracle: the same module, its linears holding the numbers that were packed."""
+    mine = copy.deepcopy(module).float()
+    for name, linear in mine.named_modules():
+        if isinstance(linear, nn.Linear) and quantization != "none":
+            fours = quantization == "int4" and name != "lm_head"
+            made = quantise(linear.weight, Form.INT4 if fours else Form.INT8)
+            linear.weight.data = made.unpack()
+    return mine
 
 
 def steps_of(model: PagedModel, ids: list[int], ends: list[int], seed: int = 0) -> torch.Tensor:
@@ -44,13 +63,14 @@ def test_every_fused_family_is_an_exact_one() -> None:
     assert set(FUSED) <= EXACT
 
 
-@every_family
-@every_set
-def test_chunks_and_decodes_are_exact(architecture: str, instruction_set: str) -> None:
+@covering({"architecture,quantization": FORMED, "instruction_set": MARKED_SETS})
+def test_chunks_and_decodes_are_exact(
+    architecture: str, quantization: str, instruction_set: str
+) -> None:
     module, ids = tiny_module(architecture), prompt_ids(30)
-    model = fused_model(module, instruction_set)
+    model = fused_model(module, instruction_set, quantization=quantization)
     logits = steps_of(model, ids, [1, 14, 15, 16, 29, 30])
-    assert_exact(logits, oracle_logits(module, ids))
+    assert_exact(logits, oracle_logits(unpacked_module(module, quantization), ids))
 
 
 @every_family
@@ -63,17 +83,17 @@ def test_ragged_batch(architecture: str) -> None:
         assert_exact(part, oracle_logits(module, ids))
 
 
-@covering({"architecture": FAMILIES, "instruction_set": MARKED_SETS, "dtype": DTYPES})
+@covering({"architecture,quantization": FORMED, "instruction_set": MARKED_SETS, "dtype": DTYPES})
 def test_nothing_around_a_token_changes_a_bit(
-    architecture: str, instruction_set: str, dtype: torch.dtype
+    architecture: str, quantization: str, instruction_set: str, dtype: torch.dtype
 ) -> None:
     """Neither chunks, nor other requests, nor where pages lie (states, if any, in float32)."""
     module = copy.deepcopy(tiny_module(architecture)).to(dtype)
     module.config.mamba_ssm_cache_dtype = "float32"
-    model = fused_model(module, instruction_set)
-    ids, other = prompt_ids(26), prompt_ids(19, seed=1)
-    whole = steps_of(model, ids, [26])
-    assert torch.equal(steps_of(model, ids, [7, 14, 21, 26], seed=3), whole)
+    model = fused_model(module, instruction_set, quantization=quantization)
+    ids, other = prompt_ids(29), prompt_ids(19, seed=1)
+    whole = steps_of(model, ids, [29])
+    assert torch.equal(steps_of(model, ids, [1, 13, 26, 27, 29], seed=3), whole)
     runner = runner_over(model, shuffle_seed=5)
     beside = [runner.step([("b", other[:9]), ("a", ids[:13]), ("c", other)])[9:22]]
     beside += [runner.step([("a", [token]), ("b", [5])])[:1] for token in ids[13:]]
@@ -89,25 +109,35 @@ def test_wide_products_of_many_rows_are_those_of_one(instruction_set: str) -> No
     assert torch.equal(steps_of(model, ids, [3, 60, 149, 150]), steps_of(model, ids, [150]))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_threads_change_nothing(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("quantization", "dtype"),
+    [("none", torch.float32), *((form, torch.bfloat16) for form in ("none", *FORMS))],
+)
+def test_threads_change_nothing(quantization: str, dtype: torch.dtype) -> None:
     module = random_module(tiny_config("Gemma3ForCausalLM", hidden_size=192), 3, dtype, 8.0)
     ids = prompt_ids(40)
-    alone = steps_of(fused_model(module, num_threads=1), ids, [30, 31, 40])
-    for threads in (2, 3):
-        together = steps_of(fused_model(module, num_threads=threads), ids, [30, 31, 40])
-        assert torch.equal(together, alone)
+    alone, *together = (
+        steps_of(
+            fused_model(module, num_threads=threads, quantization=quantization), ids, [30, 31, 40]
+        )
+        for threads in (1, 2, 3)
+    )
+    assert all(torch.equal(one, alone) for one in together)
 
 
-@every_family
-@every_set
-def test_bf16_errs_no_more_than_transformers(architecture: str, instruction_set: str) -> None:
+@covering({"architecture,quantization": FORMED, "instruction_set": MARKED_SETS})
+def test_bf16_errs_no_more_than_transformers(
+    architecture: str, quantization: str, instruction_set: str
+) -> None:
     """Root mean square of the difference from float32 with the same rounded weights."""
     module = bf16_module(architecture)
+    oracle = unpacked_module(module, quantization)
+    rounded = copy.deepcopy(oracle).bfloat16()
     prompts = [prompt_ids(40, seed) for seed in range(3)]
-    exact = torch.cat([oracle_logits(copy.deepcopy(module).float(), ids) for ids in prompts])
-    theirs = torch.cat([oracle_logits(module, ids) for ids in prompts])
-    model = fused_model(module, instruction_set)
+    exact, theirs = (
+        torch.cat([oracle_logits(one, ids) for ids in prompts]) for one in (oracle, rounded)
+    )
+    model = fused_model(module, instruction_set, quantization=quantization)
     ours = torch.cat([steps_of(model, ids, [9, 10, 20, 40]) for ids in prompts])
     assert 0 < rms(ours - exact) <= 1.25 * rms(theirs - exact)
 
@@ -121,22 +151,33 @@ ODD_SHAPES: list[dict[str, Any]] = [
     {"intermediate_size": 52, "vocab_size": 515},
     {"hidden_size": 40, "head_dim": 24, "intermediate_size": 70},
     {"num_key_value_heads": 1, "head_dim": 64},
+    {"hidden_size": 192, "head_dim": 64, "intermediate_size": 352},
     {"tie_word_embeddings": True},
     {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0}},
 ]
 
 
-@covering({"changes": ODD_SHAPES, "instruction_set": MARKED_SETS}, together=1)
-def test_odd_shapes(changes: dict[str, Any], instruction_set: str) -> None:
+@covering(
+    {
+        "changes": ODD_SHAPES,
+        "quantization": ("none", *FORMS),
+        "instruction_set": MARKED_SETS,
+    }
+)
+def test_odd_shapes(changes: dict[str, Any], quantization: str, instruction_set: str) -> None:
+    """Rows that are no whole groups; a tied table is read out of the packed head."""
     module = random_module(tiny_config("LlamaForCausalLM", **changes), 5, torch.float32, 8.0)
     if changes.get("tie_word_embeddings"):
         module.lm_head.weight = module.model.embed_tokens.weight
     for name, parameter in module.named_parameters():
         if name.endswith("bias"):
-            torch.nn.init.normal_(parameter, std=0.3)
+            nn.init.normal_(parameter, std=0.3)
+    oracle = unpacked_module(module, quantization)
+    if changes.get("tie_word_embeddings"):
+        oracle.model.embed_tokens.weight.data = oracle.lm_head.weight.data
     ids = prompt_ids(21)
-    logits = steps_of(fused_model(module, instruction_set), ids, [13, 14, 21])
-    assert_exact(logits, oracle_logits(module, ids))
+    model = fused_model(module, instruction_set, quantization=quantization)
+    assert_exact(steps_of(model, ids, [13, 14, 21]), oracle_logits(oracle, ids))
 
 
 @covering(
@@ -167,6 +208,71 @@ def test_a_model_on_all_sets_differs_by_rounding_only() -> None:
     made = [steps_of(fused_model(module, name), ids, [30]) for name in SETS]
     for other in made[1:]:
         assert (made[0] - other).abs().max() < 0.05 * made[0].abs().max()
+
+
+@covering({"quantization": FORMS, "instruction_set": MARKED_SETS, "factor": [10, 40, 300]})
+def test_a_large_number_costs_the_small_ones_beside_it_nothing(
+    quantization: str, instruction_set: str, factor: int
+) -> None:
+    """Whole numbers are scaled by a group's largest; the plain set multiplies bf16 as floats."""
+    module = copy.deepcopy(tiny_module("LlamaForCausalLM"))
+    for layer in module.model.layers:
+        layer.input_layernorm.weight.data[5] *= factor
+        layer.post_attention_layernorm.weight.data[7] *= factor
+    module = module.bfloat16()
+    oracle = unpacked_module(module, quantization)
+    prompts = [prompt_ids(40, seed) for seed in range(3)]
+    exact = torch.cat([oracle_logits(oracle, ids) for ids in prompts])
+    ours, plain = (
+        torch.cat([steps_of(model, ids, [9, 10, 40]) for ids in prompts])
+        for model in (
+            fused_model(module, name, quantization=quantization)
+            for name in (instruction_set, "portable")
+        )
+    )
+    assert 0 < rms(ours - exact) <= 1.2 * rms(plain - exact)
+
+
+@covering(
+    {"quantization": FORMS, "instruction_set": MARKED_SETS, "bad": [float("nan"), float("inf")]}
+)
+def test_what_is_no_number_stays_none(quantization: str, instruction_set: str, bad: float) -> None:
+    """One token's, and no other's: rows are multiplied side by side."""
+    module = copy.deepcopy(tiny_module("LlamaForCausalLM")).bfloat16()
+    module.model.embed_tokens.weight.data[3] = bad
+    model = fused_model(module, instruction_set, quantization=quantization)
+    logits = runner_over(model).step([("a", [1, 2]), ("b", [3]), ("c", [4])])
+    assert logits[2].isnan().all()
+    assert logits[[0, 1, 3]].isfinite().all()
+
+
+def test_weights_take_fewer_bytes() -> None:
+    module = random_module(tiny_config("LlamaForCausalLM", hidden_size=128), 3, torch.bfloat16, 8.0)
+    packed = {
+        name: model.fused.weight_bytes
+        for name in ("none", "int8", "int4")
+        if (model := fused_model(module, quantization=name)).fused
+    }
+    assert packed["int8"] == packed["none"] * 34 / 64
+    assert packed["int4"] < packed["int8"]
+
+
+def test_blocks_that_a_model_brings_are_kept_where_rows_lie_together() -> None:
+    """Queries, keys and values are one matrix: blocks of two forms among them are not kept."""
+    module, ids = tiny_module("LlamaForCausalLM"), prompt_ids(12)
+    names = ("q_proj", "k_proj", "v_proj")
+    blocks: dict[str, GroupedWeight] = {}
+    oracle = unpacked_module(module, "int4")
+    for index, layer in enumerate(module.model.layers):
+        for name in names:
+            form = Form.INT4 if index == 1 and name == "v_proj" else Form.INT8
+            made = quantise(getattr(layer.self_attn, name).weight, form)
+            blocks[f"model.layers.{index}.self_attn.{name}.weight"] = made
+            if index != 1:
+                linear = getattr(oracle.model.layers[index].self_attn, name)
+                linear.weight.data = made.unpack()
+    model = fused_model(module, quantization="int4", blocks=blocks)
+    assert_exact(steps_of(model, ids, [12]), oracle_logits(oracle, ids))
 
 
 VOCAB = 5_003
