@@ -1,8 +1,8 @@
-"""Debtors and creditors that die, hang or sleep while a request reads lent pages change nothing."""
+"""Instances that lend, or have every mechanism, and die, hang or sleep: no answer changes."""
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,69 +10,98 @@ from typing import Any
 import pytest
 
 from kvell.async_engine import AsyncEngine
+from kvell.engine.lending.placement import NOBODY_LENDS
 from kvell.fleet.instance.supervisor import RestartPolicy
 from kvell.fleet.started.front_limits import FrontLimits
-from tests.async_engine.fault_cases import LENDING_REFUSALS
+from tests.async_engine.fault_cases import ACTS, LENDING_REFUSALS, SHAPES
+from tests.async_engine.faults import REFUSALS
 from tests.async_engine.handover_faults import (
     LENDING_KINDS,
     Faults,
     Outcome,
+    Pair,
+    anywhere,
     borrowing,
     check,
     disturbed,
     rested,
 )
 from tests.async_engine.jobs import Job
-from tests.async_engine.lending_jobs import KV_BYTES, long_jobs, wide_model
+from tests.async_engine.lending_jobs import (
+    KV_BYTES,
+    everything,
+    long_jobs,
+    mixed_jobs,
+    wide_model,
+)
 
-INSTANCES = "mixed=4"
-MAKE = partial(Faults, find=borrowing, most_stopped_seconds=4.0)
-"""One that wakes may find that what it read was recalled and taken back: after two seconds."""
-STREAMS = 5
+pytestmark = pytest.mark.long
 FEW = ("pause creditor", "kill creditor", "kill debtor")
+REASONS = (*REFUSALS, NOBODY_LENDS, "the instances can hold together")
 LIMITS = FrontLimits(
     drain_seconds=60, silence_seconds=6.0, restart=RestartPolicy(0.05, 0.5, attempts=1000)
 )
-FEW_SECONDS, MANY_SECONDS = 400, 4000
+MANY_SECONDS = 4000
+MANY = tuple(itertools.islice(itertools.cycle(LENDING_KINDS), 100))
+FORTY = MANY[:40]
+Find = Callable[[AsyncEngine], list[Pair]]
+
+
+def run(
+    settings: dict[str, Any], jobs: Sequence[Job], kinds: Sequence[str], find: Find,
+    refusals: Sequence[str], seconds: float, streams: int, seed: int,
+) -> Outcome:  # fmt: skip
+    """One that wakes may find that what it read was recalled and taken back: after two seconds."""
+    make = partial(Faults, find=find, most_stopped_seconds=4.0)
+
+    async def scenario() -> Outcome:
+        async with asyncio.timeout(seconds), AsyncEngine(**settings, limits=LIMITS) as engine:
+            outcome = await disturbed(engine, jobs, kinds, streams, seed, make=make)
+            await rested(engine)
+            return outcome
+
+    outcome = asyncio.run(scenario())
+    check(outcome, kinds, refusals)
+    return outcome
 
 
 @pytest.fixture(scope="module")
-def directory(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wide(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return wide_model(smollm2_path, tmp_path_factory.mktemp("wide"))
 
 
 @pytest.fixture(scope="module")
-def jobs(directory: Path) -> list[Job]:
-    return long_jobs(directory)
+def long(wide: Path) -> list[Job]:
+    return long_jobs(wide)
 
 
-async def scenario(directory: Path, jobs: Sequence[Job], kinds: Sequence[str]) -> Outcome:
-    settings: dict[str, Any] = {"dtype": "float32", "kv_memory_bytes": KV_BYTES}
-    async with AsyncEngine(
-        str(directory), instances=INSTANCES, limits=LIMITS, **settings
-    ) as engine:
-        outcome = await disturbed(engine, jobs, kinds, STREAMS, len(kinds), make=MAKE)
-        await rested(engine)
-        lent = [one.sections["lent"] for one in (await engine.stats()).values()]
-        assert not any(lent), "a loan was left"
-        return outcome
-
-
-def run(directory: Path, jobs: Sequence[Job], kinds: Sequence[str], seconds: float) -> None:
-    async def bounded() -> Outcome:
-        async with asyncio.timeout(seconds):
-            return await scenario(directory, jobs, kinds)
-
-    check(asyncio.run(bounded()), kinds, LENDING_REFUSALS)
-
-
-@pytest.mark.long
-def test_a_few_faults_of_debtors_and_creditors(directory: Path, jobs: list[Job]) -> None:
-    run(directory, jobs, FEW, FEW_SECONDS)
-
-
-@pytest.mark.long
 @pytest.mark.timeout(MANY_SECONDS + 100)
-def test_a_hundred_faults_of_debtors_and_creditors(directory: Path, jobs: list[Job]) -> None:
-    kinds = list(itertools.islice(itertools.cycle(LENDING_KINDS), 100))
-    run(directory, jobs, kinds, MANY_SECONDS)
+@pytest.mark.parametrize(("kinds", "seconds"), [(FEW, 400), (MANY, MANY_SECONDS)])
+def test_faults_of_debtors_and_creditors(
+    wide: Path, long: list[Job], kinds: Sequence[str], seconds: float
+) -> None:
+    settings: dict[str, Any] = {"model": str(wide), "dtype": "float32", "instances": "mixed=4"}
+    settings["kv_memory_bytes"] = KV_BYTES
+    run(settings, long, kinds, borrowing, LENDING_REFUSALS, seconds, 5, len(kinds))
+
+
+@pytest.fixture(scope="module")
+def settings(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return everything(smollm2_path, tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def mixed(settings: dict[str, Any]) -> list[Job]:
+    return mixed_jobs(Path(settings["model"]))
+
+
+@pytest.mark.timeout(1600)
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("instances", SHAPES)
+def test_forty_faults_of_instances_with_every_mechanism(
+    settings: dict[str, Any], mixed: list[Job], instances: str, seed: int
+) -> None:
+    shaped = settings | {"instances": instances}
+    outcome = run(shaped, mixed, FORTY, anywhere, REASONS, 1500, 8, seed)
+    sought = [act for act in ACTS if act != "moved" or instances.startswith("prefill")]
+    assert [act for act in sought if not outcome.acts[act]] == []
