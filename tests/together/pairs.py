@@ -32,7 +32,7 @@ PAIRS = (
     "tests/together/test_together_pairs.py::test_answers_are_those_of_an_engine_without_pressure"
 )
 MOVING = "tests/together/test_together_moving.py"
-POOLS = "tests/together/test_together_pools.py"
+POOLS = "tests/together/test_together_images.py"
 OFFLOADED = "tests/together/test_together_offloaded.py"
 HANDED_OVER = "tests/models/serving/test_models_handed_over.py"
 LENT = "tests/models/serving/test_models_lent.py"

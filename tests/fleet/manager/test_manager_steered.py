@@ -1,6 +1,7 @@
-"""Several fronts at one instance that is short of memory: one request leaves it, not one each."""
+"""What a manager tells: one request leaves an instance short of memory; and rosters."""
 
 from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,9 @@ from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.protocol.statistics import InstanceReport, LoadStats
 from kvell.fleet.manager.messages import FrontBeat, MoveRequest, Pressed, RosterEntry
 from kvell.fleet.manager.steered import SETTLING_LOOKS, FleetSteering
+from kvell.fleet.started.members import MemberCallbacks, OwnMember
 from kvell.vocabulary import RequestId
+from kvell.wire.frames import HEADER_BYTES, ProtocolError
 from tests.fleet.manager.front_client import joined, managed
 from tests.fleet.seen import members_of
 from tests.front.scenarios import until

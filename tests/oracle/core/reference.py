@@ -9,7 +9,9 @@ import numpy as np
 
 from kvell.pages.layout import GroupKind, GroupSpec, Layout
 from kvell.pages.snapshot import PoolSnapshot, PoolTotals
+from kvell.prefix.eviction.checkpoints import is_worth_displacing
 from kvell.prefix.groups.facts import Images, facts_of
+from kvell.prefix.groups.needs import alignment_tokens
 from kvell.prefix.interface import (
     CHANGE_COLUMNS,
     CHECKPOINT_COLUMNS,
@@ -21,7 +23,6 @@ from kvell.prefix.interface import (
     LongInts,
 )
 from kvell.prefix.tokens import Tokens
-from tests.oracle.core.checkpointing import keep_states
 from tests.oracle.core.growth import Growth
 from tests.oracle.core.lending import send_away
 from tests.oracle.core.looking import (
@@ -36,11 +37,41 @@ from tests.oracle.core.lookup import known, match, reach, resume, resume_embeddi
 from tests.oracle.core.publishing import Publisher
 from tests.oracle.core.receiving import Receiver
 from tests.oracle.core.reserving import adopt, delete, reserve
-from tests.oracle.eviction.evictor import EvictionRule, LeastRecentlyUsed
+from tests.oracle.eviction.checkpoints import cuts, waypoint_tokens
+from tests.oracle.eviction.evictor import COARSE, EvictionRule, LeastRecentlyUsed
 from tests.oracle.placement.compaction import Compactor
-from tests.oracle.placement.holders import GroupPages, Holder
+from tests.oracle.placement.holders import Checkpoint, GroupPages, Holder
 from tests.oracle.placement.store import Store
 from tests.oracle.placement.withholding import Withholder
+
+
+def keep_states(store: Store, holder: Holder, group: int, until: int) -> list[tuple[int, ...]]:
+    """Reserve pages for the states worth keeping, the most valuable first.
+
+    :returns: rows of group, tokens before the state, part of the state, page.
+    """
+    own = [store.groups[index] for index in holder.own]
+    alignment = alignment_tokens(own)
+    positions = cuts(
+        holder.computed,
+        until,
+        holder.facts.prompt_tokens,
+        holder.matched_tokens,
+        alignment,
+        waypoint_tokens(own, alignment, holder.facts.prompt_tokens),
+    )
+    rows: list[tuple[int, ...]] = []
+    spec = store.groups[group]
+    ranked = [(store.usefulness.rank(sort), cut, sort) for cut, sort in positions]
+    for full_rank, cut, sort in sorted(ranked, reverse=True):
+        worth = is_worth_displacing(spec, own, cut - holder.hit_tokens)
+        rank = full_rank if worth else min(full_rank, COARSE)
+        limit = store.rule.limit(rank, store.step)
+        pages = store.placer.keep(group, spec.slices, rank, limit)
+        if pages is not None:
+            holder.checkpoints.append(Checkpoint(group, cut, sort, rank, tuple(pages)))
+            rows.extend((group, cut, part, page) for part, page in enumerate(pages))
+    return rows
 
 
 class ReferenceCore:
