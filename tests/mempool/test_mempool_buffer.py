@@ -11,7 +11,7 @@ from kvell.memory import audit
 from kvell.mempool.buffer import HostBuffer, Lease
 from kvell.mempool.pool import MemPool
 from tests.mempool.pools import MIXES, SECRET, fill, holds_right, layout_of
-from tests.mempool.waiting import until
+from tests.patience import until
 
 TEXT = list(range(100, 150))
 

@@ -29,7 +29,8 @@ from tests.mempool.sleeper import (
     OFFER,
     OVERWRITTEN,
 )
-from tests.mempool.waiting import PATIENCE_SECONDS, state_of, until, used_pages
+from tests.mempool.waiting import PATIENCE_SECONDS, state_of, used_pages
+from tests.patience import until
 
 TEXT, OTHER = list(range(100, 150)), list(range(200, 260))
 WAYS = ("its time is up", "it is taken for dead")

@@ -1,15 +1,8 @@
-import time
 from pathlib import Path
 
 from kvell.mempool.pool import MemPool
 
 PATIENCE_SECONDS = 30.0
-
-
-def until(condition: object) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline, "it did not happen"
 
 
 def state_of(pid: int) -> str:

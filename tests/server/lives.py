@@ -1,6 +1,5 @@
 import contextlib
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,13 +7,6 @@ StartServer = Callable[..., contextlib.AbstractContextManager[tuple[str, "subpro
 
 
 DEADLINE_SECONDS = 20.0
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def child_of(pid: int) -> int:

@@ -17,7 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvell.errors import ChangeSomething
 from kvell.server.run import bind
-from tests.server.lives import DEADLINE_SECONDS, StartServer, child_of, until
+from tests.patience import until
+from tests.server.lives import DEADLINE_SECONDS, StartServer, child_of
 
 pytestmark = pytest.mark.xdist_group("fake_server")
 SLOW = ("--step-seconds", "0.002", "--credits", "1")

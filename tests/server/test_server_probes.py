@@ -7,7 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.server.lives import StartServer, child_of, until
+from tests.patience import until
+from tests.server.lives import StartServer, child_of
 
 READY, ALIVE = ("/readyz", "/health"), "/livez"
 

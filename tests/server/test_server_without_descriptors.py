@@ -6,7 +6,8 @@ import signal
 
 import httpx
 
-from tests.server.lives import StartServer, child_of, until
+from tests.patience import until
+from tests.server.lives import StartServer, child_of
 
 
 def instance(client: httpx.Client) -> dict[str, object]:

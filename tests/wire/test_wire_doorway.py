@@ -28,6 +28,7 @@ from kvell.wire.session import NONCE_BYTES, Hello, Purpose, open_session
 from tests.depth import some
 from tests.mempool.filled import NAME
 from tests.mempool.pools import SECRET as POOL_SECRET
+from tests.patience import until
 from tests.wire.hostile import HOSTILE, LATIN
 
 PATIENCE_SECONDS = 30.0
@@ -81,12 +82,6 @@ def hall() -> Iterator[Hall]:
     one = Hall()
     yield one
     one.close()
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
 
 
 def hung_up_on(sock: socket.socket) -> bool:

@@ -2,7 +2,6 @@
 
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -29,6 +28,7 @@ from tests.depth import few
 from tests.mempool.pools import SECRET, fill, layout_of, pool_at
 from tests.mempool.seen import connections_of, node_of
 from tests.mempool.transports.relay import Relay, unchanged
+from tests.patience import until
 from tests.wire.answering import answer_session
 
 PATIENCE_SECONDS = 30.0
@@ -65,12 +65,6 @@ def meet(
         one = pool.submit(tried, lambda: open_session(opens, OPENER, secrets[0], purpose), opens)
         other = pool.submit(tried, lambda: answer_session(answers, ANSWERER, secrets[1]), answers)
         return one.result(), other.result()  # type: ignore[return-value]
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
 
 
 def has_ended(sock: socket.socket) -> bool:

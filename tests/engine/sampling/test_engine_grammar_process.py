@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
@@ -24,6 +23,7 @@ from tests.engine.sampling.seen import checks_of, num_waiting, processes_of, tem
 from tests.engine.sampling.walking import END, VOCAB, masked, masks_of, release, walk
 from tests.engine.sampling.workers import children, workers_of
 from tests.models.cases import some_fast
+from tests.patience import until
 
 ISSUE = "start: A\nA: /.*d.{15}/ & /.*r.{14}/ & ~/.*0.{13}/"
 BOMBS = [
@@ -47,13 +47,6 @@ def with_checks(grammars: Grammars) -> set[int]:
     for asked in SCHEMAS:
         grammars.check(asked)
     return workers_of(grammars)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def has_ended(pid: int) -> bool:

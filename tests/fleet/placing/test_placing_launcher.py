@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +22,7 @@ from kvell.fleet.placing.ray.node import RayNode
 from kvell.fleet.placing.ray.node_settings import NodeSettings
 from kvell.mempool.rendezvous import SECRET_BYTES
 from tests.front.scenarios import is_gone
+from tests.patience import until
 
 SECRET = bytes(range(SECRET_BYTES))
 PATIENCE_SECONDS = 20.0
@@ -35,13 +35,6 @@ STAYS = f"{WRITES}; {LISTENS}; sys.stdin.buffer.read()"
 
 def program(code: str) -> tuple[str, ...]:
     return sys.executable, "-c", code
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
 
 
 def ended(launcher: Launcher, incarnation: int) -> IncarnationEnd:

@@ -21,6 +21,7 @@ from tests.depth import few
 from tests.mempool.seen import channels_of
 from tests.mempool.transports.creditors import until
 from tests.mempool.transports.partials import PATIENCE_SECONDS, Creditor
+from tests.patience import until
 
 LARGE_BYTES = ROOM_BYTES // 2
 

@@ -28,9 +28,10 @@ from kvell.mempool.transports.tcp.tcp_pages import (
 )
 from kvell.wire.frames import frame
 from tests.depth import few
-from tests.mempool.transports.creditors import PATIENCE_SECONDS, until
+from tests.mempool.transports.creditors import PATIENCE_SECONDS
 from tests.mempool.transports.owners import GRANTED, Owner, channel_to, pages_at
 from tests.mempool.transports.relay import Flip, Hold, Relay
+from tests.patience import until
 
 SMALL_BYTES = 4096
 LARGE_BYTES = 64 << 20

@@ -2,7 +2,6 @@
 
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from tests.mempool.seen import (
     peer_of,
 )
 from tests.mempool.transports.relay import Passes, Relay, unchanged
+from tests.patience import until
 
 PATIENCE_SECONDS = 30.0
 TEXT = list(range(100, 150))
@@ -31,12 +31,6 @@ MESSAGES, PAGES = 0, 1
 """Connections of a pair, in the order in which they are made."""
 HEAD = b"PieceHead"
 """Is said before each piece."""
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -124,13 +124,6 @@ def trickle(client: socket.socket, piece: bytes, seconds: float) -> bytes:
                 return received + rest_of(client)
         raise AssertionError("the server let it go on")
     return b""
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def is_open(client: socket.socket) -> bool:

@@ -7,13 +7,13 @@ import httpx
 import pytest
 
 from kvell.server.api.door.http_bounds import HttpBounds
+from tests.patience import until
 from tests.server.http.clients import (
     RunningServer,
     is_open,
     read_waiting,
     request_bytes,
     running_server,
-    until,
 )
 
 MOST_OPEN = 256

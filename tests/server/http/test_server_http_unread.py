@@ -5,13 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.server.http.clients import (
-    RunningServer,
-    request_bytes,
-    rest_of,
-    running_server,
-    until,
-)
+from tests.patience import until
+from tests.server.http.clients import RunningServer, request_bytes, rest_of, running_server
 
 UNREAD_SECONDS = 1.5
 BOUNDS = {"unread_seconds": UNREAD_SECONDS, "read_bytes_per_second": 500, "keep_alive_seconds": 1}
