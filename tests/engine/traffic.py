@@ -108,3 +108,8 @@ def limits(batched: int = 32, seats: int = 8, max_len: int = 64, waits: int = 8)
         min_chunk_tokens=4,
         max_prefix_wait_steps=waits,
     )
+
+
+def text(seed: int, length: int) -> list[int]:
+    """Prompts of different seeds share nothing."""
+    return [(seed * 11 + i * (seed + 3)) % 49 for i in range(length)]

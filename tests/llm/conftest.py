@@ -18,6 +18,7 @@ from kvell.models.sources.packaged import MODEL_NAME
 from tests.llm.broken_models import write_broken, write_poisoned
 from tests.llm.pictures import write_picture_model
 from tests.llm.servers import Served, serving
+from tests.llm.teacher import smollm2
 from tests.models.harness import tiny_config
 
 WORDS = 49_152
@@ -119,3 +120,8 @@ def picture_server(smollm2_path: Path, picture_path: Path) -> Iterator[Served]:
     flags = ["--model", f"pictures={picture_path}", "--kv-memory", "8MiB", "--dtype", "float32"]
     with serving(smollm2_path.parent, *flags, "--max-model-len", "256") as served:
         yield served
+
+
+@pytest.fixture(scope="module")
+def llm(shallow_path: Path) -> LLM:
+    return smollm2(shallow_path)

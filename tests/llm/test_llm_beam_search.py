@@ -19,7 +19,7 @@ from kvell.memory import GroupKind
 from kvell.testing.accepting import is_accepted
 from kvell.vocabulary import RequestId
 from tests.llm.exactness import read_oracle, small_engine
-from tests.llm.teacher import model_at, smollm2
+from tests.llm.teacher import model_at
 
 PROMPTS = [answer.prompt for answer in sorted(read_oracle(), key=lambda a: len(a.prompt))[3:10:3]]
 """9 to 37 tokens."""
@@ -54,11 +54,6 @@ def transformers_beams(path: Path, prompt: list[int], params: BeamSearchParams) 
         length = int((indices >= 0).sum())
         answers.append(row[len(prompt) : len(prompt) + length].tolist())
     return answers, told.sequences_scores
-
-
-@pytest.fixture(scope="module")
-def llm(shallow_path: Path) -> LLM:
-    return smollm2(shallow_path)
 
 
 @pytest.mark.parametrize(

@@ -35,11 +35,6 @@ CROWD = [PROMPTS[index % len(PROMPTS)] for index in range(len(WISHES))]
 
 
 @pytest.fixture(scope="module")
-def llm(shallow_path: Path) -> LLM:
-    return smollm2(shallow_path)
-
-
-@pytest.fixture(scope="module")
 def alone(llm: LLM) -> list[RequestOutput]:
     return llm.generate(CROWD, WISHES, sequential=True)
 

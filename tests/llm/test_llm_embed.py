@@ -25,11 +25,6 @@ PROMPTS = [answer.prompt for answer in sorted(read_oracle(), key=lambda a: len(a
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
 
-@pytest.fixture(scope="module")
-def llm(shallow_path: Path) -> LLM:
-    return smollm2(shallow_path)
-
-
 def check(path: Path, output: EmbeddingOutput) -> None:
     vector, expected = torch.tensor(output.embedding), truth(path, output.prompt_token_ids)
     assert float(vector @ expected) >= 1 - 1e-5

@@ -18,11 +18,6 @@ PROMPTS = [answer.prompt for answer in sorted(read_oracle(), key=lambda a: len(a
 """8 to 37 tokens."""
 
 
-@pytest.fixture(scope="module")
-def llm(shallow_path: Path) -> LLM:
-    return smollm2(shallow_path)
-
-
 @pytest.mark.parametrize(
     "options",
     [

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from kvell.models.loading.random_weights import write_random_model
 from kvell.models.text.tokenizer import Tokenizer
+from tests.models.harness import tiny_config
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -21,3 +23,9 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def smollm2_tokenizer(smollm2_path: Path) -> Tokenizer:
     return Tokenizer.load(smollm2_path)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = tiny_config("LlamaForCausalLM")
+    return write_random_model(tmp_path_factory.mktemp("model") / "llama", config, seed=5)

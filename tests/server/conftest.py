@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import openai
 import pytest
 
 HERE = Path(__file__).parent
@@ -30,6 +31,12 @@ def server_url() -> Iterator[str]:
     """A server whose steps take a millisecond, without a key."""
     with running_server("-", "0", "--step-seconds", "0.005") as (url, _):
         yield url
+
+
+@pytest.fixture
+def client(server_url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server_url}/v1", api_key="unused", max_retries=0) as client:
+        yield client
 
 
 @pytest.fixture(scope="session")

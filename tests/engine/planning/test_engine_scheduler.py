@@ -12,17 +12,12 @@ from kvell.engine.protocol.messages import Finished
 from kvell.engine.requests.plan import StepPlan, TokenWork
 from tests.depth import some
 from tests.engine.conftest import make_layout, make_submit
-from tests.engine.traffic import Traffic, limits
+from tests.engine.traffic import Traffic, limits, text
 from tests.engine.works import with_spec
 
 LAST_ARRIVAL = 6
 FULL = (0,)
 MIXED = (0, 9)
-
-
-def text(seed: int, length: int) -> list[int]:
-    """Prompts of different seeds share nothing."""
-    return [(seed * 11 + i * (seed + 3)) % 49 for i in range(length)]
 
 
 def test_decodes_come_first_and_prefill_chunks_share_what_is_left_of_the_budget() -> None:

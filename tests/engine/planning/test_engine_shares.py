@@ -7,16 +7,11 @@ from hypothesis import strategies as st
 from kvell.vocabulary import RequestId
 from tests.depth import some
 from tests.engine.conftest import make_layout, make_submit
-from tests.engine.traffic import Traffic, limits
+from tests.engine.traffic import Traffic, limits, text
 from tests.engine.works import with_spec
 
 FULL = (0,)
 PAGE = 4
-
-
-def text(seed: int, length: int) -> list[int]:
-    """Prompts of different seeds share nothing."""
-    return [(seed * 11 + i * (seed + 3)) % 49 for i in range(length)]
 
 
 def submit(

@@ -24,18 +24,13 @@ from kvell.memory import Layout, create_core
 from tests.depth import some
 from tests.engine.conftest import make_layout
 from tests.engine.seen import use_memory
-from tests.engine.traffic import Traffic, Works, limits
+from tests.engine.traffic import Traffic, Works, limits, text
 from tests.engine.works import spec_of
 
 FULL = (0,)
 MIXED = (0, 9)
 PLAIN = SamplingParams(temperature=0)
 SCORED = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, prompt_logprobs=0)
-
-
-def text(seed: int, length: int) -> list[int]:
-    """Prompts of different seeds share nothing."""
-    return [(seed * 11 + i * (seed + 3)) % 49 for i in range(length)]
 
 
 def whole(layout: Layout, batched: int = 32, seats: int = 8) -> Traffic:

@@ -28,12 +28,6 @@ from tests.models.harness import assert_exact, oracle_logits, prompt_ids, runner
 from tests.models.random_model import random_paged_model
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = tiny_config("LlamaForCausalLM")
-    return write_random_model(tmp_path_factory.mktemp("model") / "llama", config, seed=5)
-
-
 @pytest.fixture
 def copied(saved: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(saved, tmp_path / "model"))

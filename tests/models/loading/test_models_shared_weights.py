@@ -82,12 +82,6 @@ def descriptor() -> Iterator[int]:
     os.close(made)
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = tiny_config("LlamaForCausalLM")
-    return write_random_model(tmp_path_factory.mktemp("model") / "llama", config, seed=5)
-
-
 def child(code: str, descriptor: int, path: Path) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [sys.executable, "-c", code, str(descriptor), str(path)],

@@ -30,12 +30,6 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = tiny_config("LlamaForCausalLM")
-    return write_random_model(tmp_path_factory.mktemp("model") / "llama", config, seed=5)
-
-
-@pytest.fixture(scope="module")
 def right(saved: Path) -> Tensors:
     return load_file(saved / SINGLE_FILE)
 

@@ -2,7 +2,6 @@
 
 import base64
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -22,12 +21,6 @@ from tests.server.api.bodies import is_idle, metric, vector
 pytestmark = pytest.mark.xdist_group("fake_server")
 
 MODEL = "fake"
-
-
-@pytest.fixture
-def client(server_url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server_url}/v1", api_key="unused", max_retries=0) as client:
-        yield client
 
 
 def post(url: str, **fields: Any) -> httpx.Response:

@@ -1,7 +1,6 @@
 """OpenAI's own client, unchanged, against a live server over fake instances."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -19,12 +18,6 @@ MODEL = "fake"
 TOOL = {"type": "function", "function": {"name": "f"}}
 ODD = {"type": "object", "properties": {"a": {"type": "string", "format": "path"}}}
 STRICT = {"type": "function", "function": {"name": "f", "parameters": ODD, "strict": True}}
-
-
-@pytest.fixture
-def client(server_url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server_url}/v1", api_key="unused", max_retries=0) as client:
-        yield client
 
 
 def answer(prompt: "np.ndarray[tuple[int], np.dtype[np.int32]]", count: int) -> str:

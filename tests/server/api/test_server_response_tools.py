@@ -1,7 +1,6 @@
 """Tools of ``/v1/responses`` that are no functions: left out with one line in the log."""
 
 import logging
-from collections.abc import Iterator
 from typing import Any, get_args, get_type_hints
 
 import openai
@@ -46,12 +45,6 @@ ITEMS: list[Any] = [
     {"type": "mcp_list_tools", "id": "m", "server_label": "x", "tools": []},
     {"type": "a_tool_of_next_year_call", "content": [1, 2, 3]},
 ]
-
-
-@pytest.fixture
-def client(server_url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server_url}/v1", api_key="unused", max_retries=0) as client:
-        yield client
 
 
 def answer(client: openai.OpenAI, **asked: Any) -> Any:

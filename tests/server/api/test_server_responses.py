@@ -29,12 +29,6 @@ ANSWERS = {
 }
 
 
-@pytest.fixture
-def client(server_url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server_url}/v1", api_key="unused", max_retries=0) as client:
-        yield client
-
-
 @pytest.fixture(scope="module")
 def scripted(scripted_url: str) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{scripted_url}/v1", api_key="unused", max_retries=0) as client:

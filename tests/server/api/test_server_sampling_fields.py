@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -160,12 +159,6 @@ def test_special_tokens_are_added_to_texts_and_not_to_conversations_unless_asked
     assert starts(completion()) and starts(chat(add_special_tokens=True))
     assert not starts(chat()) and not starts(completion(add_special_tokens=False))
     work.close()
-
-
-@pytest.fixture
-def client(server_url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server_url}/v1", api_key="unused", max_retries=0) as client:
-        yield client
 
 
 @pytest.mark.parametrize(
