@@ -42,26 +42,21 @@ def hits(engine: Engine) -> int:
     return engine.core.stats().prefix_cache_hits
 
 
+@pytest.mark.parametrize(("kv_mib", "batched"), [(64, 512), (1, 128)])
 def test_answers_are_those_of_the_generic_pass(
-    module: torch.nn.Module, asked: list[list[int]], expected: dict[str, list[int]]
+    module: torch.nn.Module,
+    asked: list[list[int]],
+    expected: dict[str, list[int]],
+    kv_mib: int,
+    batched: int,
 ) -> None:
-    engine = engine_over(
-        module,
-        EngineOptions(kv_memory_bytes=64 * MIB, max_model_len=1024, max_num_batched_tokens=512),
+    """With room for all, and where requests are preempted."""
+    options = EngineOptions(
+        kv_memory_bytes=kv_mib * MIB, max_model_len=1024, max_num_batched_tokens=batched
     )
+    engine = engine_over(module, options)
     assert answers(engine, asked) == expected
-    assert hits(engine) >= 64
-
-
-def test_requests_that_were_preempted_answer_the_same(
-    module: torch.nn.Module, asked: list[list[int]], expected: dict[str, list[int]]
-) -> None:
-    engine = engine_over(
-        module,
-        EngineOptions(kv_memory_bytes=1 * MIB, max_model_len=1024, max_num_batched_tokens=128),
-    )
-    assert answers(engine, asked) == expected
-    assert engine.core.stats().preemptions > 0
+    assert hits(engine) >= 64 if kv_mib > 1 else engine.core.stats().preemptions > 0
 
 
 def test_states_and_activations_share_one_pool(

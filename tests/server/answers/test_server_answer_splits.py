@@ -36,15 +36,19 @@ PAIRS = [
 CUTS = st.lists(st.integers(0, 1000), max_size=8)
 
 
+def check_cuts(tool: str, reasoning: str, text: str, cuts: list[int]) -> None:
+    named = parser_named(tool, reasoning)
+    whole = deltas_of(named.parser(TOOLS), [text])
+    assert deltas_of(named.parser(TOOLS), cut(text, cuts)) == whole
+    assert deltas_of(named.parser(TOOLS), list(text)) == whole
+
+
 @pytest.mark.parametrize(("tool", "reasoning", "text"), REAL)
 @given(CUTS)
 def test_real_answers_do_not_depend_on_how_they_are_cut(
     tool: str, reasoning: str, text: str, cuts: list[int]
 ) -> None:
-    named = parser_named(tool, reasoning)
-    whole = deltas_of(named.parser(TOOLS), [text])
-    assert deltas_of(named.parser(TOOLS), cut(text, cuts)) == whole
-    assert deltas_of(named.parser(TOOLS), list(text)) == whole
+    check_cuts(tool, reasoning, text, cuts)
 
 
 @pytest.mark.parametrize(("tool", "reasoning"), PAIRS)
@@ -52,10 +56,7 @@ def test_real_answers_do_not_depend_on_how_they_are_cut(
 def test_broken_answers_do_not_depend_on_how_they_are_cut(
     tool: str, reasoning: str, text: str, cuts: list[int]
 ) -> None:
-    named = parser_named(tool, reasoning)
-    whole = deltas_of(named.parser(TOOLS), [text])
-    assert deltas_of(named.parser(TOOLS), cut(text, cuts)) == whole
-    assert deltas_of(named.parser(TOOLS), list(text)) == whole
+    check_cuts(tool, reasoning, text, cuts)
 
 
 @pytest.mark.parametrize("choice", ["required", NamedFunction("f")])
