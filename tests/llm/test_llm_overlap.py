@@ -10,8 +10,7 @@ import torch
 
 from kvell.attention.choice import choose_kernels
 from kvell.engine.assembly import EngineOptions, build_engine
-from kvell.engine.core.core import EngineCore
-from kvell.engine.core.journal import Journal, replay
+from kvell.engine.core.journal import Journal
 from kvell.engine.engine import Engine
 from kvell.engine.protocol.messages import Finished, Submit, Tokens
 from kvell.engine.protocol.request_spec import RequestSpec
@@ -95,24 +94,6 @@ def test_answers_are_the_same_at_both_depths(
     assert set(reasons.values()) == {"length", "stop"}
     assert not any(ahead.core.memory.snapshot().used)
     assert ahead.arena.granted_bytes == 0
-
-
-def test_a_run_of_a_model_replays(monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = Journal()
-    engine = engine_of("Gemma3ForCausalLM", torch.float32, True, journal)
-    plans: list[StepPlan] = []
-    plan = engine.core.plan
-
-    def noted(*question: Any) -> StepPlan:
-        plans.append(plan(*question))
-        return plans[-1]
-
-    monkeypatch.setattr(engine.core, "plan", noted)
-    answers(engine)
-    layout, limits = engine.core.memory.layout, engine.core.limits
-    fresh = EngineCore(create_core(layout), limits, frozenset())
-    assert len(plans) > OUTPUT_TOKENS
-    assert replay(journal.entries, fresh) == plans
 
 
 def test_a_start_says_how_steps_are_planned() -> None:

@@ -14,7 +14,6 @@ import torch
 
 from tests.llm.exactness import truth
 from tests.llm.servers import Served
-from tests.llm.teacher import model_at
 
 pytestmark = pytest.mark.xdist_group("packaged_server")
 INPUTS = [
@@ -85,23 +84,3 @@ def test_beside_answers_that_stay_as_they_are(client: openai.OpenAI, shallow_pat
         assert all(one.result() == alone for one in answers)
         for number, one in enumerate(vectors):
             check(shallow_path, one.result().data[0].embedding, prompt[: 9 + number])
-
-
-def test_prefixes_are_shared_with_answers(url: str) -> None:
-    prompt = list(range(900, 1000))
-    httpx.post(f"{url}/v1/completions", json={"prompt": [prompt], "max_tokens": 1}, timeout=60)
-    fields = {"input": [prompt, [*prompt, 5]], "encoding_format": "base64"}
-    usage = httpx.post(f"{url}/v1/embeddings", json=fields, timeout=60).json()["usage"]
-    assert usage["prompt_tokens_details"]["cached_tokens"] == 99 + 100
-
-
-def test_what_this_model_was_not_trained_for_is_refused_by_name(
-    client: openai.OpenAI, shallow_path: Path
-) -> None:
-    size = model_at(shallow_path).config.hidden_size
-    whole = client.embeddings.create(model="smollm2", input="a", dimensions=size)
-    assert len(whole.data[0].embedding) == size
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.embeddings.create(model="smollm2", input="a", dimensions=64)
-    assert caught.value.param == "dimensions"
-    assert "is_matryoshka" in caught.value.message

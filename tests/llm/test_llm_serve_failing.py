@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -77,25 +76,6 @@ def test_a_model_that_gives_nan_fails_alone_while_another_streams(url: str) -> N
     assert streamed == undisturbed
     reply = post(url, {"model": "poisoned", "input": [3, 4, 5]}, "embeddings")
     assert reply.status_code == 200
-
-
-def test_only_the_poisoned_prompts_of_a_batch_fail(url: str) -> None:
-    """They share a prefix with the others, which may have been computed beside the poison."""
-    sound = [[*SHARED, *range(1, 2 + i)] for i in range(6)]
-    plain: dict[str, Any] = {}
-    sampled: dict[str, Any] = {"temperature": 0.8, "seed": 11}
-    asked = [body(prompt, **more) for prompt in sound for more in (plain, sampled)]
-    salted = [one | {"cache_salt": "undisturbed"} for one in asked]
-    poisoned = [body([*SHARED, POISON, *range(i)], **sampled) for i in range(4)]
-    poisoned += [body([POISON]), body([*SHARED, POISON], logprobs=2)]
-    with ThreadPoolExecutor(len(asked) + len(poisoned)) as pool:
-        undisturbed = [tokens_of(reply) for reply in pool.map(lambda one: post(url, one), salted)]
-        failing = [pool.submit(post, url, one) for one in poisoned]
-        answers = [tokens_of(reply) for reply in pool.map(lambda one: post(url, one), asked)]
-        for reply in failing:
-            check_failed(reply.result())
-    assert answers == undisturbed
-    assert [tokens_of(post(url, one)) for one in asked] == undisturbed, "what is cached is sound"
 
 
 def test_a_stream_fails_with_words_too(url: str) -> None:

@@ -1,11 +1,9 @@
-"""A second model beside the packaged one: in Python, on the command line, and over HTTP."""
+"""A second model beside the packaged one, in Python."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from kvell.engine.protocol.sampling_params import SamplingParams
@@ -15,9 +13,7 @@ from kvell.llm import LLM
 from kvell.models.sources.packaged import MODEL_NAME
 from kvell.vocabulary import MIB
 from tests.llm.exactness import assert_same, cut, read_oracle
-from tests.llm.servers import Served
 
-pytestmark = pytest.mark.xdist_group("several_server")
 PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
@@ -85,21 +81,3 @@ def test_what_is_served_alone(
 ) -> None:
     with pytest.raises(ChangeSomething, match=problem):
         opened(smollm2_path.parent, MODEL_NAME, f"small={small_model}", **options)
-
-
-def test_over_http(smollm2_path: Path, small_model: Path, several_server: Served) -> None:
-    texts = dict(answers(several_server.url))
-    llm = opened(smollm2_path.parent, str(small_model))
-    (expected,) = llm.generate("The capital of France is", PARAMS)
-    assert "Paris" in texts[MODEL_NAME]
-    assert texts["small"] == expected.text
-
-
-def answers(url: str) -> Iterator[tuple[str, str]]:
-    listed = [card["id"] for card in httpx.get(f"{url}/v1/models").json()["data"]]
-    assert listed == [MODEL_NAME, "small", "poisoned", "broken"]
-    for model in listed[:2]:
-        body = {"model": model, "prompt": "The capital of France is", "max_tokens": 12}
-        body |= {"temperature": 0, "ignore_eos": True}
-        reply = httpx.post(f"{url}/v1/completions", json=body, timeout=120).json()
-        yield model, reply["choices"][0]["text"]
