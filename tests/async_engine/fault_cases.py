@@ -5,12 +5,10 @@ from tests.async_engine.faults import REFUSALS
 
 SHAPES = ("prefill=1,decode=2", "mixed=3")
 
-
 ACTS = ("deflate", "draft", "borrow", "moved")
 
 
 """What must have happened in a run, besides faults."""
-
 
 LENDING_REFUSALS = (*REFUSALS, NOBODY_LENDS, "the instances can hold together")
 

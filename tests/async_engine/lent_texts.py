@@ -14,7 +14,6 @@ KV_BYTES = 96 * MIB
 
 """2,184 tokens of SmolLM2 in float32."""
 
-
 Said = tuple[list[int], list[TokenLogprobs]]
 
 

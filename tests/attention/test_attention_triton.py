@@ -56,7 +56,6 @@ SHAPES = {
     "a request without new tokens": Shape(((20, 3), (30, 0), (40, 20)), 2, 1, 8),
 }
 
-
 FEW = ("head size 10", "window", "all at once", "int8", "fp8 latents")
 """In the fast suite."""
 

@@ -18,7 +18,6 @@ NOT_QUICK = (
 )
 """Commands that read the packaged model, or import transformers for a changed config."""
 
-
 QUICK_STEPS = [
     step
     for page in EXPECTED

@@ -15,7 +15,6 @@ from tests.reports import facts, load
 EAGER = RoleRules(wait_seconds=0.01, patience_seconds=0.0, rest_seconds=5.0, memory_seconds=0.01)
 NAMES = ("prefill-0", "decode-0", "decode-1")
 
-
 FACTS = facts(8, 1, pool_bytes=1 << 20, token_bytes=1)
 
 

@@ -24,7 +24,6 @@ from tests.llm.teacher import model_at
 PROMPTS = [answer.prompt for answer in sorted(read_oracle(), key=lambda a: len(a.prompt))[3:10:3]]
 """9 to 37 tokens."""
 
-
 ENDS = (30, 28, 198, 260)
 """Tokens that end answers soon: a dot, a comma, a new line, an article."""
 

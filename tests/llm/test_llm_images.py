@@ -26,7 +26,6 @@ from tests.models.pictures import (
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 
-
 SOON = (CROSS, GRIDS)
 """Images beside the text, and in it; `tests/models` has all of them."""
 

@@ -1,5 +1,4 @@
-"""``kvell serve`` with a real model and a file of keys: tenants take
-turns in the instance."""
+"""``kvell serve`` with a real model and a file of keys: tenants take turns in the instance."""
 
 import httpx
 import openai

@@ -17,9 +17,7 @@ from tests.mempool.pools import SECRET
 
 LAYOUT = plan_layout([LayerSpec(i, GroupKind.FULL, 1, 8, 2) for i in range(4)], 1 << 18)
 
-
 (GROUP,) = LAYOUT.groups
-
 
 PATIENCE_SECONDS = 30.0
 

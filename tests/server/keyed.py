@@ -49,7 +49,6 @@ key = "ops-1"
 operator = true
 """
 
-
 PROMPT = "the secret of all tenants"
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 StartServer = Callable[..., contextlib.AbstractContextManager[tuple[str, "subprocess.Popen[str]"]]]
 
-
 DEADLINE_SECONDS = 20.0
 
 

@@ -6,7 +6,6 @@ from tests.together.mechanisms import (
 
 ENGINE = tuple(SIGNS)
 
-
 SETS = (
     *((name,) for name in ENGINE),
     *combinations(ENGINE, 2),

@@ -2,7 +2,6 @@
 
 LATIN = "Müller".encode("latin-1")
 
-
 HOSTILE = {
     "nothing": b"",
     "half a message": b"\x93\x01",

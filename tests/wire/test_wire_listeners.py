@@ -157,7 +157,6 @@ LISTENERS: dict[str, tuple[str, Callable[[Path], AbstractContextManager[Listener
 }
 """By name: the module that begins to listen, and one that runs."""
 
-
 SOURCES = Path(kvell.__file__).parent
 LISTEN = ("listen", "create_server", "start_server", "create_unix_server", "bind")
 MAKE = ("Doorway", "listen_at")

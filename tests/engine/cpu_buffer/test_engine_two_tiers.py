@@ -7,7 +7,6 @@ from tests.engine.cpu_buffer.two_tiers import TwoTiers
 
 SORTS = "pool first", "buffer first", "by group", "state from the pool", "state from the buffer"
 
-
 SOME = machine(40, weight=0.6)
 
 

@@ -35,15 +35,12 @@ LAYOUTS = {
     "window, state": [group(2, 2, window=6), state(1, 2)],
 }
 
-
 STEMS = [[7 * start + i * i % 5 for i in range(44)] for start in range(3)]
-
 
 Content = tuple[tuple[int, ...], int, int]
 
 
 """What a page holds: the tokens up to its end, its group, its part."""
-
 
 texts = st.builds(
     lambda stem, count, turn: [*STEMS[stem][:count], *turn],

@@ -11,9 +11,7 @@ from tests.engine.seen import borrowers_of
 
 NAME = "r"
 
-
 PROMPT = prompt_of(1, 37)
-
 
 SECTIONS = len(PROMPT) // SECTION_TOKENS
 

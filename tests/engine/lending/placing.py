@@ -10,15 +10,12 @@ from tests.engine.moving.machine import cluster_of, prompt_of
 
 NAME = "r"
 
-
 LARGE = 6
 
 
 """Large pages of each pool, with 48 tokens."""
 
-
 PROMPT = prompt_of(1, 90)
-
 
 TO_BOTH = (("p", 4), ("d", 5), ("e", 4))
 

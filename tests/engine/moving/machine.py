@@ -26,12 +26,9 @@ MIXES: dict[str, list[GroupSpec]] = {
     "windows": [layered(4, 3), layered(2, 5, window=9), layered(4, 1, window=5)],
 }
 
-
 ALL_MIXES = MIXES | {"drafts": [layered(4, 2), replace(layered(4, 3), is_draft=True)]}
 
-
 NAMES = ("p", "d", "e")
-
 
 MORE_LARGE = 8
 

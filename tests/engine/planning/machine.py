@@ -31,18 +31,14 @@ STEPS_A_REQUEST = 80
 
 """Step limit per request: if a device refuses every second mapping, they run one by one."""
 
-
 LONGEST_TOKENS = 44
-
 
 BOUNDS = (None, 1, 7)
 
 
 """On the prompt tokens of a step, step by step."""
 
-
 Drafts = Literal["", "lookup", "drafter"]
-
 
 DRAFTS: list[Drafts] = ["", "lookup", "drafter"]
 

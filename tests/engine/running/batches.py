@@ -13,7 +13,6 @@ from tests.pages.pools import group
 
 FULL, SLIDING = group(4, 2), group(4, 3, window=6)
 
-
 Row = tuple[int, int, int, int]
 
 

@@ -9,7 +9,6 @@ MORE_LARGE = 8
 
 """Extra large pages for activations, beyond those of the plain machine."""
 
-
 TOKENS_A_CHUNK = 8
 
 

@@ -12,12 +12,9 @@ from tests.pages.pools import layers
 
 FULL = [replace(layer, model="a") for layer in layers([0, 0])]
 
-
 MIXED = [replace(layer, model="b") for layer in layers([0, 32, 32])]
 
-
 EOS = {"a": 3, "b": 4}
-
 
 WORDS = {"a": 50, "b": 90}
 

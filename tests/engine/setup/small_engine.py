@@ -13,7 +13,6 @@ from tests.engine.virtual_model import VirtualModel
 
 LAYOUT = make_layout((0, 9), 40)
 
-
 ACTIVATIONS = ActivationModel(fixed_bytes=100, token_bytes=10, logits_row_bytes=50)
 
 

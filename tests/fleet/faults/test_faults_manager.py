@@ -17,7 +17,6 @@ from tests.front.scenarios import run
 
 logger = logging.getLogger(__name__)
 
-
 FAULTS = (manager_dies, manager_dies, manager_dies_behind_an_instance, manager_dies_in_a_start)
 
 

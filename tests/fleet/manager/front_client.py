@@ -36,7 +36,6 @@ QUICK = FrontLimits(
     startup_seconds=20, drain_seconds=5, silence_seconds=5, restart=RestartPolicy(0.01, 0.05, 3)
 )
 
-
 INCARNATIONS = itertools.count(1)
 
 

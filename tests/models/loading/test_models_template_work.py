@@ -144,7 +144,6 @@ HOSTILE = {
     "{% set ns.l = [ns.l, 'x' * 100000] %}{% endfor %}",
 }
 
-
 QUICK = frozenset({"memory", "nested lists", "doubled text", "width", "format", "power"})
 
 

@@ -6,7 +6,6 @@ from kvell.models.text.tokenizer import Tokenizer
 
 TRICKY = "Zürich 東京 ☕️ 👩‍👩‍👧 naïve\n\t— مرحبا 한국어 𝔘𝔫𝔦"
 
-
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 

@@ -39,9 +39,7 @@ CASES = [
     ("Zamba2ForCausalLM", False),
 ]
 
-
 FAST = CASES[:2] + CASES[5:7]
-
 
 MARKED = marked(CASES, FAST)
 

@@ -21,7 +21,6 @@ SECTION_TOKENS = 32
 
 """Tokens that are lent at once; real sections have 512, more than tiny models read."""
 
-
 PARAMS = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, logprobs=3)
 
 

@@ -30,14 +30,11 @@ from tests.models.serving.engines import MARKED, engine_of
 
 PATIENCE_SECONDS = 60.0
 
-
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-
 
 SEEDED = SamplingParams(
     temperature=1.0, seed=5, max_tokens=12, ignore_eos=True, presence_penalty=1.0
 )
-
 
 PROMPTS = {f"q{length}": prompt_ids(length) for length in (3, 90, 1, 64, 131)}
 
@@ -186,9 +183,7 @@ def _answers(
 
 TRANSPORTS = ["memory", "tcp"]
 
-
 every_transport = pytest.mark.parametrize("transport", TRANSPORTS)
-
 
 case_and_transport = covering(
     {"architecture,is_fused": MARKED, "transport": TRANSPORTS}, together=1

@@ -21,7 +21,6 @@ from kvell.prefix.tokens import Tokens, common_prefix
 Place = tuple[int, int]
 """The (end, part) of a page on its path."""
 
-
 BELOW_NODES = 8
 """The number of nodes searched for a page of which a prompt shares only the first tokens."""
 

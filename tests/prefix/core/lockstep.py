@@ -130,18 +130,13 @@ class Pair:
 
 page_sizes = st.sampled_from([1, 2, 3, 4, 6])
 
-
 large_pages = st.sampled_from([1, 2, 3, 5, 70])
-
 
 windows = st.sampled_from([0, 0, 1, 3, 7, 12, Chunk(1), Chunk(5), Chunk(8), Chunk(12)])
 
-
 token_groups = st.builds(group, page_sizes, large_pages, windows)
 
-
 merged_groups = st.builds(replace, token_groups, holds_embeddings=st.just(True))
-
 
 drafter_groups = st.builds(
     replace,
@@ -149,11 +144,9 @@ drafter_groups = st.builds(
     required_for_hit=st.just(False),
 )
 
-
 mixed_groups = st.builds(
     replace, st.builds(group, page_sizes, large_pages), counts_images=st.just(True)
 )
-
 
 groups_of_any_kind = st.one_of(
     token_groups,
@@ -169,9 +162,7 @@ groups_of_any_kind = st.one_of(
     mixed_groups,
 )
 
-
 mixes = st.lists(groups_of_any_kind, min_size=1, max_size=4)
-
 
 late_groups = st.lists(
     st.one_of(
@@ -182,7 +173,6 @@ late_groups = st.lists(
     max_size=2,
 )
 
-
 few_letters = st.builds(
     lambda start, letters, times: [start, *letters * times],
     st.integers(0, 1),
@@ -190,9 +180,7 @@ few_letters = st.builds(
     st.sampled_from([1, 2, 3, 5, 7, 11, 40]),
 )
 
-
 Picture = tuple[int, int, int, int]
-
 
 pictures = st.lists(
     st.tuples(

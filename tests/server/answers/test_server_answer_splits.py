@@ -176,9 +176,7 @@ LEADS = {
     "none": "",
 }
 
-
 BY_CHARACTER = ("closed braces", "openings", "spaces", "mistral's names", "parameters")
-
 
 SOON = dict(zip(LEADS, ("openings", "minus signs", "mistral's names", "starts",
                         "a long sum", "parameters", "backslashes"), strict=True))  # fmt: skip

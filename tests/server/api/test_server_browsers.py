@@ -36,7 +36,6 @@ PREFLIGHT = {
     "Access-Control-Request-Headers": "authorization,content-type,x-stainless-lang",
 }
 
-
 Ask = Callable[..., None]
 
 

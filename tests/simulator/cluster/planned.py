@@ -15,9 +15,7 @@ from tests.simulator.replays import row
 
 LAYOUT = layout_of_one_layer()
 
-
 LAYERS = [LayerSpec(0, GroupKind.FULL, 2, 8, 2, 0)]
-
 
 ROWS = [row(6000, 1500, at=0.0), row(400, 900, at=0.1), row(2000, 100, at=4.0)]
 

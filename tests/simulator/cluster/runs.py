@@ -36,9 +36,7 @@ QUIET: dict[str, Any] = {
     "rows": [drawn_row(0.0, 40, 14)],
 }
 
-
 POOL_TOKENS = 8192
-
 
 MACHINE = Machine(DeviceProfile("test", 1e12, 1.0, 1e12, 1.0, 0.01), ModelCost(1, 0, 1))
 

@@ -148,7 +148,6 @@ def test_a_long_head_before_short_ones_is_not_taken_for_their_mean() -> None:
 ASKED = facts(section_bytes=BLOCK, section_tokens=SECTION, host="d", is_asked=True)
 """An instance whose sections others ask for: each is a host of its own."""
 
-
 Side = TypeVar("Side", Debtor, Creditor)
 
 
