@@ -139,7 +139,7 @@ class Asking:
 
     def __init__(self, server: Server, jobs: list[Job], streams: int) -> None:
         self._server, self._jobs = server, jobs
-        self._is_over = threading.Event()
+        self.is_over = threading.Event()
         self._threads = [threading.Thread(target=self._ask, args=(n,)) for n in range(streams)]
         self.answered = self.turned_away = 0
         self.problems: list[str] = []
@@ -151,13 +151,13 @@ class Asking:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._is_over.set()
+        self.is_over.set()
         for one in self._threads:
             one.join()
 
     def _ask(self, number: int) -> None:
         for turn in range(10**6):
-            if self._is_over.is_set():
+            if self.is_over.is_set():
                 return
             job = self._jobs[(turn + number) % len(self._jobs)]
             tokens = 0

@@ -53,16 +53,6 @@ def test_texts_are_counted_by_the_models_tokenizer(replayed: Any, tmp_path: Path
     assert json.loads(ended.stdout)["requests_finished"] == 2
 
 
-def test_shared_blocks_of_mooncake_are_hit(replayed: Any) -> None:
-    lines = [
-        {"timestamp": 500 * i, "input_length": 1_500, "output_length": 2, "hash_ids": [0, 1, i + 2]}
-        for i in range(2)
-    ]
-    ended = replayed("".join(json.dumps(line) + "\n" for line in lines), "--arrivals", "trace")
-    assert ended.code == 0, ended.stderr
-    assert json.loads(ended.stdout)["hit_rate"] == pytest.approx(1_024 / 3_000)
-
-
 def bailian(number: int, last: int) -> dict[str, object]:
     chat = {"chat_id": number, "parent_chat_id": -1, "type": "text", "turn": 1}
     return {
@@ -72,19 +62,6 @@ def bailian(number: int, last: int) -> dict[str, object]:
         "output_length": 2,
         "hash_ids": ["0a", "0b", "0c", f"{last:x}"],
     }
-
-
-@pytest.mark.parametrize(("flags", "hit_tokens"), [((), 48), (("--block-tokens", "32"), 64 - 1)])
-def test_blocks_of_bailian_have_the_size_of_the_flag(
-    replayed: Any, flags: tuple[str, ...], hit_tokens: int
-) -> None:
-    lines = [bailian(number, 90 + number) for number in range(2)]
-    if flags:  # two blocks of 32 tokens
-        lines = [line | {"hash_ids": ["0a", "0b"]} for line in lines]
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    ended = replayed(text, "--arrivals", "trace", *flags)
-    assert ended.code == 0, ended.stderr
-    assert json.loads(ended.stdout)["hit_rate"] == pytest.approx(hit_tokens / 128)
 
 
 def test_a_wrong_size_of_blocks_names_the_flag(replayed: Any) -> None:

@@ -4,10 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, override
+from typing import Any
 
 import numpy as np
 import pytest
+from typing_extensions import override
 
 from kvell.engine.engine import Engine
 from kvell.engine.protocol.messages import Cancel, Tokens
