@@ -86,8 +86,6 @@ class Memory(InstanceLoad):
 
 @dataclass(eq=False)
 class Party(Memory):
-    """A serving instance, as steering sees it."""
-
     report: InstanceReport = field(default_factory=lambda: InstanceReport(facts()))
     role: str = "mixed"
     can_take: bool = True

@@ -139,8 +139,6 @@ class TestTokens:
 
 
 class Looked:
-    """A clock that counts its readings."""
-
     def __init__(self) -> None:
         self.seconds = 0.0
 

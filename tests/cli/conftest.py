@@ -22,8 +22,6 @@ from kvell.vocabulary import GIB
 
 @dataclass(frozen=True)
 class FakeResult:
-    """The fields of a request's result."""
-
     index: int
     prompt_token_ids: Any
     token_ids: Any
@@ -103,8 +101,6 @@ def as_text(token_ids: Any) -> str:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command line ended."""
-
     code: int
     stdout: str
     stderr: str

@@ -72,8 +72,6 @@ LAYOUTS: dict[str, Callable[[], Layout]] = {
 
 
 class Elastic(RuleBasedStateMachine):
-    """A pool of about a dozen chunks."""
-
     @initialize(
         name=st.sampled_from(sorted(LAYOUTS)),
         chunk_bytes=st.sampled_from([96, 128, 320]),

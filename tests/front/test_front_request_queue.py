@@ -555,8 +555,6 @@ def test_an_end_that_is_none_of_an_answer_waits_for_no_tokens(reason: str) -> No
 
 @dataclass
 class Follower:
-    """Keeps what it is told."""
-
     admissions: int = 0
     acceptances: int = 0
     ends: list[EndedRequest] = field(default_factory=list)

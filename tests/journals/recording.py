@@ -18,8 +18,6 @@ FOLDER = Path(__file__).parents[1] / "data" / "journals"
 
 
 class Described(NamedTuple):
-    """A :class:`.Recorded` as plain values."""
-
     entries: list[Plain]
     plans: list[Plain]
     actions: list[Plain]

@@ -26,8 +26,6 @@ class Silent(FakeServer):
 
 
 class Answering(FakeServer):
-    """Gives the same answer to every GET."""
-
     def __init__(self, status: int, body: bytes = b"") -> None:
         super().__init__()
         self._status, self._body = status, body

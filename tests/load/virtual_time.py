@@ -14,8 +14,6 @@ Result = TypeVar("Result")
 
 
 class _Selector(selectors.DefaultSelector):
-    """Moves the clock instead of waiting."""
-
     now_seconds = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
@@ -47,8 +45,6 @@ def event(payload: Any) -> bytes:
 
 @dataclass(frozen=True)
 class Asked:
-    """A request as the server got it."""
-
     at_seconds: float
     path: str
     raw: bytes

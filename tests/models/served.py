@@ -50,8 +50,6 @@ class Recorder:
 
 @dataclass
 class Answer:
-    """What a request got so far."""
-
     prompt: list[int]
     output: list[int] = field(default_factory=list)
     logits: list[torch.Tensor] = field(default_factory=list)
@@ -90,8 +88,6 @@ class Audited(ABC):
 
 
 class Served(Audited):
-    """Requests in, answers out."""
-
     def __init__(
         self,
         architecture: str,

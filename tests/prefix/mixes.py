@@ -91,8 +91,6 @@ def late(layout: Layout) -> list[GroupSpec]:
 
 @dataclass(frozen=True)
 class Prompt:
-    """Tokens, and where images are in them."""
-
     tokens: list[int]
     images: npt.NDArray[np.int32]
 

@@ -16,8 +16,6 @@ Pages = dict[int, int]
 
 @dataclass
 class Request:
-    """One that runs, or a lease."""
-
     handle: int
     model: str
     root: str
@@ -68,8 +66,6 @@ class Reader:
 
 @dataclass(frozen=True)
 class Turn:
-    """One group's part of a step."""
-
     contents: Contents
     request: Request
     index: int

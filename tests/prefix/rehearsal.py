@@ -24,8 +24,6 @@ from tests.prefix.story import ints
 
 
 class Rehearsal:
-    """Requests over one core."""
-
     def __init__(self, layout: Layout) -> None:
         self.core = create_core(layout)
         self.contents = Contents(layout)

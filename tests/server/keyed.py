@@ -53,8 +53,6 @@ PROMPT = "the secret of all tenants"
 
 
 class Keyed:
-    """A server process and its log."""
-
     def __init__(self, process: "subprocess.Popen[str]", key_file: Path) -> None:
         self.process, self.key_file = process, key_file
         self.seen: list[dict[str, Any]] = []

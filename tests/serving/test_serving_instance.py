@@ -246,8 +246,6 @@ class Blocking(FakeEngine):
 
 
 class WatchedClock(VirtualClock):
-    """Says how often it was read."""
-
     def __init__(self) -> None:
         super().__init__()
         self.reads = 0
@@ -358,8 +356,6 @@ def test_frames_of_both_threads_stay_whole_where_the_send_buffer_is_tiny() -> No
 
 
 class OneListener:
-    """A channel that gets an engine's heartbeats."""
-
     def __init__(self, channel: Channel, engine: FakeEngine) -> None:
         self.lock, self._channel, self._engine = channel.lock, channel, engine
 

@@ -47,8 +47,6 @@ class Failing(VirtualModel):
 
 
 class Served:
-    """An engine that several readers share."""
-
     def __init__(self, depth: int = 0) -> None:
         contract = make_contract("virtual", LAYOUT, 0, 10_000, 64)
         self.journal, self.model = Journal(), Failing()

@@ -89,8 +89,6 @@ class NoticingEngine(FakeEngine):
 
 @dataclass
 class Shared:
-    """An instance that serves on a thread."""
-
     door: FrontListener
     engine: NoticingEngine
     thread: threading.Thread

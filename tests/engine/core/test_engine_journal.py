@@ -29,8 +29,6 @@ def fresh() -> EngineCore:
 
 
 class Recording:
-    """Traffic through a journal."""
-
     def __init__(self) -> None:
         self.journal = Journal()
         self.told = JournaledCore(fresh(), self.journal)

@@ -7,8 +7,6 @@ from kvell.engine.core.engine_stats import LEAST_SECTIONS, LEAST_STEPS, CopyCost
 
 
 class Steps:
-    """Steps of one instance, in turn."""
-
     def __init__(self) -> None:
         self.cost = CopyCost()
         self._copied = 0

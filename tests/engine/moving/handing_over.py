@@ -229,8 +229,6 @@ class Beyond:
 
 @dataclass
 class Entry:
-    """A request as a front knows it."""
-
     prompt: list[int]
     max_tokens: int
     salt: str

@@ -95,8 +95,6 @@ def test_decodes_go_on_in_a_mapped_slot_while_a_prefill_is_refused_more() -> Non
 
 
 class Refusing(FakeChunks):
-    """Refuses every mapping."""
-
     def map(self, area: AddressRange, positions: Ints, chunks: Ints) -> None:
         raise TryLater("device: never")
 

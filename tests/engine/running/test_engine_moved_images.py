@@ -39,8 +39,6 @@ NAME = RequestId("a")
 
 @dataclass
 class Side:
-    """One instance's images."""
-
     name: str
     here: set[tuple[str, int]] = field(default_factory=set)
 

@@ -95,8 +95,6 @@ def roomy(module: torch.nn.Module, pool_mib: int = 16, **changes: object) -> Eng
 
 
 class Watched:
-    """A runner that keeps its plans."""
-
     def __init__(self, runner: Runner) -> None:
         self.runner, self.plans = runner, list[StepPlan]()
 

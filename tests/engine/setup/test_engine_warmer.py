@@ -22,8 +22,6 @@ def thread_of(warmer: Warmer) -> threading.Thread:
 
 
 class Gated(FakeChunks):
-    """Commits a batch for each permission."""
-
     def __init__(self, num_chunks: int) -> None:
         super().__init__(num_chunks, 64)
         self.permissions = threading.Semaphore(0)
@@ -83,8 +81,6 @@ def test_it_ends_when_nobody_holds_it() -> None:
 
 
 class Priorities(FakeChunks):
-    """Records the niceness of the committing thread."""
-
     def __init__(self) -> None:
         super().__init__(12, 64)
         self.seen: list[int] = []

@@ -48,8 +48,6 @@ Call = ScaleInstances | DrainInstance
 
 
 class HeardEngine(FakeEngine):
-    """Remembers what it was asked."""
-
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.heard: list[Command] = []

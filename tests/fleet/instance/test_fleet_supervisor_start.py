@@ -27,8 +27,6 @@ FACTS = InstanceFacts(1, 8, "fake", 64, 1 << 20)
 
 
 class Listening:
-    """Counts what it is told."""
-
     def __init__(self) -> None:
         self.given_up = 0
 

@@ -29,8 +29,6 @@ TOLD = Greeting("manager", 7, "of-these-settings", 0)
 
 @dataclass
 class Opened:
-    """A door, and who has come in."""
-
     entered: list[tuple[str, socket.socket]] = field(default_factory=list)
     door: ManagerFrontListener = field(init=False)
 

@@ -78,8 +78,6 @@ class LazyStream:
 
 
 class LazyMark:
-    """A place in a stream's work."""
-
     def __init__(self, stream: LazyStream, place: int) -> None:
         self._stream, self._place = stream, place
 
@@ -105,8 +103,6 @@ class FakeGraphs(LazyStream):
 
 
 class FakeGraph:
-    """A recorded step."""
-
     def __init__(self, graphs: FakeGraphs, step: Callable[[], Sequence[torch.Tensor]]) -> None:
         self._graphs, self._step = graphs, step
         self._tape, outputs = recorded(step)

@@ -13,8 +13,6 @@ from tests.models.harness import (
 
 
 class Recorder:
-    """Notes every callback, and what it saw."""
-
     def __init__(self) -> None:
         self.calls: list[tuple[str, int]] = []
         self.shapes: list[torch.Size] = []

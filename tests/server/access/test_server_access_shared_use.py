@@ -28,8 +28,6 @@ def decoded(beat: FrontBeat) -> ToManager:
 
 
 class OneFront:
-    """A front's accounts, and what it tells."""
-
     def __init__(self, *keys: ApiKey) -> None:
         self.clock = VirtualClock()
         self.ring = KeyRing(keys or (ApiKey("red", digest_of(b"red"), 100, 1000, False, 10),), 0.0)

@@ -141,8 +141,6 @@ def test_no_more_than_the_context_can_be_kept() -> None:
 
 
 class MarkedText(ByteText):
-    """Begins every text with a special token."""
-
     def encode(self, text: str, *, add_special_tokens: bool = True) -> Any:
         return super().encode("^" * add_special_tokens + text)
 

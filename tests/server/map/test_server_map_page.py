@@ -19,8 +19,6 @@ POLICY = dict(part.split(" ", 1) for part in PAGE.headers["Content-Security-Poli
 
 
 class Document(HTMLParser):
-    """Collects what a browser would act on."""
-
     def __init__(self) -> None:
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []

@@ -17,8 +17,6 @@ WITH_KEY = {"Authorization": "Bearer secret"}
 
 
 class Door:
-    """A guarded app whose visits are traced."""
-
     def __init__(self, *, is_traced: bool = True) -> None:
         self.written: list[VisitRecord] = []
         self.traces: list[object] = []

@@ -21,8 +21,6 @@ NOT_SAMPLED = PARENT[:-2] + "00"
 
 
 class Written:
-    """A writer whose spans stay in memory."""
-
     def __init__(self, sampler: Sampler | None = None) -> None:
         self.exporter = InMemorySpanExporter()
         self.provider = TracerProvider(sampler, shutdown_on_exit=False)

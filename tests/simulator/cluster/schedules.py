@@ -226,8 +226,6 @@ scenarios = st.builds(
 
 
 class Once(dict[int, Any]):
-    """What is said once of each."""
-
     def __setitem__(self, key: int, value: Any) -> None:
         assert key not in self, f"request {key} ended twice"
         super().__setitem__(key, value)

@@ -28,8 +28,6 @@ PAGE_BYTES = [100, 300]
 
 
 class Pages:
-    """A device of numbered pages."""
-
     def __init__(self) -> None:
         self.content: dict[tuple[int, int], str] = {}
 
@@ -60,8 +58,6 @@ class Ear:
 
 
 class Place:
-    """A network of three endpoints."""
-
     def __init__(self, hosts: dict[str, str] | None = None) -> None:
         self.loop = Loop()
         self.transport = VirtualTransport(LINKS.messages)

@@ -11,8 +11,6 @@ from tests.fleet.faults.machines.orders import READ_BYTES, ROOT, Order, Reply, e
 
 
 class Node:
-    """One machine: a process that keeps instances."""
-
     def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
         self.name, self.process = name, process
         self._numbers = itertools.count(1)
