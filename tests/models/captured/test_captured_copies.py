@@ -51,24 +51,65 @@ class LazyMover(PageMover):
 
     @override
     def move(self, piece: Piece, source: torch.Tensor, target: torch.Tensor) -> None:
+        self.move_later(piece, source, target)
+
+    move_now = PageMover.move
+
+    def move_later(self, piece: Piece, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Let the device copy after the steps before it."""
         self._ordered += 1
         self.graphs.run(partial(self._made, piece, source, target))
 
     def _made(self, piece: Piece, source: torch.Tensor, target: torch.Tensor) -> None:
         self._ordered -= 1
-        super().move(piece, source, target)
+        self.move_now(piece, source, target)
 
     def _note(self, kind: str, count: int) -> None:
         self.behind_a_step[kind] += count * (self.graphs.num_waiting > self._ordered)
 
 
-def let_copy(served: Served) -> LazyMover:
+class ReadWhenOrdered(LazyMover):
+    """A fault: the host reads a page that the step before has yet to write."""
+
+    @override
+    def move(self, piece: Piece, source: torch.Tensor, target: torch.Tensor) -> None:
+        self.move_later(piece, source.clone(), target)
+
+
+class MadeWhenOrdered(LazyMover):
+    """A fault: the host copies pages that the device still reads, or has yet to write."""
+
+    @override
+    def move(self, piece: Piece, source: torch.Tensor, target: torch.Tensor) -> None:
+        self.move_now(piece, source, target)
+
+
+class BufferWrittenWhenOrdered(LazyMover):
+    """A fault: pinned memory is overwritten before the device has copied it in."""
+
+    @override
+    def move(self, piece: Piece, source: torch.Tensor, target: torch.Tensor) -> None:
+        if target is self.buffer:
+            self.move_now(piece, source, target)
+        else:
+            self.move_later(piece, source, target)
+
+
+class MadeLate(LazyMover):
+    """A fault: the device copies in another order of work, for which its step does not wait."""
+
+    @override
+    def move(self, piece: Piece, source: torch.Tensor, target: torch.Tensor) -> None:
+        self.graphs.run(partial(self.move_later, piece, source, target))
+
+
+def let_copy(served: Served, mover: type[LazyMover] = LazyMover) -> LazyMover:
     """From now on the engine's device makes page copies, in order with its steps."""
     runner = served.engine.runner
     copier = copier_of(runner)
     assert isinstance(runner, StartingModelRunner) and served.graphs is not None
-    copier.mover = lazy = LazyMover(served.graphs, copier.mover)
-    runner.follow = lambda: None  # type: ignore[method-assign] # no copy is the host's any more
+    copier.mover = lazy = mover(served.graphs, copier.mover)
+    runner._follow = lambda: None  # type: ignore[method-assign] # no copy is the host's any more
     return lazy
 
 
@@ -116,10 +157,15 @@ def in_turn(architecture: str, requests: Requests) -> Journal:
     return engine.journal
 
 
-def copied(architecture: str, requests: Requests, chance: Random | None = None) -> LazyMover:
+def copied(
+    architecture: str,
+    requests: Requests,
+    chance: Random | None = None,
+    mover: type[LazyMover] = LazyMover,
+) -> LazyMover:
     """Serve requests, and check answers and plans; return the mover."""
     engine = served(architecture, FakeGraphs(chance))
-    copies = let_copy(engine)
+    copies = let_copy(engine, mover)
     engine.serve(requests)
     assert engine.journal.entries == in_turn(architecture, requests).entries
     return copies
@@ -150,3 +196,19 @@ def test_copies_are_ordered_while_the_step_before_has_not_run(
     architecture: str, requests: Requests, kinds: set[str]
 ) -> None:
     assert set(+copied(architecture, requests).behind_a_step) >= kinds
+
+
+@pytest.mark.parametrize(
+    ("mover", "architecture", "requests"),
+    [
+        (ReadWhenOrdered, FALCON, STATES),
+        (MadeWhenOrdered, FALCON, STATES),
+        (BufferWrittenWhenOrdered, LLAMA, PREFIXES),
+        (MadeLate, LLAMA, PREFIXES),
+    ],
+)
+def test_copies_out_of_order_change_answers(
+    mover: type[LazyMover], architecture: str, requests: Requests
+) -> None:
+    with pytest.raises(AssertionError):
+        copied(architecture, requests, None, mover)

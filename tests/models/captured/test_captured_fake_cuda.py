@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvell.attention.interface import AttendParams, GroupBatch, LayerPages, Partial
 from kvell.memory import plan_layout
-from kvell.models.captured.device_step import DeviceMemory, batch_of, compute
+from kvell.models.captured.device_step import DeviceMemory, Forward, batch_of, compute
 from kvell.models.captured.slots import SlotLimits, places_of, spare_pages
 from kvell.models.config.description import describe
 from kvell.models.paged_model import PagedModel
@@ -163,10 +163,13 @@ def moved(value: Any) -> Any:
 ROWS = 32
 
 
-def decode_tape(make: Callable[[], Any]) -> tuple[Tape, int]:
+def decode_tape(
+    make: Callable[[], Any], spoil: Callable[[Forward], Forward] = lambda forward: forward
+) -> tuple[Tape, int]:
     """Run a bfloat16 model's decode step of ``ROWS`` rows; return its tape and its launches.
 
     :param make: makes the module; it runs on the meta device.
+    :param spoil: wraps the model's pass.
     """
     with torch.device("meta"):
         module = make().eval()
@@ -185,7 +188,8 @@ def decode_tape(make: Callable[[], Any]) -> tuple[Tape, int]:
         model = PagedModel(module, description, kernels, torch.bfloat16)
         model.attach(layout, torch.empty(size_bytes, dtype=torch.uint8, device=DEVICE))
         memory, there = moved((on_host, batch))
-        tape, _ = recorded(lambda: compute(memory, places, there, model.forward))
+        forward = spoil(model.forward)
+        tape, _ = recorded(lambda: compute(memory, places, there, forward))
     return tape, kernels.launches
 
 
@@ -238,3 +242,40 @@ def test_steps_of_real_widths(shape: str) -> None:
     tape, launches = decode_tape(lambda: llama(shape))
     assert launches == 2 * 2, "each layer writes and attends"
     assert not any("cpu" in line for line in tape.lines)
+
+
+def waits(forward: Forward) -> Forward:
+    return lambda batch: forward(batch) * batch.positions[0].item()
+
+
+def lists(forward: Forward) -> Forward:
+    return lambda batch: forward(batch) * sum(batch.positions.tolist())
+
+
+def reads_arrays(forward: Forward) -> Forward:
+    return lambda batch: forward(batch) * float(batch.positions.cpu().numpy().sum())
+
+
+def mixes(forward: Forward) -> Forward:
+    return lambda batch: forward(batch) + torch.ones(1, 509)
+
+
+def selects(forward: Forward) -> Forward:
+    return lambda batch: forward(batch)[batch.positions > 3]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (waits, "_local_scalar_dense"),
+        (lists, "_local_scalar_dense|tolist"),
+        (reads_arrays, "numpy|aten._to_copy"),
+        (mixes, "device"),
+        (selects, "nonzero|indexed by"),
+    ],
+)
+def test_what_waits_or_mixes_devices_is_caught(
+    spoil: Callable[[Forward], Forward], told: str
+) -> None:
+    with pytest.raises(Exception, match=told):
+        decode_tape(tiny("LlamaForCausalLM"), spoil)

@@ -189,6 +189,27 @@ def test_recipes_are_those_of_transformers_modules(
     assert names[0] == names[1]
 
 
+def test_the_comparison_sees_every_part(tmp_path: Path) -> None:
+    """Numbers, norms, rotations and facts of one layer that differ are seen."""
+    path = written(tmp_path, "Gemma2ForCausalLM")
+    whole = [skeleton(path, torch.float32) for _ in range(2)]
+    description = describe_as(whole[0].config, torch.float32, torch.float32)  # type: ignore[union-attr]
+    left, right = (recipe_of(one, description) for one in whole)
+    assert left is not None and right is not None
+    assert same(left, right, torch.float32)
+    layer = right.layers[1]
+    changed = (
+        dataclasses.replace(layer, scale=layer.scale * 2),
+        dataclasses.replace(layer, softcap=1.0),
+        dataclasses.replace(layer, norms=(*layer.norms[:-1], None)),
+        dataclasses.replace(layer, down_proj=layer.out_proj),
+    )
+    for other in changed:
+        layers = (right.layers[0], other, *right.layers[2:])
+        with pytest.raises(AssertionError):
+            assert same(left, dataclasses.replace(right, layers=layers), torch.float32)
+
+
 @pytest.mark.parametrize("architecture", sorted(FUSED))
 def test_classes_are_those_that_transformers_runs(architecture: str) -> None:
     config = tiny_config(architecture)

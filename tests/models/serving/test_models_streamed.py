@@ -119,6 +119,35 @@ def check_bytes(pair: Pair, came: Sequence[int]) -> None:
 
 
 @every_transport
+def test_a_hint_that_came_too_early_would_be_seen(transport: PageTransport, tmp_path: Path) -> None:
+    """Told before it is written, a stage is read as it was: the answer shows it."""
+    case = ("LlamaForCausalLM", True)
+    prompt = prompt_ids(90)
+    expected = alone(*case, GREEDY, {"q": prompt})
+    with pair_of(*case, tmp_path, transport, method="by_layer") as pair:
+        sender, receiver = pair.engines
+        mover, link = mover_of(receiver), link_of(sender)
+        runner = runner_of(sender)
+        assert isinstance(link, PoolLink)
+        tells, run = runner.tells_written, runner.run
+        assert tells is not None
+
+        def run_late(plan: StepPlan) -> object:
+            if plan.streams:
+                tells(plan.streams, num_stages(sender) - 1)
+                while not mover.copied_bytes:
+                    pair.take(receiver.woken())
+                    pair.listen(0.05)
+            return run(plan)
+
+        runner.run = run_late  # type: ignore[method-assign, assignment]
+        pair.submit("q", prompt, 0, GREEDY)
+        pair.run()
+        assert pair.moved == ["q"]
+        assert pair.tokens != expected
+
+
+@every_transport
 def test_a_request_that_ends_with_its_first_token_gives_its_pages_back(
     transport: PageTransport, tmp_path: Path
 ) -> None:

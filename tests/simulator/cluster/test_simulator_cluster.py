@@ -11,6 +11,9 @@ import pytest
 from kvell.engine.core.journal import PlanAsked
 from kvell.engine.protocol.messages import HEARTBEAT_SECONDS, Cancel, Event, Heartbeat
 from kvell.mempool.entries import PeerLost, PullEnded
+from kvell.mempool.transfers.actions import Action
+from kvell.mempool.transfers.messages import Transfer
+from kvell.mempool.transfers.receiving import Receiving
 from kvell.simulator.clock.links import Link
 from kvell.simulator.cluster.cluster import ClusterSpec, VirtualCluster
 from kvell.simulator.cluster.figures import cluster_figures
@@ -20,6 +23,7 @@ from kvell.vocabulary import RequestId
 from tests.simulator.cluster.runs import ONE_EACH, QUIET, run_of
 from tests.simulator.cluster.schedules import Fault, Run, Scenario
 from tests.simulator.cluster.schedules import row as drawn_row
+from tests.simulator.cluster.written_pages import Texts, WrittenPages
 from tests.simulator.replays import MACHINE, busy_rows, layout_of, limits_of, make_replay, row
 
 LAYOUT = layout_of((0, 2), (8, 1))
@@ -289,6 +293,42 @@ def test_a_prefix_comes_from_a_third_instance() -> None:
     assert ends_of_pulls(asks) == [""]
 
 
+# ------------------------------------------------------- whether a fault would be seen
+
+
+class Forgetful(WrittenPages):
+    """A device that does not copy what it should."""
+
+    def read(self, source: WrittenPages, rows: Any) -> None:
+        super().read(source, rows[:-1])
+
+
+def test_a_page_that_was_not_copied_is_noticed() -> None:
+    run = Run(Scenario(**QUIET))
+    rows = run.texts.rows
+    run.cluster = VirtualCluster(
+        run.spec, rows, device=lambda core: Forgetful(core.memory.layout, Texts(rows))
+    )
+    with pytest.raises(AssertionError, match="lost token"):
+        run.cluster.run()
+
+
+def test_a_copy_that_counts_without_its_right_is_noticed() -> None:
+    """Pages are given to others while they are copied: what is copied then is somebody else's."""
+    rows = [drawn_row(0.0, 40, 14), *(drawn_row(0.12 + 0.01 * i, 40, 4) for i in range(8))]
+    run = Run(Scenario(**{**QUIET, "rows": rows, "page_seconds": 0.05, "large": 16}))
+    run.cluster.start()
+    prefill, decode = (run.cluster.instances[name] for name in ("prefill-0", "decode-0"))
+    while not decode.counts.pulls:
+        assert run.cluster.go_on()
+    for page in run.cluster.instances["prefill-0"].device.memory:  # type: ignore[attr-defined]
+        page[:] = 7
+    assert prefill.rights
+    with pytest.raises(AssertionError, match="lost token"):
+        while run.cluster.go_on():
+            pass
+
+
 def cancelled_in_the_middle(large: int, at: float) -> Run:
     """Pulls are stopped while their pages are wanted by others."""
     rows = [drawn_row(0.0, 40, 8)]
@@ -300,7 +340,10 @@ def cancelled_in_the_middle(large: int, at: float) -> Run:
 
 
 @pytest.mark.parametrize("sizes", [(16,), pytest.param((12, 16, 24), marks=pytest.mark.long)])
-def test_pages_that_a_stopped_copy_still_writes_are_nobody_elses(sizes: tuple[int, ...]) -> None:
+def test_pages_that_a_stopped_copy_still_writes_are_nobody_elses(
+    monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...]
+) -> None:
+    """And if they were given away at once, that would be seen."""
     cases = [(large, 0.07 + 0.02 * i) for large in sizes for i in range(12)]
     stopped = [ends_of_pulls(cancelled_in_the_middle(*case).go()) for case in cases]
     assert sum(ends.count(STOPPED) for ends in stopped) > 3 * len(sizes)
