@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from kvell import LLM
 from kvell.models.loading.random_weights import write_random_model
 from kvell.models.sources.packaged import MODEL_NAME
 from tests.llm.broken_models import write_broken, write_poisoned

@@ -15,8 +15,6 @@ from kvell.engine.engine import Engine
 from kvell.engine.protocol.messages import Finished, Submit, Tokens
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.engine.requests.plan import StepPlan
-from kvell.memory import create_core
 from kvell.serving.lone import LocalInstance
 from kvell.vocabulary import KIB, RequestId
 from tests.llm.exactness import assert_same, cut, prompts_with_shared_halves, read_oracle, smollm2

@@ -210,7 +210,7 @@ def test_who_decides_dies_while_memory_is_lent(setup: Setup, deaths: int, tmp_pa
             server.process.kill()
             assert server.process.wait(PATIENCE_SECONDS) == -signal.SIGKILL
             until(lambda: all(map(is_gone, pids)))  # noqa: B023
-            asking._is_over.set()
+            asking.is_over.set()
         logger.info("%d answered, %d turned away", asking.answered, asking.turned_away)
         assert asking.wrong == []
     assert list(tmp_path.iterdir()) == []

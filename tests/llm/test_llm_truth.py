@@ -133,10 +133,10 @@ class _Again:
         )
 
     def _look(self) -> None:
-        waits = self.engine.num_waiting() > 0
+        waits = self.engine.counters.num_waiting > 0
         running = [self._progress(request) for request in self.engine.running]
         sample = self._meter.sample(running, self.memory.totals(), leaves_waiting=waits)
-        self.means.add(sample)
+        self.means.samples.append(sample)
 
     def _progress(self, request: Request) -> RunningRequest:
         length, hit = len(request.prompt), self.engine.memory.hit_tokens(request.handle)

@@ -323,8 +323,8 @@ class TestTurns:
         for index in range(3):
             prompts.ask(index)
             prompts.on_answer(index, AnswerTokens("yes", []))
-        assert not prompts.said
-        assert not prompts.prompts
+        assert not prompts._said
+        assert not prompts._prompts
 
 
 class TestWords:

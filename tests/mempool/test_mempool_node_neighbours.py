@@ -225,10 +225,10 @@ def test_on_one_host_pages_are_read_in_place(host: Host, tmp_path: Path) -> None
 def test_only_what_is_lent_can_be_asked_for(host: Host) -> None:
     b, made = lending(host, "b")
     (told,) = made
-    b.node.grant(grant("a", lends=False))
+    b.node.grant_right(grant("a", lends=False))
     assert told.lent == {}
     b.node.revoke(Revoke(Transfer("b", 1, RIGHT)))
-    b.node.grant(grant("a", lends=True))
+    b.node.grant_right(grant("a", lends=True))
     assert told.lent == {RIGHT: ("a", [[3, 4], *([] for _ in LAYOUT.groups[1:])])}
     b.node.revoke(Revoke(Transfer("b", 1, RIGHT)))
     assert told.lent == {} and told.stood_at_end == [False], "the word goes first"
@@ -238,11 +238,11 @@ def test_what_is_lent_may_be_copied_by_another_creditor(host: Host) -> None:
     """And what is sent to one instance by that instance alone."""
     b, _ = lending(host, "b")
     extent = [(3 * LAYOUT.groups[0].page_stride_bytes, 8)]
-    b.node.grant(grant("a", lends=False))
+    b.node.grant_right(grant("a", lends=False))
     assert b.node.rights.covers(RIGHT, "a", extent)
     assert not b.node.rights.covers(RIGHT, "c", extent)
     b.node.revoke(Revoke(Transfer("b", 1, RIGHT)))
-    b.node.grant(grant("a", lends=True))
+    b.node.grant_right(grant("a", lends=True))
     assert b.node.rights.covers(RIGHT, "c", extent)
     beyond = [(0, 8)]
     assert not b.node.rights.covers(RIGHT, "c", beyond)

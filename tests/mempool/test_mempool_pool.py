@@ -20,7 +20,8 @@ from kvell.mempool.transfers.actions import Action
 from kvell.wire.endpoints import Endpoint
 from tests.mempool.pools import FULL, SECRET, fill, holds_right, layout_of, pool_at, write
 from tests.mempool.seen import agent_of, node_of
-from tests.mempool.waiting import PATIENCE_SECONDS, state_of, until, used_pages
+from tests.mempool.waiting import PATIENCE_SECONDS, state_of, used_pages
+from tests.patience import until
 
 TEXT = list(range(100, 150))
 

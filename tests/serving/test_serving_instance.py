@@ -12,6 +12,7 @@ import pytest
 from kvell.clock import VirtualClock
 from kvell.engine.protocol.codec import decode_event, encode_frame
 from kvell.engine.protocol.messages import (
+    NO_OTHERS,
     AskStats,
     Cancel,
     Command,
@@ -24,8 +25,8 @@ from kvell.engine.protocol.messages import (
     Tokens,
 )
 from kvell.engine.protocol.statistics import LoadStats, Stats
-from kvell.serving.fronts import Channel
-from kvell.serving.gate import CommandGate, lone_owner
+from kvell.serving.fronts import Arrival, Fronts
+from kvell.serving.gate import LONE, CommandGate, lone_owner
 from kvell.serving.lone import LocalInstance, serve_instance
 from kvell.serving.loop import HeartbeatSchedule, HeartbeatSender
 from kvell.testing.instance import POOL_BYTES, TOKEN_BYTES, FakeEngine, fake_token
@@ -355,34 +356,24 @@ def test_frames_of_both_threads_stay_whole_where_the_send_buffer_is_tiny() -> No
     assert len(tokens_of(events, "a")) >= floods - 1
 
 
-class OneListener:
-    def __init__(self, channel: Channel, engine: FakeEngine) -> None:
-        self.lock, self._channel, self._engine = channel.lock, channel, engine
-
-    def beat(self) -> None:
-        self._channel.beat(Heartbeat(self._engine.pulse()))
-
-    def beat_again(self) -> None:
-        self._channel.beat_again()
-
-
 def test_what_waits_is_sent_instead_of_a_beat_and_a_full_buffer_takes_none() -> None:
     ours, theirs = socket.socketpair()
     clock, fake = VirtualClock(), FakeEngine()
     with ours, theirs:
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2048)
-        channel = Channel(theirs, outgoing_limit_bytes=1)
+        fronts = Fronts(1, fake.pulse, lambda _front: NO_OTHERS, lone_owner)
+        front = fronts.add(Arrival(LONE, theirs), fake.ready(), 0.0)
         large = Tokens(RequestId("a"), 0, 0, tuple(range(9000)))
-        channel.queue([large])
-        assert channel.full
-        heart = HeartbeatSender(OneListener(channel, fake), clock, HeartbeatSchedule(1.0, 10.0))
+        front.send([large])
+        assert front.full
+        heart = HeartbeatSender(fronts, clock, HeartbeatSchedule(1.0, 10.0))
         heart.works()
         reader, received = FrameReader(), list[Event]()
-        while channel.pending:
+        while front.pending:
             received += [decode_event(body) for body in reader.feed(ours.recv(1 << 16))]
-            channel.offer_frame(encode_frame(Heartbeat(fake.pulse())))
+            front.beat_again()
         received += [decode_event(body) for body in reader.feed(ours.recv(1 << 16))]
-        assert received == [large]
+        assert received[1:] == [large]
         clock.advance(1.0)
         heart.works()
         assert [decode_event(body) for body in reader.feed(ours.recv(4096))] == [

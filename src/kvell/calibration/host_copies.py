@@ -51,7 +51,7 @@ class CopyRig:
     def __init__(self, model: PagedModel, pool_bytes: int, pages: int, clock: Clock) -> None:
         self.layout = plan_layout(model.description.layers, pool_bytes)
         (self._group,) = self.layout.groups
-        self._clock, self.vocab = clock, model.description.vocab_size
+        self._clock, self._vocab = clock, model.description.vocab_size
         pool = torch.zeros(self.layout.pool_bytes, dtype=torch.uint8)
         buffer = torch.zeros(2 * pages * self._group.page_stride_bytes, dtype=torch.uint8)
         model.attach(self.layout, pool)
@@ -126,7 +126,7 @@ class CopyRig:
         return self.layout.pool_bytes // self._group.page_stride_bytes
 
     def _work(self, number: int, start: int, count: int, draw: np.random.Generator) -> TokenWork:
-        ids = draw.integers(0, self.vocab, count).astype(np.int32)
+        ids = draw.integers(0, self._vocab, count).astype(np.int32)
         greedy = SamplingParams(temperature=0)
         spec = RequestSpec(RequestId(str(number)), b"", greedy)
         return TokenWork(spec, number, start, count, ids, samples=True, output_index=0)

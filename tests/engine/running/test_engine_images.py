@@ -23,6 +23,7 @@ from kvell.models.images.image_content import ImagePrompt
 from kvell.models.images.image_families import PatchImages
 from kvell.models.images.image_store import ImageStore
 from kvell.vocabulary import RequestId, StepNumber
+from tests.engine.seen import spans_of
 from tests.engine.works import with_spec, work_of
 from tests.models.pictures import (
     CROSS,
@@ -232,4 +233,4 @@ def test_images_that_cannot_be_are_refused_and_leave_nothing(store: ImageStore) 
     ids = np.asarray(text(9), "<i4").tobytes()
     with pytest.raises(ChangeSomething, match="that its images need"):
         SentImages(store).take(with_spec(command, prompt=ids))
-    assert not store.spans
+    assert not spans_of(store)

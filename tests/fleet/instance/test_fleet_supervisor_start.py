@@ -10,7 +10,15 @@ import pytest
 from kvell.cluster.routed_request import InstanceDeath
 from kvell.engine.protocol.messages import Event
 from kvell.engine.protocol.statistics import InstanceFacts
-from kvell.fleet.instance.instance_process import InstanceProcess, InstanceStartError
+from kvell.fleet.instance.instance_process import (
+    FIRST_PAUSE_SECONDS,
+    LONGEST_PAUSE_SECONDS,
+    InstanceProcess,
+    InstanceStartError,
+    Pauses,
+    hang_up_after,
+    reach,
+)
 from kvell.fleet.instance.supervisor import USER_MUST_CHANGE, RestartPolicy, Supervisor
 from kvell.wire.frames import ProtocolError
 from tests.front.scenarios import until

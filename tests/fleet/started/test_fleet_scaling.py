@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from kvell.engine.protocol.messages import HEARTBEAT_SECONDS, Command, Finished
 from kvell.engine.protocol.pages import AskLargePage, AskPages, LargePage, Pages
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.errors import ChangeSomething
+from kvell.errors import ChangeSomething, InstanceDied, TryLater
 from kvell.fleet.followed.followed_members import FollowedCluster, ManagerAddress
 from kvell.fleet.instance.supervisor import InstanceState, RestartPolicy, Watchdog
+from kvell.fleet.instance.watch import MOST_QUESTIONS, Watch, pages_of
 from kvell.fleet.placing.cluster_site import ClusterSite
 from kvell.fleet.started.members import MOST_RESTARTS, Candidate, Members, scaling
 from kvell.front.front import Front

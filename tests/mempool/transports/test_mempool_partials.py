@@ -19,7 +19,6 @@ from kvell.wire.blocking import BlockingSocket
 from kvell.wire.frames import frame
 from tests.depth import few
 from tests.mempool.seen import channels_of
-from tests.mempool.transports.creditors import until
 from tests.mempool.transports.partials import PATIENCE_SECONDS, Creditor
 from tests.patience import until
 

@@ -22,7 +22,7 @@ from kvell.models.loading.random_weights import write_random_model
 from kvell.models.loading.weight_files import INDEX_FILE, SINGLE_FILE, read_weight_map
 from kvell.models.paged_model import PagedModel
 from kvell.models.sources.progress import quiet
-from tests.models.harness import prompt_ids, runner_over, tiny_config
+from tests.models.harness import prompt_ids, runner_over
 
 CPU = torch.device("cpu")
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"

@@ -63,46 +63,18 @@ class PicturePair(Pair):
     @override
     def holds(self) -> bool:
         return super().holds() or any(
-            engine.has_work() or store_of(engine).spans for engine in self.engines
+            engine.has_work() or spans_of(store_of(engine)) for engine in self.engines
         )
 
-    def turn(self) -> None:
-        """Each engine hears what has come, and takes a step if it has work."""
-        works = False
-        for engine in self.engines:
-            self.take(engine.woken())
-            if engine.has_work():
-                works = True
-                self.take(engine.step())
-            memory = engine.core.memory
-            assert audit(memory.layout, memory.snapshot()) == []
-        if not works:
-            wakes = [engine.wakes() for engine in self.engines]
-            select.select([one for one in wakes if one is not None], [], [], 1.0)
-
-    def run(self) -> None:
-        """Go on until all requests have ended, and nothing is held or sent."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while len(self.ends) < len(self.tokens) or any(map(is_busy, self.engines)):
-            assert time.monotonic() < deadline, (self.ends, self.moved)
-            self.turn()
-
-    def check_clean(self) -> None:
-        for engine in self.engines:
-            assert not any(engine.core.memory.snapshot().used)
-            assert not engine.has_work()
-            assert not spans_of(store_of(engine))
+    @override
+    def check_pools(self) -> None:
+        super().check_pools()
+        assert not any(spans_of(store_of(engine)) for engine in self.engines)
 
 
 def store_of(engine: Engine) -> ImageStore:
     assert engine.images is not None
     return engine.images
-
-
-def is_busy(engine: Engine) -> bool:
-    handovers = engine.core.pool
-    assert isinstance(handovers, Handovers)
-    return engine.has_work() or handovers.holds_pages or bool(spans_of(store_of(engine)))
 
 
 @contextmanager
@@ -228,12 +200,9 @@ def test_a_request_that_is_cancelled_on_its_way_leaves_nothing(
         pair.take(pair.engines[0].handle(Cancel(RequestId("early"))))
         pair.run()
         assert pair.ends["early"].reason == "cancelled" and not pair.moved
-        pair.submit("late", prompt, 0, replace(GREEDY, max_tokens=200))
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while len(pair.tokens["late"]) < 3 or not pair.moved:
-            assert time.monotonic() < deadline
-            pair.turn()
-        assert pair.moved == {"late"}
+        pair.give("late", prompt, 0, replace(GREEDY, max_tokens=200))
+        pair.run(lambda: len(pair.tokens["late"]) >= 3 and bool(pair.moved))
+        assert pair.moved == ["late"]
         assert spans_of(store_of(pair.engines[1]))
         pair.take(pair.engines[1].handle(Cancel(RequestId("late"))))
         pair.run()
@@ -254,7 +223,7 @@ def test_an_id_that_stands_for_another_image_there_stays(architecture: str, tmp_
         content = int(told.token_ids[told.images[0][0]])
         another = (-1 - content << 1).to_bytes(4, "little") + bytes(12)
         assert content_ids_of(there).id_of(another) == content
-        pair.submit("one", prompts["one"], 0, GREEDY)
+        pair.give("one", prompts["one"], 0, GREEDY)
         pair.run()
         assert pair.tokens == expected and not pair.moved
         other = {"other": pictured(architecture, text(9, 1), 3, text(21, 2))}
