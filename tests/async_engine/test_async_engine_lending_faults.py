@@ -51,8 +51,8 @@ def run(
     settings: dict[str, Any], jobs: Sequence[Job], kinds: Sequence[str], find: Find,
     refusals: Sequence[str], seconds: float, streams: int, seed: int,
 ) -> Outcome:  # fmt: skip
-    """One that wakes may find that what it read was recalled and taken back: after two seconds."""
     make = partial(Faults, find=find, most_stopped_seconds=4.0)
+    # one that wakes may find that what it read was recalled and taken back: after two seconds
 
     async def scenario() -> Outcome:
         async with asyncio.timeout(seconds), AsyncEngine(**settings, limits=LIMITS) as engine:
