@@ -18,7 +18,6 @@ from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.engine.unloaded import read_unloaded
 from kvell.errors import ChangeSomething
 from kvell.models.loading.loading import load_paged_model
-from kvell.models.loading.random_weights import write_random_model
 from kvell.models.loading.weight_files import INDEX_FILE, SINGLE_FILE, read_weight_map
 from kvell.models.paged_model import PagedModel
 from kvell.models.sources.progress import quiet
