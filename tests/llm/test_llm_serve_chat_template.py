@@ -49,6 +49,8 @@ def test_text_and_parts_reach_a_template_that_reads_parts(client: httpx.Client) 
         },
     ).json()
     assert answered["usage"]["input_tokens"] == len(tokens)
+    [card] = client.get("/v1/models").json()["data"]
+    assert card["chat_template_takes_tools"] is False
 
 
 @pytest.mark.parametrize(

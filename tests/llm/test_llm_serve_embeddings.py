@@ -84,3 +84,9 @@ def test_beside_answers_that_stay_as_they_are(client: openai.OpenAI, shallow_pat
         assert all(one.result() == alone for one in answers)
         for number, one in enumerate(vectors):
             check(shallow_path, one.result().data[0].embedding, prompt[: 9 + number])
+
+
+def test_a_size_that_the_model_was_not_trained_for_is_refused(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="is_matryoshka") as caught:
+        client.embeddings.create(model="smollm2", input="a", dimensions=64)
+    assert caught.value.param == "dimensions"

@@ -64,6 +64,19 @@ def bailian(number: int, last: int) -> dict[str, object]:
     }
 
 
+@pytest.mark.parametrize(("flags", "hit_tokens"), [((), 48), (("--block-tokens", "32"), 64 - 1)])
+def test_blocks_of_bailian_have_the_size_of_the_flag(
+    replayed: Any, flags: tuple[str, ...], hit_tokens: int
+) -> None:
+    lines = [bailian(number, 90 + number) for number in range(2)]
+    if flags:  # two blocks of 32 tokens
+        lines = [line | {"hash_ids": ["0a", "0b"]} for line in lines]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    ended = replayed(text, "--arrivals", "trace", *flags)
+    assert ended.code == 0, ended.stderr
+    assert json.loads(ended.stdout)["hit_rate"] == pytest.approx(hit_tokens / 128)
+
+
 def test_a_wrong_size_of_blocks_names_the_flag(replayed: Any) -> None:
     text = json.dumps(bailian(0, 9))
     ended = replayed(text, "--block-tokens", "32")
