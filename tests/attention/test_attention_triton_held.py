@@ -39,7 +39,8 @@ SHAPES = {
 
 
 def lengths_in(batch: GroupBatch) -> Lengths:
-    return Lengths(*(getattr(batch, name).numpy() for name in Lengths._fields))
+    rows = (batch.query_starts, batch.context_lens, batch.table_starts, batch.first_positions)
+    return Lengths(*(row.numpy() for row in rows))
 
 
 def held(

@@ -1,14 +1,12 @@
 """A rig brings the engine to any step without computing what comes before."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
 from kvell.calibration.rig import Rig
 from kvell.cost.model import prefill_seconds
 from kvell.cost.work import Chunk
-from kvell.models.paged_model import ForwardBatch
+from kvell.models.paged_model import ForwardBatch, PagedModel
 from tests.calibration.known import Known, known
 
 ARCHITECTURES = ("LlamaForCausalLM", "Gemma3ForCausalLM", "FalconH1ForCausalLM")
@@ -23,14 +21,13 @@ def here(request: pytest.FixtureRequest) -> Known:
 def computed(here: Known, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Tokens of each forward pass that was not skipped."""
     found: list[int] = []
-    model = here.subject.model._model
-    forward: Callable[[ForwardBatch], torch.Tensor] = model.forward
+    forward = PagedModel.forward
 
-    def watched(batch: ForwardBatch) -> torch.Tensor:
+    def watched(model: PagedModel, batch: ForwardBatch) -> torch.Tensor:
         found.append(len(batch.token_ids))
-        return forward(batch)
+        return forward(model, batch)
 
-    monkeypatch.setattr(model, "forward", watched)
+    monkeypatch.setattr(PagedModel, "forward", watched)
     return found
 
 

@@ -65,12 +65,12 @@ class Served:
     plans: list[StepPlan] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._runner: Runner = self.engine.runner
+        self.runner: Runner = self.engine.runner
         self.engine.runner = self
 
     def run(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)
-        return self._runner.run(plan)
+        return self.runner.run(plan)
 
     @property
     def layout(self) -> Layout:
@@ -78,8 +78,8 @@ class Served:
 
     @property
     def pool(self) -> torch.Tensor:
-        assert isinstance(self._runner, ModelRunner)
-        return self._runner.pages.pool
+        assert isinstance(self.runner, ModelRunner)
+        return self.runner.pages.pool
 
     @property
     def stats(self) -> Stats:

@@ -1,5 +1,7 @@
 """Accessors of the front's parts that tests look at."""
 
+import asyncio
+
 from kvell.async_engine import AsyncEngine
 from kvell.engine.protocol.messages import Finished
 from kvell.fleet.fleet import Fleet, Handle
@@ -7,13 +9,18 @@ from kvell.fleet.instance.instance_process import InstanceLine
 from kvell.fleet.instance.supervisor import Supervisor
 from kvell.fleet.started.members import Members
 from kvell.front.front import Front
-from kvell.front.request_log import LogEntry
+from kvell.front.request_log import LogEntry, Output
 from kvell.front.request_queue import RequestQueue
 
 
 def end_of(request: LogEntry) -> Finished | None:
     """Return the end that a request's reader will receive, or None while there is none."""
     return request.mailbox._finished
+
+
+def taken(request: LogEntry) -> Output:
+    """Return the output that a request's reader receives."""
+    return asyncio.run(asyncio.wait_for(request.mailbox.take(), 1))
 
 
 def queue_of(front: Front) -> RequestQueue:

@@ -20,7 +20,7 @@ from kvell.fleet.instance.supervisor import RestartPolicy, death_of
 from kvell.front.request_log import EndedRequest, LogEntry, Mailbox, Output
 from kvell.front.request_queue import RequestQueue
 from kvell.vocabulary import FinishReason, RequestId
-from tests.front.seen import end_of
+from tests.front.seen import end_of, taken
 from tests.reports import facts, load
 
 KILLED = InstanceDeath("it was killed", "killed")
@@ -56,10 +56,6 @@ def entry(name: str, arrived: float = 0.0) -> LogEntry:
 def entry_of(tenant: str, number: int) -> LogEntry:
     request_id = RequestId(f"{tenant}{number}")
     return LogEntry(RequestSpec(request_id, b"\1\0\0\0", SamplingParams(), tenant=tenant), 0.0)
-
-
-def taken(each: LogEntry) -> Output:
-    return asyncio.run(asyncio.wait_for(each.mailbox.take(), 1))
 
 
 def finished(name: str, reason: FinishReason = "length") -> Finished:
@@ -341,14 +337,11 @@ def test_an_observer_hears_of_those_that_found_the_line_full() -> None:
     assert recorder.told == [("rejected", "max_waiting")]
 
 
-def test_a_mailbox_keeps_only_the_first_end() -> None:
-    async def scenario() -> Output:
-        mailbox = Mailbox()
-        mailbox.finish(finished("a", "stop"))
-        mailbox.finish(finished("a", "error"))
-        return await mailbox.take()
-
-    output = asyncio.run(scenario())
+async def test_a_mailbox_keeps_only_the_first_end() -> None:
+    mailbox = Mailbox()
+    mailbox.finish(finished("a", "stop"))
+    mailbox.finish(finished("a", "error"))
+    output = await mailbox.take()
     assert output.finished == finished("a", "stop")
 
 
@@ -795,21 +788,18 @@ def test_whatever_dies_when_all_is_told_once_and_in_order(
     assert prompt == (list(PROMPT[1:]) if told else [])
 
 
-def test_a_mailbox_merges_likelihoods_like_tokens() -> None:
-    async def scenario() -> list[Output]:
-        mailbox = Mailbox()
-        mailbox.put_prompt(PROMPT[1:3])
-        reading = asyncio.ensure_future(mailbox.take())
-        await asyncio.sleep(0)
-        assert not reading.done(), "scores alone wake nobody"
-        mailbox.put_prompt(PROMPT[3:])
-        mailbox.put((0,), OUTPUT[:1])
-        mailbox.put((1, 2), OUTPUT[1:3])
-        first = await reading
-        mailbox.put((3,), OUTPUT[3:4])
-        return [first, await mailbox.take()]
-
-    assert asyncio.run(scenario()) == [
+async def test_a_mailbox_merges_likelihoods_like_tokens() -> None:
+    mailbox = Mailbox()
+    mailbox.put_prompt(PROMPT[1:3])
+    reading = asyncio.ensure_future(mailbox.take())
+    await asyncio.sleep(0)
+    assert not reading.done(), "scores alone wake nobody"
+    mailbox.put_prompt(PROMPT[3:])
+    mailbox.put((0,), OUTPUT[:1])
+    mailbox.put((1, 2), OUTPUT[1:3])
+    first = await reading
+    mailbox.put((3,), OUTPUT[3:4])
+    assert [first, await mailbox.take()] == [
         Output((0, 1, 2), None, OUTPUT[:3], PROMPT[1:]),
         Output((3,), None, OUTPUT[3:4]),
     ]

@@ -151,7 +151,7 @@ def _names(value: Any) -> dict[str, Any] | None:
         }
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         defaults = getattr(value, "_field_defaults", {})
-        return {name: defaults.get(name, _NONE) for name in value._fields}
+        return {name: defaults.get(name, _NONE) for name in type(value).__annotations__}
     return None
 
 

@@ -4,12 +4,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kvell.engine.protocol.logprobs import PromptLogprobs
-from kvell.engine.protocol.messages import Tokens
+from kvell.engine.protocol.messages import Submit, Tokens
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.llm import LLM
+from kvell.serving.lone import LocalInstance
+from kvell.vocabulary import RequestId
 from tests.llm.exactness import read_oracle
 from tests.llm.teacher import assert_output_likely, assert_prompt_likely, smollm2
 
@@ -88,15 +92,11 @@ def test_prompts_scored_in_a_small_pool_are_told_once(shallow_path: Path) -> Non
 
 def test_scores_come_before_the_first_token(shallow_path: Path) -> None:
     llm = smollm2(shallow_path, max_num_batched_tokens=16)
-    events: list[object] = []
-    deliver = llm._runner.deliver
-
-    def noted(event: Any, jobs: Any, reader: Any) -> None:
-        events.append(event)
-        deliver(event, jobs, reader)
-
-    llm._runner.deliver = noted  # type: ignore[method-assign]
-    llm.generate([PROMPTS[-1]], ASKING)
+    instance, events = LocalInstance(llm.engine), list[object]()
+    ids = np.asarray(PROMPTS[-1], "<i4").tobytes()
+    instance.send(Submit(RequestSpec(RequestId("scored"), ids, ASKING)))
+    while instance.has_work():
+        events += instance.poll()
     told = [event for event in events if isinstance(event, PromptLogprobs | Tokens)]
     scored = [event for event in told if isinstance(event, PromptLogprobs)]
     assert told[: len(scored)] == scored

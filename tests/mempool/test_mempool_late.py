@@ -19,7 +19,6 @@ from kvell.mempool.buffer import Lease
 from kvell.mempool.entries import Ticked
 from kvell.mempool.pool import MemPool
 from tests.mempool.pools import fill, holds_right, pool_at
-from tests.mempool.seen import agent_of, break_connections, node_of
 from tests.mempool.sleeper import (
     FIRST,
     LARGE_PAGES,
@@ -83,12 +82,12 @@ def sleeper(tmp_path: Path) -> Iterator[Sleeper]:
 
 def give_up(pool: MemPool, way: str) -> None:
     """End all that is under way with the sleeper, as an engine or its front would."""
-    node = node_of(pool)
+    node = pool.node
     if way == WAYS[0]:
         late = Ticked(node.now() + FAR)
-        node.ask(lambda: node.act(agent_of(pool).handle(late)))
+        node.ask(lambda: node.act(pool.agent.handle(late)))
     else:
-        node.ask(lambda: break_connections(node))
+        node.ask(node.hang_up)
 
 
 def overwrite(pool: MemPool, text: list[int]) -> None:

@@ -19,7 +19,6 @@ from kvell.mempool.rendezvous import PageTransport
 from kvell.mempool.transfers.actions import Action
 from kvell.wire.endpoints import Endpoint
 from tests.mempool.pools import FULL, SECRET, fill, holds_right, layout_of, pool_at, write
-from tests.mempool.seen import agent_of, node_of
 from tests.mempool.waiting import PATIENCE_SECONDS, state_of, used_pages
 from tests.patience import until
 
@@ -140,11 +139,11 @@ def test_a_longer_text_crosses_only_with_its_end(pair: tuple[MemPool, MemPool]) 
     a, b = pair
     fill(a, TEXT)
     a.transfer_with_insert("b", TEXT)
-    whole = node_of(b).mover.copied_bytes
+    whole = b.node.mover.copied_bytes
     longer = [*TEXT, *range(8)]
     fill(a, longer)
     a.transfer_with_insert("b", longer)
-    assert node_of(b).mover.copied_bytes - whole < whole
+    assert b.node.mover.copied_bytes - whole < whole
     lease = b.match(longer)
     assert lease.hit_tokens == len(longer)
     assert holds_right(b, lease, longer)
@@ -228,15 +227,15 @@ def test_a_fault_that_one_peer_finds_is_for_it_alone(
 ) -> None:
     a, b = pair
     fill(a, TEXT)
-    handle = agent_of(b).handle
+    handle = b.agent.handle
 
     def fails_once(entry: PeerEntry) -> list[Action]:
         if isinstance(entry, Heard):
-            monkeypatch.setattr(agent_of(b), "handle", handle)
+            monkeypatch.setattr(b.agent, "handle", handle)
             raise ZeroDivisionError("a mistake of this program")
         return handle(entry)
 
-    monkeypatch.setattr(agent_of(b), "handle", fails_once)
+    monkeypatch.setattr(b.agent, "handle", fails_once)
     with pytest.raises(TryLater):
         a.transfer_with_insert("b", TEXT)
     assert [record.getMessage() for record in caplog.records] == [
@@ -302,8 +301,8 @@ def test_a_peer_that_dies_or_stops_takes_nothing_with_it(
                 came += 1
             b.free_mem(lease)
         assert came >= 4
-        node_of(b).ask(node_of(b).hang_up)
-        until(lambda: not node_of(b).ask(lambda: len(agent_of(b).receiving)))
+        b.node.ask(b.node.hang_up)
+        until(lambda: not b.node.ask(lambda: len(b.agent.receiving)))
         assert not used_pages(b) or b.match([3, *TEXT]).hit_tokens
         assert audit(b.layout, b.core.snapshot()) == []
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from kvell.models.loading.random_weights import write_random_model
 from kvell.models.text.tokenizer import Tokenizer
 from tests.models.harness import tiny_config
-from tests.models.random_model import write_random_model
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -59,6 +59,12 @@ def filled_prefix(model: PagedModel, names: Sequence[str], context: int) -> Pref
     return Prefix(model, runner, runner.pool.clone(), ids)
 
 
+def called(
+    post: Callable[[bytes], bool], take: Callable[[float], bytes | None]
+) -> _partials.Creditor:
+    return _partials.CalledCreditor(1 << 20, post, take)
+
+
 @dataclass(frozen=True)
 class Work:
     """One request's part of a step.

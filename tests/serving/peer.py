@@ -43,18 +43,18 @@ class Peer:
     """Reads events; heartbeats come at any time, and are kept apart."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
+        self.socket = sock
         self._reader = FrameReader()
         self._events: list[Event] = []
         self.beats: list[Heartbeat] = []
         sock.settimeout(WAIT_SECONDS)
 
     def send(self, *commands: Command) -> None:
-        self._socket.sendall(b"".join(encode_frame(command) for command in commands))
+        self.socket.sendall(b"".join(encode_frame(command) for command in commands))
 
     def read_any(self) -> Event | None:
         while not self._events:
-            data = self._socket.recv(1 << 16)
+            data = self.socket.recv(1 << 16)
             if not data:
                 return None
             self._events = [decode_event(body) for body in self._reader.feed(data)]
@@ -95,13 +95,13 @@ class Peer:
         """Whether anything was sent that is not read yet."""
         if self._events:
             return True
-        self._socket.setblocking(False)
+        self.socket.setblocking(False)
         try:
-            return bool(self._socket.recv(1, socket.MSG_PEEK))
+            return bool(self.socket.recv(1, socket.MSG_PEEK))
         except BlockingIOError:
             return False
         finally:
-            self._socket.settimeout(WAIT_SECONDS)
+            self.socket.settimeout(WAIT_SECONDS)
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ from tests.depth import few
 
 SECRET = bytes(range(SECRET_BYTES))
 WAIT_SECONDS = 20.0
+INCARNATION = 1 << 40
 
 
 @contextmanager
@@ -39,16 +40,21 @@ def pipe() -> Iterator[tuple[int, FileIO]]:
 
 @pytest.fixture
 def door() -> Iterator[FrontListener]:
-    with FrontListener("127.0.0.1", SECRET, "decode-3", 1 << 40) as door:
+    with FrontListener("127.0.0.1", SECRET, "decode-3", INCARNATION) as door:
         yield door
 
 
 def come(
-    door: FrontListener, name: str, secret: bytes = SECRET, purpose: Purpose = "commands"
+    door: FrontListener,
+    name: str,
+    secret: bytes = SECRET,
+    purpose: Purpose = "commands",
+    incarnation: int = 5,
 ) -> tuple[socket.socket, Greeting]:
     sock = connect_to(door.address, WAIT_SECONDS)
+    told = Greeting(name, incarnation, "", 0)
     try:
-        return sock, open_session(BlockingSocket(sock), Greeting(name, 5, "", 0), secret, purpose)
+        return sock, open_session(BlockingSocket(sock), told, secret, purpose)
     except BaseException:
         sock.close()
         raise
@@ -89,7 +95,7 @@ def test_half_a_secret_is_none(count: int) -> None:
 def test_who_comes_in_hears_whose_door_it_is(door: FrontListener) -> None:
     sock, heard = come(door, "front-1")
     with sock:
-        assert (heard.instance, heard.incarnation) == ("decode-3", 1 << 40)
+        assert (heard.instance, heard.incarnation) == ("decode-3", INCARNATION)
         assert rings(door)
         [arrival] = door.arrivals()
         name, arrived = arrival.front, arrival.sock
@@ -128,11 +134,9 @@ def test_several_may_come_at_once(door: FrontListener) -> None:
 def test_strangers_stay_out(
     door: FrontListener, name: str, secret: bytes, purpose: Purpose
 ) -> None:
-    """The last is the instance's own name, of another incarnation: that is no front of it."""
-    if name == "decode-3":
-        door._doorway._told = Greeting(name, 5, "", 0)
+    """The last is the instance itself, which is no front of it."""
     with pytest.raises((OSError, ProtocolError)):
-        come(door, name, secret, purpose)
+        come(door, name, secret, purpose, INCARNATION)
     sock, _ = come(door, "front-2")
     with sock:
         assert rings(door)

@@ -37,6 +37,7 @@ class LateEngine(FakeEngine):
         self.has: dict[RequestId, int] = {}
         self.cancelled: set[RequestId] = set()
         self.arrives: list[RequestId] = []
+        self.ended: list[Event] = []
 
     def has_work(self) -> bool:
         return bool(self.has or self.arrives)
@@ -63,6 +64,10 @@ class LateEngine(FakeEngine):
             else:
                 told.append(Tokens(request_id, attempt, 0, (1,)))
         return told
+
+    def woken(self) -> list[Event]:
+        ended, self.ended = self.ended, []
+        return ended
 
     def end(self, request_id: RequestId, reason: FinishReason) -> Finished:
         self.cancelled.discard(request_id)
@@ -129,7 +134,8 @@ class Shares(RuleBasedStateMachine):
     def ends(self, data: st.DataObject) -> None:
         running = sorted(set(self.engine.has) - self.engine.cancelled)
         name = data.draw(st.sampled_from(running))
-        self.took(self.gate._after([self.engine.end(name, "length")]))
+        self.engine.ended = [self.engine.end(name, "length")]
+        self.took(self.gate.woken())
 
     @rule(front=st.sampled_from(FRONTS), number=st.integers(5, 6))
     def comes_from_another_instance(self, front: str, number: int) -> None:

@@ -1,7 +1,7 @@
 """An instance of several fronts: each hears of its own, and may go and come as it likes."""
 
 import contextlib
-import socket
+import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -41,15 +41,6 @@ SECRET = bytes(range(32))
 QUICK_SECONDS = 0.005
 
 
-def socket_of(front: "Any") -> socket.socket:
-    found: socket.socket = front._socket
-    return found
-
-
-def steps_of(engine: "NoticingEngine") -> int:
-    return engine._steps
-
-
 def submit(name: str, max_tokens: int = 3) -> Submit:
     return Submit(RequestSpec(RequestId(name), b"\7\0\0\0", SamplingParams(max_tokens=max_tokens)))
 
@@ -62,6 +53,7 @@ class NoticingEngine(FakeEngine):
         self.notices: int | None = None
         self.ended: list[tuple[str, str]] = []
         self.comes: list[Submit] = []
+        self.num_steps = 0
 
     def handle(self, command: Command) -> list[Event]:
         if isinstance(command, WatchIndex):
@@ -75,6 +67,7 @@ class NoticingEngine(FakeEngine):
         while self.comes:
             super().handle(self.comes.pop())
         told = super().step()
+        self.num_steps += 1
         if self.notices is not None:
             self.notices += 1
             told.append(IndexNotice(self.notices - 1, ()))
@@ -116,14 +109,15 @@ Serve = Callable[..., contextlib.AbstractContextManager[Shared]]
 def shared(engine: NoticingEngine | None = None, **options: Any) -> Iterator[Shared]:
     engine = engine or NoticingEngine(step_seconds=0.001)
     options = {"heartbeat_seconds": QUICK_SECONDS, **options}
+    reads, writes = os.pipe()
     with FrontListener("127.0.0.1", SECRET, "mixed-0", 7) as door:
+        door.ends_with(reads)
         run = threading.Thread(target=serve_fronts, args=(engine, door), kwargs=options)
         run.start()
         try:
             yield Shared(door, engine, run)
         finally:
-            door.is_over = True
-            door._bell.ring()
+            os.close(writes)
             run.join(WAIT_SECONDS)
             assert not run.is_alive()
 
@@ -200,8 +194,8 @@ def test_a_front_that_does_not_read_is_hung_up_on() -> None:
         slow.send(*(submit(f"slow:{one}", FOREVER) for one in range(8)))
         slow.read_until(Tokens)
         seen = -1
-        while steps_of(engine) > seen:  # until it stops, since so much waits
-            seen = steps_of(engine)
+        while engine.num_steps > seen:  # until it stops, since so much waits
+            seen = engine.num_steps
             for _ in range(20):
                 b.send(AskStats())
                 b.read_until(Stats)
@@ -222,7 +216,7 @@ def test_a_broken_front_ends_alone() -> None:
         a.send(submit("a:1", FOREVER))
         b.send(submit("b:1", FOREVER))
         a.read_until(Tokens)
-        socket_of(a).sendall(b"this is not the protocol at all")
+        a.socket.sendall(b"this is not the protocol at all")
         a.read_all()
         while not instance.engine.ended:
             b.read_until(Tokens)
@@ -270,7 +264,7 @@ def test_a_drained_instance_tells_all_and_ends(stays: bool) -> None:
             assert isinstance(told[-1], Drained)
             assert isinstance(told[-2], Finished)
         else:
-            socket_of(a).close()
+            a.socket.close()
         assert isinstance(manager.read_all()[-1], Drained)
         instance.thread.join(WAIT_SECONDS)
         assert not instance.thread.is_alive()
@@ -300,8 +294,8 @@ def test_a_front_that_hovers_below_its_bound_is_hung_up_on() -> None:
         pauses = 0
         while not engine.ended and pauses < 400:
             seen = -1
-            while steps_of(engine) > seen:  # until the others wait
-                seen = steps_of(engine)
+            while engine.num_steps > seen:  # until the others wait
+                seen = engine.num_steps
                 b.send(KeepAlive(), AskStats())
                 b.read_until(Stats)
             pauses += 1
@@ -310,7 +304,7 @@ def test_a_front_that_hovers_below_its_bound_is_hung_up_on() -> None:
             b.read_until(Stats)
             with contextlib.suppress(ConnectionError):  # it has been hung up on
                 hovers.send(KeepAlive())
-                while steps_of(engine) == seen and socket_of(hovers).recv(bound_bytes):
+                while engine.num_steps == seen and hovers.socket.recv(bound_bytes):
                     b.send(KeepAlive(), AskStats())
                     b.read_until(Stats)
         assert {name for name, _ in engine.ended} >= {"hovers:0"}

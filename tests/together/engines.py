@@ -18,7 +18,6 @@ from kvell.mempool.rendezvous import FolderRendezvous, PageTransport, PdCaching,
 from kvell.models.loading.random_weights import random_module
 from kvell.models.paged_model import PagedModel
 from kvell.vocabulary import MIB
-from tests.engine.seen import scheduler_of
 from tests.models.fused_models import fused_model
 from tests.models.harness import prompt_ids, tiny_config
 from tests.models.serving.lending import SECTION_TOKENS, Lending
@@ -81,8 +80,8 @@ def engine_with(mechanisms: Sequence[str], second: str = SECOND, **more: Any) ->
 def check_mechanisms(engine: Engine, mechanisms: Sequence[str]) -> None:
     core = engine.core
     assert (core.limits.depth == 1) == ("async" in mechanisms)
-    assert isinstance(scheduler_of(core).chunks.memory, SharedMemory) == ("memory" in mechanisms)
-    assert (scheduler_of(core).swapping is not None) == ("buffer" in mechanisms)
+    assert isinstance(core.scheduler.chunks.memory, SharedMemory) == ("memory" in mechanisms)
+    assert (core.scheduler.swapping is not None) == ("buffer" in mechanisms)
     assert any(group.is_draft for group in core.memory.layout.groups) == ("draft" in mechanisms)
     kinds = {group.kind for group in core.memory.layout.groups}
     assert (GroupKind.STATE in kinds) == ("hybrid" in mechanisms)

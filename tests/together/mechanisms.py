@@ -25,7 +25,7 @@ from kvell.models.loading.random_weights import random_module
 from kvell.models.paged_model import PagedModel
 from kvell.testing.accepting import is_accepted
 from kvell.vocabulary import MIB, RequestId
-from tests.engine.seen import scheduler_of, use_rule
+from tests.engine.seen import use_rule
 from tests.engine.swapping import Always
 from tests.models.fused_models import fused_model
 from tests.models.harness import tiny_config
@@ -113,7 +113,7 @@ def engine_with(mechanisms: Sequence[str], **more: Any) -> Engine:
     engine = build_engine(
         models[0], "m0", EngineOptions(**options | more), draft=draft, beside=beside
     )
-    swapping = scheduler_of(engine.core).swapping
+    swapping = engine.core.scheduler.swapping
     if swapping is not None:
         assert swapping.prefixes is not None
         use_rule(swapping, Always())  # tiny models compute any page faster
@@ -124,7 +124,7 @@ def engine_with(mechanisms: Sequence[str], **more: Any) -> Engine:
 
 def _offload_alone(engine: Engine) -> None:
     """Let prompts without room go to the buffer always: decodes give way to none."""
-    parking = scheduler_of(engine.core).parking
+    parking = engine.core.scheduler.parking
     assert parking is not None
     parking.sizes.logical_chunks = parking.sizes.physical_chunks
     parking.give_way = lambda request, running, admitted: []  # type: ignore[method-assign]
@@ -180,13 +180,13 @@ class Run:
     planned_ahead: int = 0
 
     def __post_init__(self) -> None:
-        plan = scheduler_of(self.engine.core).plan
+        plan = self.engine.core.scheduler.plan
 
         def counted(step: Any, in_flight: int = 0, *more: Any) -> StepPlan:
             self.planned_ahead += in_flight
             return plan(step, in_flight, *more)
 
-        scheduler_of(self.engine.core).plan = counted  # type: ignore[method-assign,assignment]
+        self.engine.core.scheduler.plan = counted  # type: ignore[method-assign,assignment]
 
     def submit(self, name: str, asked: Asked) -> None:
         prompt = ImagePrompt(np.asarray(asked.token_ids, np.int32), ())

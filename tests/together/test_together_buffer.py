@@ -11,7 +11,7 @@ from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.engine.engine import Engine
 from kvell.mempool.rendezvous import PageTransport
 from kvell.vocabulary import MIB
-from tests.engine.seen import scheduler_of, use_rule
+from tests.engine.seen import use_rule
 from tests.engine.swapping import Always
 from tests.models.cases import long_unless
 from tests.models.harness import prompt_ids
@@ -42,7 +42,7 @@ def expected() -> list[int]:
 
 
 def swapping_of(engine: Engine) -> Swapping:
-    swapping = scheduler_of(engine.core).swapping
+    swapping = engine.core.scheduler.swapping
     assert swapping is not None and swapping.prefixes is not None
     return swapping
 

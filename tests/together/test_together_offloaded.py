@@ -10,7 +10,6 @@ import pytest
 from kvell.engine.moving.handovers import Handovers
 from kvell.mempool.rendezvous import FolderRendezvous, PageTransport, make_folder
 from kvell.vocabulary import MIB
-from tests.engine.seen import scheduler_of
 from tests.models.harness import prompt_ids
 from tests.models.serving.lending import SECTION_TOKENS, Lending, said_by
 from tests.together.mechanisms import GREEDY, engine_with
@@ -38,7 +37,7 @@ class Offloading(Lending):
         self.in_buffer: set[str] = set()
 
     def note(self, at: int = 0) -> None:
-        seats = scheduler_of(self.engines[at].core).seats
+        seats = self.engines[at].core.scheduler.seats
         self.in_buffer |= {request.request_id for request in seats.offloaded}
 
     def resumed(self) -> str:

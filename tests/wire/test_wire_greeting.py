@@ -26,7 +26,6 @@ from kvell.wire.session import (
 )
 from tests.depth import few
 from tests.mempool.pools import SECRET, fill, layout_of, pool_at
-from tests.mempool.seen import connections_of, node_of
 from tests.mempool.transports.relay import Relay, unchanged
 from tests.patience import until
 from tests.wire.answering import answer_session
@@ -77,7 +76,7 @@ def has_ended(sock: socket.socket) -> bool:
 
 
 def doorway_of(pool: MemPool) -> Doorway:
-    doorway = connections_of(pool).doorway
+    doorway = pool.node.connections.doorway
     assert doorway is not None
     return doorway
 
@@ -334,9 +333,9 @@ def test_who_answers_must_have_the_name_that_is_asked_for(pool: MemPool, tmp_pat
     """A port that somebody else has by now."""
     with pool_at(tmp_path, "b", transport="tcp") as b:
         with pytest.raises(ChangeSomething, match="a answers there, not c"):
-            node_of(b).connect(str(pool.address), "c")
+            b.node.connect(str(pool.address), "c")
         assert b.peers() == []
-        assert node_of(b).connect(str(pool.address), "a") == "a"
+        assert b.node.connect(str(pool.address), "a") == "a"
 
 
 def test_secrets_that_can_be_guessed_are_refused(tmp_path: Path) -> None:

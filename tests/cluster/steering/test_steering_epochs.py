@@ -66,6 +66,7 @@ class ManagersOfOneCluster(RuleBasedStateMachine):
     def begin(self, instances: int) -> None:
         self.instances = [_Instance() for _ in range(instances)]
         self.managers: list[Leadership] = []
+        self.settled: list[Leadership] = []
         self.ran = [0]
 
     @rule(floor=st.integers(1, 3))
@@ -100,6 +101,7 @@ class ManagersOfOneCluster(RuleBasedStateMachine):
             pass
         if not one.is_outranked:
             one.settle()
+            self.settled.append(one)
 
     def _refused(self, one: Leadership) -> list[bool]:
         """Speak to all; where one refused it, the manager has heard why."""
@@ -123,7 +125,7 @@ class ManagersOfOneCluster(RuleBasedStateMachine):
             for one in managers:
                 if not one.is_outranked:
                     self._refused(one)
-        leads = [one for one in managers if one._is_settled and not one.is_outranked]
+        leads = [one for one in managers if one in self.settled and not one.is_outranked]
         assert len(leads) <= 1
         assert not managers or any(not one.is_outranked for one in managers)
 

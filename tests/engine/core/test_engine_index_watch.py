@@ -120,7 +120,7 @@ class Watched:
     def indexed(self) -> set[KnownBlock]:
         """Whole blocks that the index names; states only with all of their pages."""
         pages: dict[KnownBlock, int] = {}
-        for group, _, node, (end, _) in self.memory._store.tree.named_pages():
+        for group, _, node, (end, _) in self.memory.store.tree.named_pages():
             if end % PAGE_TOKENS == 0:
                 name, tokens = _path(node, end)
                 key = (group, root_digest(name.partition("/")[2]), tokens)

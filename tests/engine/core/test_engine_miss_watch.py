@@ -10,7 +10,6 @@ from kvell.memory import GroupKind, LayerSpec, Layout, plan_layout
 from kvell.vocabulary import RequestId
 from tests.engine.conftest import make_layout, make_submit
 from tests.engine.core.watched_core import WatchedCore
-from tests.engine.seen import scheduler_of
 from tests.engine.works import with_spec
 
 LAYOUT = make_layout((0, 16), 120, page_tokens=4)
@@ -101,7 +100,7 @@ def test_a_prompt_that_another_is_just_computing_is_not_called_evicted() -> None
     core = WatchedCore.over(LAYOUT)
     core.submit("a", range(200), 2)
     core.step()  # 64 tokens a step: most of it is not computed yet
-    scheduler_of(core.core).limits = replace(core.core.limits, max_num_batched_tokens=400)
+    core.core.scheduler.limits = replace(core.core.limits, max_num_batched_tokens=400)
     core.submit("b", range(200), 2)
     while not any(miss.request_id == "b" for miss in core.core.latest_misses):
         core.step()

@@ -15,7 +15,6 @@ from kvell.engine.requests.request import Request
 from kvell.pages.audit import audit
 from tests.engine.conftest import make_layout, make_submit
 from tests.engine.planning.machine import Configuration, EngineMachine
-from tests.engine.seen import scheduler_of
 from tests.engine.swapping import AtRandom, swapping_core
 from tests.engine.virtual_model import VirtualModel
 from tests.journaled import JournaledCore
@@ -35,7 +34,7 @@ class Run:
 
     @property
     def swapping(self) -> Swapping:
-        swapping = scheduler_of(self.core).swapping
+        swapping = self.core.scheduler.swapping
         assert swapping is not None
         return swapping
 
@@ -97,7 +96,7 @@ class SwappingMachine(EngineMachine):
 
     def check_plan(self, plan: StepPlan) -> None:
         super().check_plan(plan)
-        swapping = scheduler_of(self.engine.core).swapping
+        swapping = self.engine.core.scheduler.swapping
         assert swapping is not None
         assert swapping.buffer.audit() == []
         given = {(g, page) for _, g, _, page in plan.new_pages.tolist()}
@@ -110,7 +109,7 @@ class SwappingMachine(EngineMachine):
 
 
 def parking_of(core: EngineCore) -> Parking:
-    parking = scheduler_of(core).parking
+    parking = core.scheduler.parking
     assert parking is not None
     return parking
 
@@ -138,6 +137,6 @@ class ParkingMachine(SwappingMachine):
     def check_plan(self, plan: StepPlan) -> None:
         super().check_plan(plan)
         parking = parking_of(self.engine.core)
-        num_offloaded = len(scheduler_of(self.engine.core).seats.offloaded)
+        num_offloaded = len(self.engine.core.scheduler.seats.offloaded)
         assert len(parking.sizes.held) == len(parking.parked) + num_offloaded
         assert not {work.request_id for work in plan.work}.intersection(plan.parked)

@@ -16,7 +16,6 @@ from kvell.pages.layout import Layout
 from tests.depth import machine
 from tests.engine.conftest import make_layout
 from tests.engine.cpu_buffer.machines import Losing, ParkingMachine, Run
-from tests.engine.seen import held_by, scheduler_of
 from tests.engine.swapping import Always, AtRandom, swapping_core
 from tests.engine.traffic import limits
 from tests.engine.virtual_model import expected_output
@@ -139,7 +138,7 @@ def test_what_made_way_before_a_second_try_is_not_fetched() -> None:
     for number in range(1, 12):
         ask(run, f"other {number}", text(number))
     run.submit("again", text(0, 60), 4)
-    [request] = scheduler_of(run.core).seats.waiting
+    [request] = run.core.scheduler.seats.waiting
     run.swapping.begin()
 
     def opened() -> int:
@@ -175,7 +174,7 @@ def test_letting_go_empties_the_buffer() -> None:
     for number in range(12):
         ask(run, str(number), text(number))
     assert run.swapping.buffer.used_large > 0
-    scheduler_of(run.core).drop_reserves()
+    run.core.scheduler.drop_reserves()
     assert run.swapping.buffer.used_large == 0
     assert run.swapping.buffer.audit() == []
 
@@ -208,12 +207,12 @@ class CachingMachine(ParkingMachine):
         )
 
     def check_plan(self, plan: StepPlan) -> None:
-        swapping = scheduler_of(self.engine.core).swapping
+        swapping = self.engine.core.scheduler.swapping
         assert swapping is not None
         taken = [(group, held) for group, _, held in plan.offloads.tolist()]
         assert len(set(taken)) == len(taken), "two pages go to one place"
         read = {(group, held) for group, held, _ in plan.fetches.tolist()}
-        held = {held for some in held_by(swapping.buffer).values() for held in some}
+        held = {held for some in swapping.buffer.held.values() for held in some}
         draining = set(swapping.buffer.draining)
         assert read <= held | draining, "what is read was given away"
         super().check_plan(plan)
@@ -221,7 +220,7 @@ class CachingMachine(ParkingMachine):
     def teardown(self) -> None:
         super().teardown()
         if hasattr(self, "engine"):
-            swapping = scheduler_of(self.engine.core).swapping
+            swapping = self.engine.core.scheduler.swapping
             assert swapping is not None
             swapping.begin()
             assert swapping.buffer.used_large == 0

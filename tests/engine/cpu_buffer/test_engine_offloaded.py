@@ -14,7 +14,6 @@ from kvell.vocabulary import RequestId
 from tests.depth import machine, search_until_all
 from tests.engine.conftest import make_layout, make_submit
 from tests.engine.cpu_buffer.machines import Losing, ParkingMachine, Run
-from tests.engine.seen import scheduler_of
 from tests.engine.swapping import AtRandom, swapping_core
 from tests.engine.traffic import limits, works
 from tests.engine.virtual_model import VirtualModel, expected_output
@@ -30,7 +29,7 @@ SHORT = [5, 6, 7]
 
 
 def offloaded_of(core: EngineCore) -> OffloadedPrompts:
-    offloaded = scheduler_of(core).offloaded
+    offloaded = core.scheduler.offloaded
     assert offloaded is not None
     return offloaded
 
@@ -120,7 +119,7 @@ def test_the_logical_size_decides_whether_it_may() -> None:
     run.submit("long", LONG, 9)
     run.step()
     assert offloaded_of(run.core).count == 0
-    assert not scheduler_of(run.core).parking.parked  # type: ignore[union-attr]
+    assert not run.core.scheduler.parking.parked  # type: ignore[union-attr]
     run.to_the_end()
 
 
@@ -130,7 +129,7 @@ def test_what_moves_fewer_bytes_is_done() -> None:
     offloaded = offloaded_of(run.core)
     swapping = run.swapping
     run.submit("long", LONG, 9)
-    long = scheduler_of(run.core).seats.waiting.first()
+    long = run.core.scheduler.seats.waiting.first()
     assert long is not None
     prompt_bytes = offloaded.size_bytes(long)
     small = [request for request in run.core.running if request.request_id == "short"]
@@ -146,7 +145,7 @@ def test_a_prompt_of_many_chunks_does_not_go_to_a_far_buffer() -> None:
     run = started()
     offloaded, swapping = offloaded_of(run.core), run.swapping
     run.submit("long", LONG, 9)
-    long = scheduler_of(run.core).seats.waiting.first()
+    long = run.core.scheduler.seats.waiting.first()
     assert long is not None
     small = [request for request in run.core.running if request.request_id == "short"]
     just_enough = small * -(-offloaded.size_bytes(long) // (2 * swapping.size_bytes(small[0])))
@@ -198,7 +197,7 @@ class OffloadingMachine(ParkingMachine):
         super().teardown()
         if hasattr(self, "engine"):
             OffloadingMachine.prompts_there += offloaded_of(self.engine.core).count
-            assert not len(scheduler_of(self.engine.core).seats.offloaded)
+            assert not len(self.engine.core.scheduler.seats.offloaded)
 
 
 @pytest.mark.hypothesis

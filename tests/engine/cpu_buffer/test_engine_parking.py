@@ -18,7 +18,6 @@ from tests.engine.cpu_buffer.machines import (
     Run,
     parking_of,
 )
-from tests.engine.seen import scheduler_of
 from tests.engine.swapping import swapping_core
 from tests.engine.traffic import limits
 from tests.engine.virtual_model import expected_output
@@ -70,7 +69,7 @@ def test_who_was_admitted_last_and_decodes_gives_way() -> None:
     running: list[str] = []
     plan = run.step()
     while not plan.parked:
-        running = [r.request_id for r in scheduler_of(run.core).seats.running if r.is_decoding]
+        running = [r.request_id for r in run.core.scheduler.seats.running if r.is_decoding]
         plan = run.step()
     assert list(plan.parked) == [*reversed(running)][: len(plan.parked)]
     assert plan.admitted
@@ -199,7 +198,7 @@ def test_who_came_first_comes_back_first_and_is_parked_last() -> None:
     back: list[str] = []
     while run.core.has_work:
         plan = run.step()
-        running = [request.number for request in scheduler_of(run.core).seats.running]
+        running = [request.number for request in run.core.scheduler.seats.running]
         parked = [request.number for request in parking_of(run.core).parked]
         assert running == sorted(running) and parked == sorted(parked)
         again = [name for name in plan.admitted if len(run.outputs.get(name, ())) > 1]
@@ -219,7 +218,7 @@ def test_a_prompt_without_a_seat_goes_ahead_too() -> None:
         plan = run.step()
         for name in run.outputs:
             firsts.setdefault(name, plan.step)
-        assert len(scheduler_of(run.core).seats.running) <= 2
+        assert len(run.core.scheduler.seats.running) <= 2
     assert max(firsts.values()) < TOKENS
     assert parking_of(core).count > 0
 
@@ -229,7 +228,7 @@ def test_who_is_preempted_is_parked_and_holds_no_prompt_up() -> None:
     while not (plan := run.step()).preempted:
         assert run.core.has_work, "nobody was preempted"
     assert set(plan.preempted) <= set(plan.parked)
-    waiting = [request.request_id for request in scheduler_of(run.core).seats.waiting]
+    waiting = [request.request_id for request in run.core.scheduler.seats.waiting]
     assert not set(plan.preempted) & set(waiting)
     run.to_the_end()
     assert not parking_of(run.core).sizes.held

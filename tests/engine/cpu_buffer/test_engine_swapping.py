@@ -8,7 +8,7 @@ from kvell.engine.protocol.messages import Cancel
 from kvell.vocabulary import RequestId
 from tests.depth import machine
 from tests.engine.cpu_buffer.machines import SMALL, Run, SwappingMachine
-from tests.engine.seen import requests_of, saved_of, scheduler_of
+from tests.engine.seen import saved_of
 from tests.engine.swapping import AtRandom, swapping_core
 from tests.engine.traffic import limits
 from tests.engine.virtual_model import expected_output
@@ -72,7 +72,7 @@ def test_what_goes_out_is_what_the_next_token_needs_and_comes_back_once() -> Non
     assert (work.start, work.count) == (at, 1)
     fetched = {(group, held) for group, held, _ in plan.fetches.tolist()}
     assert fetched <= {(group, page) for (group, _), page in saved.pages.items()}
-    assert not run.swapping.has(requests_of(run.core)[name])
+    assert not run.swapping.has(run.core.requests[name])
 
 
 def test_a_page_of_the_buffer_is_not_given_again_in_the_step_that_reads_it() -> None:
@@ -118,7 +118,7 @@ def again(num_large: int, seed: int | None) -> EngineCore:
 def test_a_request_that_has_computed_nothing_of_its_own_is_not_swapped() -> None:
     run = busy()
     run.step()
-    request = scheduler_of(run.core).seats.running[0]
+    request = run.core.scheduler.seats.running[0]
     request.computed = run.core.memory.hit_tokens(request.handle)
     assert len(run.swapping.save(request)) == 0
     assert run.swapping.rungs["recompute"] == 1

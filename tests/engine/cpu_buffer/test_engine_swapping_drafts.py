@@ -59,7 +59,7 @@ def test_a_draft_model_whose_pages_came_back_damaged_is_wrong() -> None:
     module = words_module("LlamaForCausalLM")
     run = served(module, 3, module, cpu_buffer_bytes=16 * MIB)
     force(run.engine, 1)
-    pages = run._runner.pages  # type: ignore[attr-defined]
+    pages = run.runner.pages  # type: ignore[attr-defined]
     fetch, groups = pages.fetch, run.layout.groups
 
     def damaged(rows: object) -> None:

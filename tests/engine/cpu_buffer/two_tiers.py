@@ -22,7 +22,6 @@ from kvell.memory import GroupKind, VisibleCore, audit, create_core
 from kvell.mempool.tiers.buffered import Place, needed_pages
 from kvell.mempool.tiers.digests import PrefixDigests
 from kvell.mempool.tiers.lookup import Tiers
-from tests.engine.seen import held_by
 from tests.engine.swapping import Always
 from tests.engine.works import spec_of
 from tests.pages.pools import Chunk, group, pool_of, state
@@ -190,7 +189,7 @@ class TwoTiers(RuleBasedStateMachine):
         wanted = self.content(text, index, place)
         return any(
             self.in_buffer[one] == wanted
-            for some in held_by(self.buffer).values()
+            for some in self.buffer.held.values()
             for one in some
             if one[0] == index
         )

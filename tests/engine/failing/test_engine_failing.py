@@ -22,7 +22,7 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import NO_TOKEN, StepPlan, StepResult, TokenWork
 from kvell.engine.running.batching import GroupArrays
-from kvell.front.request_log import LogEntry, Output
+from kvell.front.request_log import LogEntry
 from kvell.front.request_queue import RequestQueue
 from kvell.memory import create_core
 from kvell.pages.audit import audit
@@ -31,6 +31,7 @@ from tests.depth import few
 from tests.engine.conftest import EOS, make_layout, make_submit
 from tests.engine.traffic import limits
 from tests.engine.virtual_model import VirtualModel, expected_output
+from tests.front.seen import taken
 from tests.journaled import JournaledCore
 from tests.reports import facts
 
@@ -125,8 +126,7 @@ class Served:
         return {name: self.end(entry) for name, entry in self.entries.items()}
 
     def end(self, entry: LogEntry) -> tuple[list[int], Finished]:
-        mailbox = entry.mailbox
-        output = Output(tuple(mailbox._token_ids), mailbox._finished)
+        output = taken(entry)
         assert output.finished is not None, "it never ended"
         return list(output.token_ids), output.finished
 

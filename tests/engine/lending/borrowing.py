@@ -7,7 +7,6 @@ from hypothesis.stateful import precondition, rule
 
 from tests.engine.moving.handing_over import SECTION_TOKENS, Cluster, Entry, Instance
 from tests.engine.moving.machine import NAMES, HandingOver, cluster_of, prompt_of
-from tests.engine.seen import borrowers_of
 
 NAME = "r"
 
@@ -47,7 +46,7 @@ def turn(cluster: Cluster) -> None:
 
 def away(instance: Instance) -> int:
     request = next((one for one in instance.core.running if one.request_id == NAME), None)
-    borrower = request and borrowers_of(instance.handovers.borrowed).get(request.request_id)
+    borrower = request and instance.handovers.borrowed.borrowers.get(request.request_id)
     return borrower.away if borrower else 0
 
 

@@ -24,7 +24,6 @@ from tests.engine.lending.borrowing import (
 )
 from tests.engine.moving.handing_over import SECTION_TOKENS, Entry
 from tests.engine.moving.machine import MIXES, SOME, cluster_of, prompt_of
-from tests.engine.seen import scheduler_of
 from tests.engine.virtual_model import expected_output
 from tests.models.cases import covering
 
@@ -187,7 +186,7 @@ def test_a_grant_that_finds_its_request_without_pages_is_given_back() -> None:
     cluster = start()
     debtor = cluster.instances["p"]
     cluster.lend(NAME, 2, "d")
-    scheduler_of(debtor.core).seats.start_again(debtor.core.running[0])
+    debtor.core.scheduler.seats.start_again(debtor.core.running[0])
     while cluster.messages:
         cluster.deliver(0)
     assert len(debtor.handovers.borrowed) == 0

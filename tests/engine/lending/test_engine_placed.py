@@ -28,7 +28,6 @@ from tests.engine.moving.handing_over import (
     Extras,
 )
 from tests.engine.moving.machine import NAMES, cluster_of, prompt_of
-from tests.engine.seen import scheduler_of
 from tests.engine.virtual_model import expected_output
 from tests.models.cases import covering
 
@@ -263,7 +262,7 @@ def give_way(cluster: Cluster, at: str = "p") -> Request:
     """Let the only running request of an instance give its pages back, as others need them."""
     debtor = cluster.instances[at]
     (request,) = debtor.core.running
-    scheduler_of(debtor.core).seats.start_again(request)
+    debtor.core.scheduler.seats.start_again(request)
     cluster.hear(debtor, debtor.engine.on_entry(Ticked(cluster.now)))
     return request
 
@@ -369,7 +368,7 @@ def test_a_request_resumes_after_what_is_elsewhere_though_its_prefix_is_in_a_buf
         cluster.submit(f"other-{number}", other, "p", "")
         run(cluster, partial(ends, other))
     request = give_way(cluster)
-    swapping = scheduler_of(debtor.core).swapping
+    swapping = debtor.core.scheduler.swapping
     assert swapping is not None and swapping.prefixes is not None
     kept = request.remote_tokens
     (group,) = cluster.layout.groups
@@ -418,10 +417,6 @@ def held_up(cluster: Cluster) -> Request:
     return cluster.instances["p"].core.running[0]
 
 
-def next_retry(one: Placement) -> int | None:
-    return one.retry_at
-
-
 def test_creditors_are_asked_in_turn_and_again() -> None:
     cluster = placed()
     cluster.step("p")
@@ -431,10 +426,10 @@ def test_creditors_are_asked_in_turn_and_again() -> None:
     assert one.creditor(0, 0, without="d") == "e"
     one.refuses("d")
     assert one.creditor(0, 0) == "e"
-    assert next_retry(one) is None
+    assert one.retry_at is None
     one.refuses("e")
     assert one.creditor(0, 7) == ""
-    assert next_retry(one) == 7 + RETRY_TICKS
+    assert one.retry_at == 7 + RETRY_TICKS
     one.widen("f")
     assert one.creditor(0, 8) == "f"
     one.tick(7 + RETRY_TICKS, is_asking=False)

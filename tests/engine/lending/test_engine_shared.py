@@ -28,7 +28,6 @@ from tests.engine.lending.borrowing import (
 from tests.engine.lending.placing import LARGE, PROMPT, answered, placed, starts
 from tests.engine.moving.handing_over import SECTION_TOKENS, Cluster, Entry
 from tests.engine.moving.machine import MIXES, NAMES, cluster_of, prompt_of
-from tests.engine.seen import requests_of
 from tests.models.cases import covering
 from tests.pages.pools import state
 
@@ -172,7 +171,7 @@ def test_who_is_not_answered_in_time_begins_without() -> None:
     same = again(cluster)
     cluster.messages.clear()
     debtor = cluster.instances["p"]
-    assert len(debtor.core.running) == 1 and len(requests_of(debtor.core)) == 2
+    assert len(debtor.core.running) == 1 and len(debtor.core.requests) == 2
     deadline = debtor.handovers.next_deadline
     assert deadline is not None and deadline <= cluster.now + JOIN_TICKS
     cluster.pass_time(JOIN_TICKS + 1)

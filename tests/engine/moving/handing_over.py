@@ -60,7 +60,6 @@ from kvell.mempool.transfers.methods import StreamCosts
 from kvell.vocabulary import RequestId
 from tests.device.fake_chunks import FakeChunks
 from tests.engine.conftest import EOS
-from tests.engine.seen import scheduler_of
 from tests.engine.swapping import Always, AtRandom
 from tests.engine.virtual_model import Page, VirtualModel, expected_output
 from tests.journaled import JournaledCore
@@ -182,7 +181,7 @@ class Instance:
 
     def audit(self) -> None:
         assert self.core.audit() == ()
-        scheduler = scheduler_of(self.core)
+        scheduler = self.core.scheduler
         if isinstance(scheduler.chunks.memory, SharedMemory):
             assert scheduler.chunks.memory.memory.audit() == []
         if scheduler.swapping is not None:
@@ -523,7 +522,7 @@ class Cluster:
             assert sent is None or not len(sent), "pages of the buffer are kept for nobody"
             buffered = instance.handovers.agent.receiving.buffered
             assert buffered is None or not len(buffered), "pages of the buffer wait for a text"
-            if (swapping := scheduler_of(instance.core).swapping) is not None:
+            if (swapping := instance.core.scheduler.swapping) is not None:
                 swapping.drop_prefixes()
                 swapping.begin()
                 assert swapping.buffer.used_large == 0

@@ -10,14 +10,13 @@ from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.mempool.transfers.messages import Offer
 from tests.engine.moving.handing_over import Cluster, Entry, Extras, Instance
 from tests.engine.moving.machine import ALL_MIXES, MIXES, cluster_of, prompt_of
-from tests.engine.seen import requests_of, scheduler_of
 
 ALWAYS_IN = Extras(buffer=40, seed=-1)
 KNOWN = prompt_of(1, 40)
 
 
 def swapping_of(instance: Instance) -> Swapping:
-    swapping = scheduler_of(instance.core).swapping
+    swapping = instance.core.scheduler.swapping
     assert swapping is not None and swapping.prefixes is not None
     return swapping
 
@@ -78,7 +77,7 @@ def test_pages_that_are_read_outlast_what_they_were_cached_for(mix: str, ends: s
         cluster.deliver(0)
     sent = owner.handovers.agent.copies.sent
     assert sent is not None and len(sent) == 1
-    scheduler_of(owner.core).drop_reserves()  # no command of a journal does
+    owner.core.scheduler.drop_reserves()  # no command of a journal does
     owner.check_journal = lambda: None  # type: ignore[method-assign]
     fill(cluster, 6)
     assert buffer.audit() == [] and buffer.used_large > 0
@@ -117,16 +116,14 @@ def with_buffered_request(mix: str, ahead: int) -> tuple[Cluster, str]:
     core = cluster.instances["e"].core
     while True:
         cluster.step("e")
-        waiting = (
-            name for name, request in requests_of(core).items() if in_buffer(cluster, request)
-        )
+        waiting = (name for name, request in core.requests.items() if in_buffer(cluster, request))
         if found := next(waiting, ""):
             return cluster, found
 
 
 def in_buffer(cluster: Cluster, request: object) -> bool:
     core = cluster.instances["e"].core
-    return scheduler_of(core).can_leave_buffer(request)  # type: ignore[arg-type]
+    return core.scheduler.can_leave_buffer(request)  # type: ignore[arg-type]
 
 
 def until(cluster: Cluster, happens: Callable[[], bool]) -> None:
@@ -184,7 +181,7 @@ def with_full_pool(mix: str, buffer: int = 60) -> tuple[Cluster, list[int]]:
     for number in range(4):
         cluster.submit(f"r{number}", Entry(prompt_of(3 + number, 45), 14, ""), "p", "")
     core = cluster.instances["p"].core
-    while core.memory.empty_large_pages() > 1 or len(scheduler_of(core).seats.running) < 2:
+    while core.memory.empty_large_pages() > 1 or len(core.scheduler.seats.running) < 2:
         cluster.step("p")
     return cluster, [*known.prompt, *known.emitted]
 

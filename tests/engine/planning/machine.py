@@ -20,7 +20,6 @@ from kvell.pages.audit import audit
 from kvell.pages.layout import GroupSpec, Layout
 from kvell.vocabulary import RequestId
 from tests.engine.conftest import EOS, make_engine_core, make_submit
-from tests.engine.seen import scheduler_of
 from tests.engine.virtual_model import VOCAB, VirtualModel, expected_output, expected_vector
 from tests.engine.works import with_spec
 from tests.journaled import JournaledCore
@@ -319,7 +318,7 @@ class EngineMachine(RuleBasedStateMachine):
                 break
             self.step()
         assert set(self.ended) == set(self.prompts), "a request was lost"
-        scheduler_of(self.engine.core).drop_reserves()
+        self.engine.core.scheduler.drop_reserves()
         state = self.engine.core.memory.snapshot()
         assert not any(state.used)
         assert replay(self.journal.entries, self.fresh()) == self.plans

@@ -21,7 +21,6 @@ from kvell.errors import ChangeSomething
 from kvell.vocabulary import RequestId
 from tests.engine.conftest import make_layout, make_submit
 from tests.engine.planning.ahead import Ahead
-from tests.engine.seen import scheduler_of
 from tests.engine.traffic import Traffic, limits
 from tests.engine.virtual_model import expected_output, expected_vector
 
@@ -180,10 +179,10 @@ def test_it_says_nothing_of_how_long_answers_are() -> None:
     traffic = Traffic(make_layout((0, 9), 60), limits(batched=64))
     traffic.submit("text", PROMPT, 20)
     traffic.run()
-    expected = outputs_of(scheduler_of(traffic.core))
+    expected = outputs_of(traffic.core.scheduler)
     pool(traffic, "vector", PROMPT)
     traffic.run()
-    assert outputs_of(scheduler_of(traffic.core)) == expected == (1, 20)
+    assert outputs_of(traffic.core.scheduler) == expected == (1, 20)
 
 
 def test_its_sampling_does_not_matter() -> None:

@@ -12,7 +12,6 @@ from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.request import RequestState
 from kvell.pages.layout import Layout
 from tests.engine.conftest import make_layout
-from tests.engine.seen import scheduler_of
 from tests.engine.traffic import Traffic, limits
 
 FULL = (0,)
@@ -73,7 +72,7 @@ def test_stats_tell_what_is_protected_and_letting_go_leaves_a_cache() -> None:
     stats = traffic.core.stats()
     assert (stats.protected_prefixes, stats.protected_tokens) == (1, 24)
     assert any(traffic.core.memory.snapshot().used)
-    scheduler_of(traffic.core).drop_reserves()
+    traffic.core.scheduler.drop_reserves()
     assert not any(traffic.core.memory.snapshot().used)
     assert traffic.core.stats().protected_tokens == 0
     assert ask(traffic, "d", 1) >= 24, "it is cached still"

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,11 +9,6 @@ from hypothesis import strategies as st
 from kvell.engine.requests.turns import FEWEST_KEPT, Turn, TurnQueue
 from kvell.vocabulary import RequestId
 from tests.depth import some
-
-
-def levels_of(queue: TurnQueue[Any]) -> dict[int, Any]:
-    """Return the rounds of a queue by priority."""
-    return queue.levels
 
 
 @dataclass(eq=False)
@@ -180,7 +174,7 @@ def test_a_later_attempt_takes_the_place_of_an_earlier_one() -> None:
     queue.add(new := one("r", "red"))
     assert not queue.discard(old), "it is known no longer"
     assert queue.first() is new and queue.discard(new)
-    assert not levels_of(queue)
+    assert not queue.levels
 
 
 def test_many_that_leave_the_line_leave_nothing_behind() -> None:
@@ -189,11 +183,11 @@ def test_many_that_leave_the_line_leave_nothing_behind() -> None:
     for n in range(5000):
         queue.add(each := one(f"r{n}", f"t{n}", f"g{n}"))
         assert queue.discard(each)
-    [level] = levels_of(queue).values()
+    [level] = queue.levels.values()
     assert len(level.places) + len(level.parties) <= 4 * FEWEST_KEPT
     assert not queue.discard(each)
     stays = queue.first()
-    assert stays is not None and queue.discard(stays) and not levels_of(queue)
+    assert stays is not None and queue.discard(stays) and not queue.levels
 
 
 Place = tuple[int, str]

@@ -27,7 +27,6 @@ from kvell.llm import LLM
 from kvell.serving.gate import CommandGate, front_of, lone_owner
 from kvell.serving.lone import LocalInstance
 from kvell.vocabulary import RequestId
-from tests.engine.seen import link_of
 
 PROMPT = np.arange(300, 320, dtype="<i4").tobytes()
 PLAIN = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
@@ -64,7 +63,7 @@ class Setting:
         assert real is not None
         self.grammars = real if isinstance(real, SlowGrammars) else SlowGrammars(real)
         self.grammars.asked.clear()
-        known = AwaitedGrammars({name: self.grammars}, link_of(llm.engine).bell.ring)
+        known = AwaitedGrammars({name: self.grammars}, llm.engine.link.bell.ring)
         llm.engine.grammars = known
         journal.entries.clear()
 

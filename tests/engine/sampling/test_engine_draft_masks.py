@@ -28,7 +28,6 @@ from kvell.engine.sampling.grammar_process.processes import Worker
 from kvell.engine.sampling.grammars import Allowed, Grammars, MaskedRequest
 from kvell.models.text.tokenizer import Tokenizer
 from kvell.vocabulary import RequestId
-from tests.engine.sampling.seen import processes_of, template_of
 from tests.engine.sampling.walking import END, VOCAB, masked, masks_of, release, walk
 from tests.engine.sampling.workers import workers_of
 
@@ -252,8 +251,8 @@ class LosingLine:
 
 def test_an_answer_whose_position_is_lost_is_read_again(own: Grammars) -> None:
     line = LosingLine()
-    worker = MaskWorker(processes_of(own), QUICK)
-    worker.worker = Worker(line, 0, template_of(own))  # type: ignore[arg-type]
+    worker = MaskWorker(own.processes, QUICK)
+    worker.worker = Worker(line, 0, own.processes.template)  # type: ignore[arg-type]
     job = MaskJob(1, FORMS["regex"], LETTER * 2, 2, 0.0)
     for each in (job, replace(job, drafts=(1, 2)), job):
         assert len(list(worker.masks([each], ()))) == 1

@@ -19,7 +19,7 @@ from kvell.engine.sampling.grammars import Allowed, Grammars
 from kvell.errors import ChangeSomething, TryLater
 from kvell.models.text.tokenizer import Tokenizer
 from tests.engine.sampling.random_schemas import random_schema
-from tests.engine.sampling.seen import checks_of, num_waiting, processes_of, template_of, use_parts
+from tests.engine.sampling.seen import num_waiting, use_parts
 from tests.engine.sampling.walking import END, VOCAB, masked, masks_of, release, walk
 from tests.engine.sampling.workers import children, workers_of
 from tests.models.cases import some_fast
@@ -100,7 +100,7 @@ def test_a_check_waits_for_nobody_and_masks_wait_for_no_check(
     monkeypatch.setattr(checking, "ANSWER_SECONDS", PATIENCE_SECONDS)
     output = walk(own, SCHEMAS[0], 1)
     own.check(SCHEMAS[1])
-    checker = checks_of(own).worker
+    checker = own.checks.worker
     assert checker is not None
     os.kill(checker.pid, signal.SIGSTOP)
     bomb = own.checks.check(StructuredOutputs(grammar=ISSUE))
@@ -140,7 +140,7 @@ def test_a_template_that_ends_or_hangs_is_started_again(
     checkers = with_checks(own)
     outputs = [walk(own, asked, 1) for asked in SCHEMAS]
     expected = steps(own, outputs)
-    before = template_of(own)
+    before = own.processes.template
     assert before is not None
     [worker] = children(before.pid) - checkers
     os.kill(before.pid, number)
@@ -148,7 +148,7 @@ def test_a_template_that_ends_or_hangs_is_started_again(
         os.kill(worker, signal.SIGKILL)
     until(lambda: has_ended(worker))  # before, nobody needs the template
     assert_same(steps(own, outputs), expected)
-    after = template_of(own)
+    after = own.processes.template
     assert after is not None and after.pid != before.pid
 
 
@@ -157,14 +157,14 @@ def test_a_worker_that_hangs_at_every_check_is_no_fault_of_the_grammar(
 ) -> None:
     own.check(SCHEMAS[0])
     monkeypatch.setattr(checking, "ANSWER_SECONDS", 0.3)
-    fork = processes_of(own).fork
+    fork = own.processes.fork
 
     def stopped(room_bytes: int, niceness: int = 0) -> processes.Worker:
         worker = fork(room_bytes, niceness)
         os.kill(worker.pid, signal.SIGSTOP)
         return worker
 
-    monkeypatch.setattr(processes_of(own), "fork", stopped)
+    monkeypatch.setattr(own.processes, "fork", stopped)
     [worker] = workers_of(own)
     os.kill(worker, signal.SIGSTOP)
     with pytest.raises(TryLater, match="too busy"):
@@ -250,7 +250,7 @@ def test_no_more_than_so_many_grammars_wait(own: Grammars) -> None:
 def test_processes_end_with_their_grammars(tokenizer: Tokenizer) -> None:
     grammars = Grammars(tokenizer.as_json, VOCAB, [END])
     grammars.check(SCHEMAS[0])
-    template = template_of(grammars)
+    template = grammars.processes.template
     assert template is not None
     pids = {template.pid, *children(template.pid)}
     assert len(pids) == 2
@@ -262,7 +262,7 @@ def test_what_others_hold_open_is_not_inherited(own: Grammars) -> None:
     with os.fdopen(os.memfd_create("of-the-instance"), "wb") as held:
         os.set_inheritable(held.fileno(), True)
         own.check(SCHEMAS[0])
-        template = template_of(own)
+        template = own.processes.template
         assert template is not None
         for pid in (template.pid, *children(template.pid)):
             names = [str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()]

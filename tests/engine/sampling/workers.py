@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 from kvell.engine.sampling.grammars import Grammars
-from tests.engine.sampling.seen import template_of
 
 
 def children(pid: int | None = None) -> set[int]:
@@ -13,5 +12,5 @@ def children(pid: int | None = None) -> set[int]:
 
 
 def workers_of(grammars: Grammars) -> set[int]:
-    template = template_of(grammars)
+    template = grammars.processes.template
     return set() if template is None else children(template.pid)

@@ -16,7 +16,6 @@ from kvell.engine.running.runner import Runner
 from kvell.models.loading.random_weights import random_module
 from kvell.testing.accepting import is_accepted
 from kvell.vocabulary import MIB, RequestId
-from tests.engine.seen import scheduler_of
 from tests.models.fused_models import fused_model
 from tests.models.harness import tiny_config
 
@@ -83,7 +82,7 @@ def _ended(engine: Engine) -> int:
 
 
 def elastic_of(engine: Engine) -> ElasticMemory:
-    steps = scheduler_of(engine.core).chunks.memory
+    steps = engine.core.scheduler.chunks.memory
     assert isinstance(steps, SharedMemory)
     return steps.memory
 

@@ -25,7 +25,6 @@ from tests.depth import machine
 from tests.engine.conftest import EOS
 from tests.engine.cpu_buffer.machines import Losing, ParkingMachine, parking_of
 from tests.engine.planning.shared_traffic import longest
-from tests.engine.seen import scheduler_of
 from tests.engine.setup.elastic_traffic import MORE_LARGE, TOKENS_A_CHUNK, Refusing
 from tests.engine.swapping import AtRandom
 from tests.engine.virtual_model import VirtualModel, expected_output
@@ -74,7 +73,7 @@ class ElasticMachine(ParkingMachine):
 
     @property
     def shared(self) -> SharedMemory:
-        memory = scheduler_of(self.engine.core).chunks.memory
+        memory = self.engine.core.scheduler.chunks.memory
         assert isinstance(memory, SharedMemory)
         return memory
 
@@ -107,7 +106,7 @@ class ElasticMachine(ParkingMachine):
         while not self.shared.is_complete:
             self.engine.warm(1)
         super().teardown()
-        swapping, parking = scheduler_of(self.engine.core).swapping, parking_of(self.engine.core)
+        swapping, parking = self.engine.core.scheduler.swapping, parking_of(self.engine.core)
         assert swapping is not None
         swapping.begin()
         assert swapping.buffer.used_large == 0

@@ -15,7 +15,6 @@ from kvell.errors import ChangeSomething
 from kvell.testing.accepting import is_accepted
 from kvell.vocabulary import MIB, RequestId
 from tests.engine.conftest import make_submit
-from tests.engine.seen import scheduler_of
 from tests.engine.setup.shared_pool import engine_over, roomy, wide_module
 
 NAME = RequestId("a")
@@ -113,13 +112,13 @@ def module() -> torch.nn.Module:
 
 
 def parking_of(engine: Engine) -> Parking | None:
-    return scheduler_of(engine.core).parking
+    return engine.core.scheduler.parking
 
 
 def test_only_an_engine_with_objectives_lets_prompts_go_ahead(module: torch.nn.Module) -> None:
     assert parking_of(engine_over(module, roomy(module, cpu_buffer_bytes=MIB))) is None
     engine = engine_over(module, roomy(module, cpu_buffer_bytes=8 * MIB, slo_tpot_seconds=0.1))
-    parking, swapping = parking_of(engine), scheduler_of(engine.core).swapping
+    parking, swapping = parking_of(engine), engine.core.scheduler.swapping
     assert parking is not None
     assert swapping is not None
     sizes = parking.sizes

@@ -1,6 +1,7 @@
 """One bound for weights, KV cache and activations: sizes, the contract, and tokens."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,6 @@ from kvell.errors import ChangeSomething
 from kvell.memory import create_core, requests_that_fit
 from kvell.vocabulary import GIB, KIB, MIB
 from tests.device.fake_chunks import FakeChunks
-from tests.engine.seen import activations_of
 from tests.engine.setup.shared_pool import (
     Watched,
     answers,
@@ -85,14 +85,30 @@ def test_answers_are_those_of_a_pool_that_is_not_shared(
     assert elastic_of(engine).audit() == []
 
 
-def test_activations_lie_in_the_pool_and_nowhere_else(module: torch.nn.Module) -> None:
+def test_activations_lie_in_the_pool_and_nowhere_else(
+    module: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = engine_over(module, roomy(module))
-    answers(engine, [list(range(3, 400))])
     elastic = elastic_of(engine)
     fused = engine.runner.models[""][0].fused  # type: ignore[attr-defined]
-    start = fused._given.data_ptr() - elastic.area.address
-    assert 0 <= start < elastic.area.size_bytes and start % CHUNK_BYTES == 0
-    assert fused._own.numel() == 0
+    use_memory, forward = fused.use_memory, fused.forward
+    starts, logits = list[int](), list[int]()
+
+    def used(given: torch.Tensor) -> None:
+        starts.append(given.data_ptr() - elastic.area.address)
+        use_memory(given)
+
+    def computed(*step: Any) -> torch.Tensor:
+        made: torch.Tensor = forward(*step)
+        logits.append(made.data_ptr() - elastic.area.address)
+        return made
+
+    monkeypatch.setattr(fused, "use_memory", used)
+    monkeypatch.setattr(fused, "forward", computed)
+    answers(engine, [list(range(3, 400))])
+    assert starts and not any(start % CHUNK_BYTES for start in starts)
+    assert all(0 <= place < elastic.area.size_bytes for place in (*starts, *logits))
+    assert len(logits) > 1, "each step computes in memory that it was given"
     assert elastic.counts.mapped > 0
 
 
@@ -112,7 +128,7 @@ def test_a_journal_replays_to_equal_plans_on_a_device_without_bytes(
     core = create_core(layout)
     chunks = elastic_of(engine).device.num_chunks
     device = FakeChunks(chunks, CHUNK_BYTES, has_bytes=False)
-    shared = share_pool(device, layout, core, activations_of(engine))
+    shared = share_pool(device, layout, core, engine.activations)
     again = EngineCore(core, engine.core.limits, frozenset(), memory=shared.steps)
     assert replay(journal.entries, again) == plans
 

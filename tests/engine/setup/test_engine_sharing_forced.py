@@ -33,8 +33,6 @@ from kvell.memory import MemoryCore, create_core
 from kvell.vocabulary import MIB, StepNumber
 from tests.device.fake_chunks import FakeChunks
 from tests.engine.seen import (
-    activations_of,
-    scheduler_of,
     swapping_of,
     use_memory,
     use_objectives,
@@ -96,7 +94,7 @@ def expected(module: torch.nn.Module, asked: list[list[int]]) -> dict[str, list[
 
 def forced_engine(module: torch.nn.Module, seed: int) -> Engine:
     engine = engine_over(module, roomy(module, 14))
-    memory = Forced(engine.core.memory, elastic_of(engine), activations_of(engine), seed)
+    memory = Forced(engine.core.memory, elastic_of(engine), engine.activations, seed)
     use_memory(engine.core, memory)
     return engine
 
@@ -105,7 +103,7 @@ def assert_nothing_left(engine: Engine) -> None:
     """No page in use, no slot granted, and the books agree."""
     elastic = elastic_of(engine)
     assert not any(engine.core.memory.snapshot().used)
-    steps = scheduler_of(engine.core).chunks.memory
+    steps = engine.core.scheduler.chunks.memory
     assert isinstance(steps, SharedMemory)
     SharedMemory.begin(steps, StepNumber(engine.core.step + 1), engine.core.step)
     assert elastic.figures()["activation_used_chunks"] == 0
@@ -180,7 +178,7 @@ def parking_engine(module: torch.nn.Module, seed: int, journal: Journal | None =
     """An engine whose memory, swaps and lateness follow a seed."""
     options = roomy(module, POOL_MIB, cpu_buffer_bytes=BUFFER_MIB * MIB, slo_ttft_seconds=1.0)
     engine = engine_over(module, options, journal)
-    memory = Preempting(engine.core.memory, elastic_of(engine), activations_of(engine), seed)
+    memory = Preempting(engine.core.memory, elastic_of(engine), engine.activations, seed)
     use_memory(engine.core, memory)
     use_objectives(engine, Dice(seed))
     use_rule(swapping_of(engine.core), Always())
@@ -194,9 +192,9 @@ def assert_used(engine: Engine) -> None:
 
 
 def assert_buffer_empty(engine: Engine) -> None:
-    swapping, parking = swapping_of(engine.core), scheduler_of(engine.core).parking
+    swapping, parking = swapping_of(engine.core), engine.core.scheduler.parking
     assert parking is not None
-    scheduler_of(engine.core).drop_reserves()
+    engine.core.scheduler.drop_reserves()
     swapping.begin()
     assert swapping.buffer.audit() == []
     assert swapping.buffer.used_large == 0
@@ -248,17 +246,17 @@ def again(engine: Engine, seed: int) -> EngineCore:
     layout, limits = engine.core.memory.layout, engine.core.limits
     core = create_core(layout)
     device = FakeChunks(elastic_of(engine).device.num_chunks, CHUNK_BYTES, has_bytes=False)
-    shared = share_pool(device, layout, core, activations_of(engine))
+    shared = share_pool(device, layout, core, engine.activations)
     num_large = BUFFER_MIB * MIB // layout.large_page_bytes
     buffer = PageBuffer(layout.groups, num_large)
-    offloaded = scheduler_of(engine.core).offloaded
+    offloaded = engine.core.scheduler.offloaded
     assert offloaded is not None
     swapping = Swapping(core, buffer, Always(), BufferedPrefixes(core, buffer, Always()))
     return EngineCore(
         core,
         limits,
         frozenset(),
-        memory=Preempting(core, shared.elastic, activations_of(engine), seed),
+        memory=Preempting(core, shared.elastic, engine.activations, seed),
         swapping=swapping,
         parking=Parking(core, swapping, CpuBuffer(num_large), limits.min_chunk_tokens),
         buffer_large=offloaded.first_large,

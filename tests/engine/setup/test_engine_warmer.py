@@ -16,11 +16,6 @@ from tests.device.fake_chunks import FakeChunks
 PATIENCE_SECONDS = 20.0
 
 
-def thread_of(warmer: Warmer) -> threading.Thread:
-    """Return the thread that warms chunks."""
-    return warmer.thread
-
-
 class Gated(FakeChunks):
     def __init__(self, num_chunks: int) -> None:
         super().__init__(num_chunks, 64)
@@ -69,7 +64,7 @@ def test_memory_that_is_refused_ends_it_with_what_there_is() -> None:
 def test_it_ends_when_nobody_holds_it() -> None:
     device = Gated(400)
     warmer = Warmer(device, range(400))
-    thread, gone = thread_of(warmer), weakref.ref(warmer)
+    thread, gone = warmer.thread, weakref.ref(warmer)
     device.permissions.release(3)
     taken(warmer, 3 * BATCH_CHUNKS)
     threading.Timer(0.2, device.permissions.release).start()
@@ -138,7 +133,7 @@ def test_a_patient_one_rests_while_somebody_computes() -> None:
 def test_who_rests_ends_at_once_when_nobody_holds_it() -> None:
     device = Gated(4)
     warmer = Warmer(device, range(4), is_patient=True, rest_seconds=HOURS)
-    thread = thread_of(warmer)
+    thread = warmer.thread
     warmer.computes(True)
     device.permissions.release(4)
     assert taken(warmer, 1) == 1

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -75,6 +76,8 @@ class ScriptedInstance:
         self.name, self.incarnation = name, incarnation
         self.engine = HeardEngine(incarnation=incarnation, step_seconds=step_seconds, **settings)
         self.door = FrontListener("127.0.0.1", SECRET, name, incarnation)
+        self._reads, self._writes = os.pipe()
+        self.door.ends_with(self._reads)
         self._thread = threading.Thread(
             target=serve_fronts,
             args=(self.engine, self.door),
@@ -93,8 +96,7 @@ class ScriptedInstance:
     def end(self) -> None:
         """Hang up on all fronts, and listen no more."""
         if self._thread.is_alive():
-            self.door.is_over = True
-            self.door._bell.ring()
+            os.close(self._writes)
             self._thread.join()
             self.door.close()
 

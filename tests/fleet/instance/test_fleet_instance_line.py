@@ -63,48 +63,38 @@ def test_the_first_event_is_taken_off_and_the_others_are_told_in_order() -> None
 
 
 @given(st.lists(st.integers(1, 40), max_size=30), st.integers(0, 6))
-def test_events_are_the_same_however_the_stream_is_cut(cuts: list[int], count: int) -> None:
+async def test_events_are_the_same_however_the_stream_is_cut(cuts: list[int], count: int) -> None:
     stream = b"".join(encode_frame(tokens(i)) for i in range(count))
+    line, told, following = unconnected()
+    await asyncio.sleep(0)
+    rest = stream
+    for cut in cuts:
+        piece, rest = rest[:cut], rest[cut:]
+        line.data_received(piece)
+    line.data_received(rest)
+    line.connection_lost(None)
+    await following
+    assert told == [tokens(i) for i in range(count)]
 
-    async def scenario() -> list[Event]:
-        line, told, following = unconnected()
-        await asyncio.sleep(0)
-        rest = stream
-        for cut in cuts:
-            piece, rest = rest[:cut], rest[cut:]
-            line.data_received(piece)
-        line.data_received(rest)
-        line.connection_lost(None)
+
+async def test_an_event_is_told_before_the_loop_turns() -> None:
+    line, told, following = unconnected()
+    await asyncio.sleep(0)
+    line.data_received(encode_frame(tokens(0)))
+    seen = list(told)
+    line.connection_lost(None)
+    await following
+    assert seen == [tokens(0)]
+
+
+async def test_what_is_not_the_protocol_ends_the_line_and_nothing_behind_it_is_told() -> None:
+    line, told, following = unconnected()
+    await asyncio.sleep(0)
+    line.data_received(encode_frame(tokens(0)) + GARBAGE + encode_frame(tokens(1)))
+    line.data_received(encode_frame(tokens(2)))
+    with pytest.raises(ProtocolError):
         await following
-        return told
-
-    assert asyncio.run(scenario()) == [tokens(i) for i in range(count)]
-
-
-def test_an_event_is_told_before_the_loop_turns() -> None:
-    async def scenario() -> list[Event]:
-        line, told, following = unconnected()
-        await asyncio.sleep(0)
-        line.data_received(encode_frame(tokens(0)))
-        seen = list(told)
-        line.connection_lost(None)
-        await following
-        return seen
-
-    assert asyncio.run(scenario()) == [tokens(0)]
-
-
-def test_what_is_not_the_protocol_ends_the_line_and_nothing_behind_it_is_told() -> None:
-    async def scenario() -> list[Event]:
-        line, told, following = unconnected()
-        await asyncio.sleep(0)
-        line.data_received(encode_frame(tokens(0)) + GARBAGE + encode_frame(tokens(1)))
-        line.data_received(encode_frame(tokens(2)))
-        with pytest.raises(ProtocolError):
-            await following
-        return told
-
-    assert asyncio.run(scenario()) == [tokens(0)]
+    assert told == [tokens(0)]
 
 
 def test_garbage_before_anything_else_is_said_to_whoever_waits_for_the_first() -> None:

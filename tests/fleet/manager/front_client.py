@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
+from typing_extensions import override
+
 from kvell.clock import VirtualClock
 from kvell.fleet.instance.instance_process import InstanceProcess, LaunchPlan, Site, dial
 from kvell.fleet.instance.supervisor import RestartPolicy
@@ -193,15 +195,25 @@ async def two_fronts(
         yield one, front, other
 
 
-async def passes(one: Managed, clock: VirtualClock, seconds: float) -> None:
+class ReadClock(VirtualClock):
+    """A clock that counts its readings."""
+
+    num_readings = 0
+
+    @override
+    def now_seconds(self) -> float:
+        self.num_readings += 1
+        return super().now_seconds()
+
+
+async def passes(one: Managed, clock: ReadClock, seconds: float) -> None:
     """Let time pass, in which the manager looks as often as it should."""
-    attended = one.manager._clock
-    assert attended._clock is clock
     end_seconds = clock.now_seconds() + seconds
     while clock.now_seconds() < end_seconds and not one.running.done():
         clock.advance(min(MOST_GAP_SECONDS, end_seconds - clock.now_seconds()))
         one.manager._woken.set()
-        while not one.running.done() and attended._looked_seconds < clock.now_seconds():
+        read = clock.num_readings
+        while not one.running.done() and clock.num_readings == read:
             await asyncio.sleep(0)
 
 

@@ -7,6 +7,7 @@ import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from kvell.errors import ChangeSomething
 from kvell.fleet.instance.instance_process import dial
+from kvell.fleet.manager import manager as manager_module
 from kvell.fleet.manager.manager import ManagerFrontListener
 from kvell.wire.doorway import Doorway
 from kvell.wire.endpoints import connect_to
@@ -21,7 +23,7 @@ from kvell.wire.frames import HEADER_BYTES, ProtocolError, frame
 from kvell.wire.greeting import Greeting
 from kvell.wire.session import Purpose
 from tests.depth import few
-from tests.front.scenarios import run, until
+from tests.front.scenarios import until
 
 SECRET, OTHER = secrets.token_bytes(32), secrets.token_bytes(32)
 TOLD = Greeting("manager", 7, "of-these-settings", 0)
@@ -51,10 +53,6 @@ class Opened:
             assert (met.instance, met.incarnation) == ("manager", 7)
             await until(lambda: any(name == "front-z" for name, _ in self.entered))
         await until(lambda: self.door.strangers == 0)
-
-
-def doorway_of(one: Opened) -> Doorway:
-    return one.door._doorway
 
 
 @asynccontextmanager
@@ -134,24 +132,21 @@ async def test_a_front_with_other_settings_hears_of_ours_and_stays_out() -> None
         st.integers(0, (1 << 32) - 1).map(lambda size: struct.pack("<III", size, 0, 0)),
     )
 )
-def test_garbage_stays_out(garbage: bytes) -> None:
-    async def scenario() -> None:
-        async with opened() as one:
-            with await asyncio.to_thread(connect_to, one.door.address, 10) as sock:
-                sock.sendall(garbage)
-                sock.shutdown(socket.SHUT_WR)
-                assert await ends(sock)
-            await one.lets_others_in()
-
-    run(scenario())
+async def test_garbage_stays_out(garbage: bytes) -> None:
+    async with opened() as one:
+        with await asyncio.to_thread(connect_to, one.door.address, 10) as sock:
+            sock.sendall(garbage)
+            sock.shutdown(socket.SHUT_WR)
+            assert await ends(sock)
+        await one.lets_others_in()
 
 
 @pytest.mark.parametrize("words", [b"", b"x" * (HEADER_BYTES - 1)])
 async def test_who_hangs_is_hung_up_on_and_others_come_in_meanwhile(
     words: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(manager_module, "Doorway", partial(Doorway, greeting_seconds=1.0))
     async with opened() as one:
-        monkeypatch.setattr(doorway_of(one), "_greeting_seconds", 1.0)
         with await asyncio.to_thread(connect_to, one.door.address, 10) as sock:
             sock.sendall(words)
             await until(lambda: one.door.strangers == 1)
@@ -162,8 +157,8 @@ async def test_who_hangs_is_hung_up_on_and_others_come_in_meanwhile(
 
 
 async def test_strangers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manager_module, "Doorway", partial(Doorway, most_strangers=3))
     async with opened() as one:
-        monkeypatch.setattr(doorway_of(one), "_most_strangers", 3)
         address = one.door.address
         silent = [await asyncio.to_thread(connect_to, address, 10) for _ in range(3)]
         await until(lambda: one.door.strangers == 3)

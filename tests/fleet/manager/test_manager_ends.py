@@ -1,5 +1,6 @@
 """When a cluster ends, and that nothing of it is left."""
 
+import asyncio
 import os
 import signal
 from collections.abc import Callable
@@ -8,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 import kvell.fleet.manager.manager as manager_module
-from kvell.clock import VirtualClock
 from kvell.fleet.instance.instance_process import InstanceStartError
 from kvell.fleet.manager.manager import Manager
 from kvell.fleet.manager.messages import (
@@ -21,6 +21,7 @@ from kvell.fleet.manager.messages import (
 from tests.fleet.manager.front_client import (
     QUICK,
     HeldSite,
+    ReadClock,
     joined,
     managed,
     one_front,
@@ -71,7 +72,7 @@ async def test_a_front_that_comes_when_the_last_one_leaves_keeps_the_cluster(
         one.manager._front_said(first, Leave())
         one.manager._front_said(second, Leave(ends_cluster=True))
         assert one.manager._is_over
-        fronts_of(one.manager).came("front-c", one.manager._now())
+        fronts_of(one.manager).came("front-c", 0.0)
         await front.hung_up()
         await other.hung_up()
         assert not one.running.done()
@@ -81,7 +82,7 @@ async def test_of_fronts_that_are_replaced_all_at_once_the_last_is_hung_up_on_an
     instance_command: CommandFactory,
 ) -> None:
     """As when they are restarted, or a machine's shutdown ends them: their successors come."""
-    clock = VirtualClock()
+    clock = ReadClock()
     async with managed(instance_command(), {"mixed": 1}, clock=clock) as one:
         async with (
             await joined(one.manager) as front,
@@ -131,7 +132,7 @@ async def test_a_cluster_that_starts_ends_when_its_only_front_leaves(
 
 
 async def test_a_cluster_without_any_front_ends_by_itself(instance_command: CommandFactory) -> None:
-    clock = VirtualClock()
+    clock = ReadClock()
     async with managed(instance_command(), {"mixed": 2}, lonely_seconds=2.0, clock=clock) as one:
         await until(lambda: not one.manager.is_starting)
         pids = [entry.pid for entry in one.manager.roster().instances]
@@ -142,7 +143,7 @@ async def test_a_cluster_without_any_front_ends_by_itself(instance_command: Comm
 
 
 async def test_a_front_that_dies_is_waited_for(instance_command: CommandFactory) -> None:
-    clock = VirtualClock()
+    clock = ReadClock()
     async with managed(instance_command(), {"mixed": 1}, clock=clock) as one:
         async with await joined(one.manager) as front:
             await front.serving(1)
@@ -159,7 +160,7 @@ async def test_a_front_that_dies_is_waited_for(instance_command: CommandFactory)
 async def test_a_front_that_is_silent_for_its_lease_is_hung_up_on(
     instance_command: CommandFactory,
 ) -> None:
-    clock = VirtualClock()
+    clock = ReadClock()
     async with two_fronts(instance_command(), {"mixed": 1}, clock=clock) as (one, front, other):
         await passes(one, clock, 6.0)
         assert (await other.drain("mixed-9")).field == "id", "that is a sign of life"
@@ -194,7 +195,7 @@ async def test_a_front_that_comes_after_a_failed_start_hears_of_it_too(
 async def test_a_failed_start_that_nobody_asks_for_ends_too(
     instance_command: CommandFactory,
 ) -> None:
-    clock = VirtualClock()
+    clock = ReadClock()
     with pytest.raises(InstanceStartError):
         async with managed(instance_command("--exit-at-start", "1"), clock=clock) as one:
             await until(lambda: bool(one.manager.roster().failed))
@@ -213,26 +214,33 @@ async def test_whoever_stops_running_it_ends_the_cluster(instance_command: Comma
 
 
 async def test_an_end_that_is_interrupted_ends_all_the_same(
-    instance_command: CommandFactory,
+    instance_command: CommandFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = replace(QUICK, drain_seconds=0.5)
     async with one_front(instance_command(), {"mixed": 1}, limits=limits) as (one, front):
         (pid,) = front.pids()
         os.kill(pid, signal.SIGSTOP)  # it drains until its deadline
+        closing, close = asyncio.Event(), one.manager.close
+
+        async def noted() -> None:
+            closing.set()
+            await close()
+
+        monkeypatch.setattr(one.manager, "close", noted)
         front.say(Leave())
-        await until(lambda: one.manager._closing is not None)
+        await closing.wait()
         one.running.cancel()
         await front.hung_up()
         assert is_gone(pid) and one.running.cancelled()
 
 
-async def load_is(manager: Manager, load: int, clock: VirtualClock) -> None:
+async def load_is(manager: Manager, load: int, clock: ReadClock) -> None:
     """Wait until the manager has heard of this load."""
     await until(lambda: fronts_of(manager).loads(clock.now_seconds()) == {"mixed-0": load})
 
 
 async def test_beats_keep_a_front(instance_command: CommandFactory) -> None:
-    clock = VirtualClock()
+    clock = ReadClock()
     async with one_front(instance_command(), {"mixed": 1}, clock=clock) as (one, front):
         for load in range(1, 5):
             await passes(one, clock, 8.0)

@@ -123,7 +123,7 @@ async def test_a_front_that_comes_again_replaces_its_earlier_connection(
         async with await joined(manager) as again:
             await front.hung_up()
             assert (await again.drain("mixed-0")).field == "instances"
-            assert fronts_of(manager).living(manager._now()) == ["front-a"]
+            assert fronts_of(manager).living(0.0) == ["front-a"]
             assert loads_of(manager) == {"mixed-0": 3}
 
 

@@ -102,12 +102,9 @@ def test_what_is_wrong_is_told_as_it_was() -> None:
 @pytest.mark.parametrize(
     "code", ["pass", "print('Traceback')", "import sys; sys.exit(3)", "import os; os.abort()"]
 )
-def test_a_program_that_fails_is_tried_later(code: str) -> None:
-    async def scenario() -> None:
-        with pytest.raises(TryLater, match="was not found"):
-            await meet("10.0.0.1:6379", SETTINGS, program(code))
-
-    run(scenario())
+async def test_a_program_that_fails_is_tried_later(code: str) -> None:
+    with pytest.raises(TryLater, match="was not found"):
+        await meet("10.0.0.1:6379", SETTINGS, program(code))
 
 
 def test_a_program_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,11 +15,8 @@ from kvell.mempool.pool import MemPool
 from kvell.wire.endpoints import connect_to
 from tests.mempool.pools import fill, holds_right, pool_at
 from tests.mempool.seen import (
-    agent_of,
     channels_of,
-    node_of,
     num_receiving,
-    page_server_of,
     peer_of,
 )
 from tests.mempool.transports.relay import Passes, Relay, unchanged
@@ -44,7 +41,7 @@ def pair(folder: Path, passes: Passes) -> Iterator[tuple[MemPool, MemPool, Relay
         b.connect(relay.address)
         until(lambda: a.peers() == ["b"])
         yield a, b, relay
-        until(lambda: not node_of(a).ask(lambda: len(agent_of(a).sending)))
+        until(lambda: not a.node.ask(lambda: len(a.agent.sending)))
         until(lambda: not num_receiving(b))
         for pool in (a, b):
             assert audit(pool.layout, pool.core.snapshot()) == []
@@ -182,7 +179,7 @@ def test_a_restart_in_its_place_is_another_incarnation(tmp_path: Path) -> None:
         assert a.transfer_with_insert("b", TEXT) == len(TEXT)
         with pool_at(tmp_path, "b", transport="tcp") as new:
             new.connect(str(a.address))
-            until(lambda: node_of(a).ask(lambda: incarnation_of(a)) == new.incarnation)
+            until(lambda: a.node.ask(lambda: incarnation_of(a)) == new.incarnation)
             comes_whole(a, new)
             until(lambda: not old.peers())
         old.close()
@@ -201,9 +198,9 @@ def test_connections_are_kept_for_the_next_text_and_end_with_the_peer(tmp_path: 
                 fill(a, text)
                 assert a.transfer_with_insert("b", text) == len(text)
             assert len(relay.passed_bytes) == 2
-            assert len(page_server_of(a)) == 1
+            assert len(a.node.connections.page_server) == 1
             assert b.peers() == ["a"]
-        until(lambda: a.peers() == [] and len(page_server_of(a)) == 0)
+        until(lambda: a.peers() == [] and len(a.node.connections.page_server) == 0)
 
 
 @contextmanager
@@ -223,7 +220,7 @@ def test_both_kinds_of_connections_keep_their_hosts_in_sight(tmp_path: Path) -> 
         fill(a, TEXT)
         a.transfer_with_insert("b", TEXT)
         found = [peer_of(a, "b").socket, peer_of(b, "a").socket]
-        found += [channel.socket for channel in channels_of(page_server_of(a))]
+        found += [channel.socket for channel in channels_of(a.node.connections.page_server)]
         found.append(connect_to(str(a.address), 10))
         assert len(found) == 4
         for one in found:

@@ -42,7 +42,7 @@ class LazyStream:
         self._waiting.append(work)
         self._asked += 1
         if self._chance is not None:
-            self._advance(self._done + self._chance.randint(0, len(self._waiting)))
+            self.advance(self._done + self._chance.randint(0, len(self._waiting)))
 
     def upload(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Copy from host memory, which is poisoned afterwards: nothing may read it again."""
@@ -69,9 +69,9 @@ class LazyStream:
         return torch.full((numbers,), POISON, dtype=torch.int32)
 
     def settle(self) -> None:
-        self._advance(self._asked)
+        self.advance(self._asked)
 
-    def _advance(self, until: int) -> None:
+    def advance(self, until: int) -> None:
         while self._done < until:
             self._waiting.popleft()()
             self._done += 1
@@ -83,7 +83,7 @@ class LazyMark:
 
     def synchronize(self) -> None:
         """Do everything before it."""
-        self._stream._advance(self._place)
+        self._stream.advance(self._place)
 
 
 class FakeGraphs(LazyStream):

@@ -18,7 +18,7 @@ from kvell.memory import audit
 from kvell.models.loading.loading import describe_as
 from kvell.models.paged_model import PagedModel
 from kvell.testing.accepting import is_accepted
-from tests.engine.seen import scheduler_of, use_rule
+from tests.engine.seen import use_rule
 from tests.engine.swapping import Always
 from tests.engine.works import spec_of
 from tests.models.captured.fake_graphs import FakeGraphs, Launched
@@ -77,7 +77,7 @@ class Served:
         self.engine = build_engine(
             self.model, architecture, options, journal=self.journal, graphs=graphs
         )
-        swapping = scheduler_of(self.engine.core).swapping
+        swapping = self.engine.core.scheduler.swapping
         if swapping is not None:
             assert swapping.prefixes is not None
             use_rule(swapping, Always())

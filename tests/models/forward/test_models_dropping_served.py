@@ -19,7 +19,6 @@ from kvell.models.config.budgets import budgets_of, with_budgets
 from kvell.models.loading.loading import describe_as
 from kvell.models.paged_model import PagedModel
 from kvell.vocabulary import MIB
-from tests.engine.seen import scheduler_of
 from tests.models.cases import covering, some_fast
 from tests.models.harness import SMALL, tiny_module
 from tests.models.served import MAX_MODEL_LEN, Answer, Recorder, Served, error, oracle_rows
@@ -165,7 +164,7 @@ class Dropping(Served):
     def dropping_tokens(self, name: str) -> set[int]:
         """Tokens that a running request's pages of dropping groups have room for."""
         core = self.engine.core
-        (request,) = [r for r in scheduler_of(core).seats.running if r.request_id == name]
+        (request,) = [r for r in core.scheduler.seats.running if r.request_id == name]
         rows = core.memory.held_pages(request.handle)
         groups = [i for i, g in enumerate(self.layout.groups) if g.kind is GroupKind.DROPPING]
         return {int((rows[:, 1] == i).sum()) * self.layout.groups[i].page_tokens for i in groups}
@@ -223,7 +222,7 @@ def test_no_chunk_changes_what_is_kept(batched: int) -> None:
     served = Dropping(LLAMA, "24", batched=batched)
     served.submit("one", prompt_of(61), outputs=4)
     while served.engine.has_work():
-        ends = [r.computed for r in scheduler_of(served.engine.core).seats.running]
+        ends = [r.computed for r in served.engine.core.scheduler.seats.running]
         assert all(end <= 61 - 8 or end >= 61 for end in ends)
         served.step()
     assert_kept(served)
@@ -321,7 +320,7 @@ def test_an_early_token_that_is_kept_matters_and_one_that_is_dropped_does_not() 
 
 def damage(served: Dropping, row: int) -> None:
     """Another key at a row of the first head of the first layer."""
-    (request,) = scheduler_of(served.engine.core).seats.running
+    (request,) = served.engine.core.scheduler.seats.running
     rows = served.engine.core.memory.held_pages(request.handle)
     page = int(rows[rows[:, 2] == row // 16][0, 3])
     first = row % 16 * SMALL["head_dim"] * 4

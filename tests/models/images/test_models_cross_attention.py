@@ -1,6 +1,7 @@
 """Attention to images: who sees which, and what transformers says of it."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from kvell.engine.running.forward_batches import seen_images
 from kvell.errors import ChangeSomething
 from kvell.memory import GroupKind
 from kvell.models.families.families import CROSS_MODULES
-from kvell.models.forward.image_side import place_cross, seen_mask
+from kvell.models.forward import image_side
+from kvell.models.forward.image_side import CrossSlot, place_cross, seen_mask
 from kvell.models.images.image_batch import SeenImages
 from tests.models.pictures import (
     CROSS,
@@ -108,9 +110,15 @@ def test_a_layer_that_no_module_is_known_for_is_refused() -> None:
         place_cross(module, frozenset({2}), CROSS_MODULES, PortableKernels())
 
 
-def test_layers_that_attend_across_come_in_their_turn() -> None:
+def test_layers_that_attend_across_come_in_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    slots: list[CrossSlot] = []
+
+    def placed(*given: Any) -> tuple[CrossSlot, ...]:
+        slots[:] = place_cross(*given)
+        return tuple(slots)
+
+    monkeypatch.setattr(image_side, "place_cross", placed)
     served = ServedPictures(CROSS)
-    slots = served.recorder.model._modules._image_side._cross  # type: ignore[union-attr]
     assert [slot.layer for slot in slots] == [1, 3]
     for slot in slots:
         slot.layer = 3

@@ -76,8 +76,10 @@ def test_tools_and_calls_are_rendered_beside_images(tmp_path: Path) -> None:
 
 def test_a_template_of_its_own_for_tools_is_taken(tmp_path: Path) -> None:
     """Some models have several templates, by name."""
+    more = tmp_path / "additional_chat_templates"
+    more.mkdir()
+    (more / "tool_use.jinja").write_text(WITH_CALLS)
     made = processor(tmp_path, DEAF)
-    made._processor.chat_template = {"default": DEAF, "tool_use": WITH_CALLS}
     assert "tools: " in text_of(tmp_path, made, ASKED, [TOOL])
     assert "tools: " not in text_of(tmp_path, made, ASKED, ())
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 import torch
@@ -20,15 +20,13 @@ from tests.models.lent_pass import (
     DEBTOR,
     Lender,
     Work,
+    called,
     lent_logits,
     lent_runs,
     local_logits,
     prefix_of,
     rows_of,
 )
-
-if TYPE_CHECKING:
-    from kvell.models.partials import _partials
 
 pytest.importorskip("kvell.models.fused._forward")
 DTYPES = (torch.float32, torch.bfloat16)
@@ -100,17 +98,9 @@ def test_rows_go_in_as_many_queries_as_a_creditor_has_room_for(
     assert min(posted) > 3 * 3, "of three layers, in several each"
 
 
-def called(
-    post: Callable[[bytes], bool], take: Callable[[float], bytes | None]
-) -> "_partials.Creditor":
-    from kvell.models.partials import _partials
-
-    return _partials.CalledCreditor(1 << 20, post, take)
-
-
 def by_call(
     lender: Lender, before: Callable[[int], None] = lambda number: None, late: Sequence[int] = ()
-) -> "_partials.Creditor":
+) -> Any:
     """A creditor whose service is called; ``before`` is told how many queries there were.
 
     :param late: queries whose answers do not come.

@@ -9,7 +9,7 @@ from kvell.engine.planning.step_memory import StepMemory
 from kvell.engine.protocol.messages import Tokens
 from kvell.memory import MemoryCore, audit
 from kvell.vocabulary import MIB
-from tests.engine.seen import copy_out_everything, scheduler_of, use_memory, use_rule
+from tests.engine.seen import copy_out_everything, use_memory, use_rule
 from tests.engine.swapping import Always
 from tests.models.served import Served
 
@@ -29,7 +29,7 @@ class Forcing(StepMemory):
 
 def force(engine: Engine, seed: int) -> Swapping:
     """The engine preempts at random, and swaps whom it can."""
-    scheduler = scheduler_of(engine.core)
+    scheduler = engine.core.scheduler
     use_memory(engine.core, Forcing(engine.core.memory, seed))
     swapping = scheduler.swapping
     assert swapping is not None
@@ -56,7 +56,7 @@ TEXT = [(i * i + 11 * i) % 199 + 3 for i in range(90)]
 def caching(architecture: str) -> tuple[Served, Swapping]:
     """Every plan copies out whatever is cached."""
     run = Served(architecture, batched=64, cpu_buffer_bytes=8 * MIB)
-    scheduler = scheduler_of(run.engine.core)
+    scheduler = run.engine.core.scheduler
     copy_out_everything(run.engine.core)
     swapping = scheduler.swapping
     assert swapping is not None

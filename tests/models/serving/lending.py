@@ -13,7 +13,6 @@ from kvell.engine.protocol.messages import Event, MoveKvCache, Submit, Tokens
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.vocabulary import RequestId
-from tests.engine.seen import borrowers_of
 from tests.models.serving.pairs import PATIENCE_SECONDS, Pair
 
 SECTION_TOKENS = 32
@@ -56,7 +55,7 @@ class Lending(Pair):
         borrowed = core.pool.borrowed
         assert borrowed.audit() == []
         request = next((one for one in core.running if one.request_id == name), None)
-        borrower = request and borrowers_of(borrowed).get(request.request_id)
+        borrower = request and borrowed.borrowers.get(request.request_id)
         return borrower.away if borrower else 0
 
     def has_away(self, name: str, sections: int) -> Callable[[], bool]:
@@ -67,7 +66,7 @@ class Lending(Pair):
         """What the first engine knows of a request's sections."""
         handovers = self.engines[0].core.pool
         assert isinstance(handovers, Handovers)
-        return borrowers_of(handovers.borrowed).get(RequestId(name))
+        return handovers.borrowed.borrowers.get(RequestId(name))
 
     def has_filled(self, name: str, sections: int) -> Callable[[], bool]:
         """Whether so many sections of a request of the first engine can be read elsewhere."""

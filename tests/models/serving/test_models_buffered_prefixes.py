@@ -9,7 +9,7 @@ from kvell.engine.core.core import evict_unused
 from kvell.mempool.tiers.buffered import needed_pages
 from kvell.vocabulary import MIB
 from tests.engine.copying import damage_buffer
-from tests.engine.seen import copy_out_everything, scheduler_of, use_rule
+from tests.engine.seen import copy_out_everything, use_rule
 from tests.engine.swapping import Always
 from tests.models.served import Served, assert_all
 from tests.models.serving.buffers import TEXT, ask_again, caching, evict
@@ -113,7 +113,7 @@ def test_a_draft_models_pages_are_kept_beside_its_models() -> None:
 
     module = words_module("LlamaForCausalLM")
     run = served(module, 3, module, cpu_buffer_bytes=8 * MIB)
-    scheduler = scheduler_of(run.engine.core)
+    scheduler = run.engine.core.scheduler
     copy_out_everything(run.engine.core)
     assert scheduler.swapping is not None and scheduler.swapping.prefixes is not None
     use_rule(scheduler.swapping, Always())

@@ -182,7 +182,7 @@ def test_beside_a_draft_model_all_is_copied_before_the_pass() -> None:
     run = served(module, 3, module, cpu_buffer_bytes=16 * MIB)
     force(run.engine, 1)
     drafted(run)
-    counts = copier_of(run._runner).counts
+    counts = copier_of(run.runner).counts
     assert counts.before_bytes > 0
     assert counts.under_bytes == counts.waits == 0
 

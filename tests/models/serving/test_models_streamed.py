@@ -10,7 +10,6 @@ from kvell.engine.running.runner import ModelRunner
 from kvell.mempool.rendezvous import PageTransport
 from kvell.mempool.transports.mover import PullExecutor
 from kvell.pages.stages import stages_of
-from tests.engine.seen import link_of
 from tests.models.harness import prompt_ids
 from tests.models.serving.pairs import (
     GREEDY,
@@ -25,7 +24,7 @@ from tests.models.serving.pairs import (
 
 
 def mover_of(engine: Engine) -> PullExecutor:
-    link = link_of(engine)
+    link = engine.link
     assert isinstance(link, PoolLink)
     return link.node.mover
 
@@ -126,7 +125,7 @@ def test_a_hint_that_came_too_early_would_be_seen(transport: PageTransport, tmp_
     expected = alone(*case, GREEDY, {"q": prompt})
     with pair_of(*case, tmp_path, transport, method="by_layer") as pair:
         sender, receiver = pair.engines
-        mover, link = mover_of(receiver), link_of(sender)
+        mover, link = mover_of(receiver), sender.link
         runner = runner_of(sender)
         assert isinstance(link, PoolLink)
         tells, run = runner.tells_written, runner.run

@@ -78,12 +78,12 @@ class ReferenceCore:
     """A :class:`kvell.prefix.interface.VisibleCore` in plain Python."""
 
     def __init__(self, layout: Layout, rule: EvictionRule | None = None) -> None:
-        self._store = Store(layout, rule or LeastRecentlyUsed())
-        self._publisher = Publisher(self._store)
-        self._receiver = Receiver(self._store, self._publisher)
-        self._growth = Growth(self._store)
-        self._compactor = Compactor(self._store)
-        self._withholder = Withholder(self._store)
+        self.store = Store(layout, rule or LeastRecentlyUsed())
+        self._publisher = Publisher(self.store)
+        self._receiver = Receiver(self.store, self._publisher)
+        self._growth = Growth(self.store)
+        self._compactor = Compactor(self.store)
+        self._withholder = Withholder(self.store)
         self._holders: dict[int, Holder] = {}
         self._next_handle = 1
         self._hit_tokens = 0
@@ -92,10 +92,10 @@ class ReferenceCore:
     @property
     def layout(self) -> Layout:
         """The groups and the pool that the core serves."""
-        return self._store.layout
+        return self.store.layout
 
     def register(self, groups: Sequence[GroupSpec]) -> None:
-        self._store.register(groups)
+        self.store.register(groups)
         self._group_hit_tokens.extend([0] * len(groups))
         self._publisher.checkpoint_pages.extend([0] * len(groups))
         for holder in self._holders.values():
@@ -104,9 +104,9 @@ class ReferenceCore:
     # ------------------------------------------------------------------ prefixes
 
     def begin_step(self, step: int) -> None:
-        if step < self._store.step:
-            raise ValueError(f"steps only grow: {step} after {self._store.step}")
-        self._store.evictor.now = step
+        if step < self.store.step:
+            raise ValueError(f"steps only grow: {step} after {self.store.step}")
+        self.store.evictor.now = step
         over = [h for h in self._holders.values() if h.lease_until is not None]
         for holder in over:
             if holder.lease_until is not None and holder.lease_until < step:
@@ -122,10 +122,10 @@ class ReferenceCore:
         model: str = "",
     ) -> int:
         facts = facts_of(len(tokens), prompt_tokens, images)
-        return match(self._store, tokens, _root(model, root), facts, self._store.own(model))[0]
+        return match(self.store, tokens, _root(model, root), facts, self.store.own(model))[0]
 
     def known(self, tokens: Tokens, root: str, *, model: str = "") -> Ints:
-        rows = known(self._store, tokens, _root(model, root), self._store.own(model))
+        rows = known(self.store, tokens, _root(model, root), self.store.own(model))
         return _rows(rows, SOURCE_COLUMNS)
 
     def open(
@@ -139,25 +139,25 @@ class ReferenceCore:
         prompt_tokens: int | None = None,
         model: str = "",
     ) -> int:
-        facts, own = facts_of(len(tokens), prompt_tokens, images), self._store.own(model)
+        facts, own = facts_of(len(tokens), prompt_tokens, images), self.store.own(model)
         root = _root(model, root)
         prompt = np.array(tokens, np.int32)  # a copy: the caller may reuse its buffer
         if not reuse:
-            self._store.placer.evict_unused()
-        length, matched, cached = match(self._store, prompt, root, facts, own)
+            self.store.placer.evict_unused()
+        length, matched, cached = match(self.store, prompt, root, facts, own)
         length = length if reuse else 0
-        path = [node for node, _ in self._store.tree.walk(root, prompt[:length])]
-        node = path[-1] if path else self._store.tree.root(root)
-        groups = [GroupPages(0, []) for _ in self._store.groups]
+        path = [node for node, _ in self.store.tree.walk(root, prompt[:length])]
+        node = path[-1] if path else self.store.tree.root(root)
+        groups = [GroupPages(0, []) for _ in self.store.groups]
         for index in own:
-            if self._store.groups[index].kind is GroupKind.VISION:
-                groups[index] = resume_embeddings(self._store, index, prompt, root, facts, length)
+            if self.store.groups[index].kind is GroupKind.VISION:
+                groups[index] = resume_embeddings(self.store, index, prompt, root, facts, length)
             else:
-                groups[index] = resume(self._store, index, facts, length, cached[index])
+                groups[index] = resume(self.store, index, facts, length, cached[index])
         handle = self._next_handle
         self._next_handle += 1
-        self._store.tree.hold(node)
-        self._store.pool.open_holder(handle)
+        self.store.tree.hold(node)
+        self.store.pool.open_holder(handle)
         self._holders[handle] = Holder(
             handle,
             root,
@@ -170,7 +170,7 @@ class ReferenceCore:
             matched if reuse else 0,
             len(prompt),
             lease_until,
-            renewed_step=self._store.step,
+            renewed_step=self.store.step,
         )
         return handle
 
@@ -183,10 +183,10 @@ class ReferenceCore:
         holder.is_claimed = True
         holder.expected_tokens = expected_tokens
         self._hit_tokens += holder.hit_tokens
-        self._store.placer.hits.note(holder.hit_tokens, len(holder.tokens))
+        self.store.placer.hits.note(holder.hit_tokens, len(holder.tokens))
         self._publisher.note_used(holder)
         for index, held in holder.own_groups():
-            group = self._store.groups[index]
+            group = self.store.groups[index]
             if group.kind.counts_tokens and group.required_for_hit:
                 taken = holder.hit_tokens - held.first * group.page_tokens
                 self._group_hit_tokens[index] += max(0, taken)
@@ -212,7 +212,7 @@ class ReferenceCore:
         return _rows(rows, SOURCE_COLUMNS)
 
     def reserve(self, counts: Ints, lease_until: int, *, model: str = "") -> int:
-        reserved = reserve(self._store, self._next_handle, counts.tolist(), model, lease_until)
+        reserved = reserve(self.store, self._next_handle, counts.tolist(), model, lease_until)
         if reserved is None:
             return 0
         self._holders[self._next_handle] = reserved
@@ -222,11 +222,11 @@ class ReferenceCore:
     def adopt(
         self, handle: int, tokens: Tokens, root: str, *, prompt_tokens: int | None = None
     ) -> None:
-        adopt(self._store, self._holders[handle], tokens, root, prompt_tokens)
+        adopt(self.store, self._holders[handle], tokens, root, prompt_tokens)
 
     def delete(self, tokens: Tokens, root: str, *, model: str = "") -> int:
-        self._store.own(model)
-        return delete(self._store, tokens, _root(model, root))
+        self.store.own(model)
+        return delete(self.store, tokens, _root(model, root))
 
     # -------------------------------------------------------------------- growth
 
@@ -275,10 +275,10 @@ class ReferenceCore:
         for index, (handle, end) in enumerate(zip(handles, until, strict=True)):
             holder = self._holders[int(handle)]
             for group in holder.own:
-                if self._store.groups[group].kind is GroupKind.STATE and self._publisher.publishes(
+                if self.store.groups[group].kind is GroupKind.STATE and self._publisher.publishes(
                     holder
                 ):
-                    kept = keep_states(self._store, holder, group, int(end))
+                    kept = keep_states(self.store, holder, group, int(end))
                     rows.extend((index, *row) for row in kept)
         return _rows(rows, CHECKPOINT_COLUMNS)
 
@@ -304,8 +304,8 @@ class ReferenceCore:
     def close(self, handle: int, *, renew: bool = True, returns: bool = False) -> None:
         holder = self._holders.pop(handle)
         self._publisher.give_back(holder, renew=renew, returns=returns)
-        self._store.pool.close_holder(handle)
-        self._store.tree.let_go(holder.node)
+        self.store.pool.close_holder(handle)
+        self.store.tree.let_go(holder.node)
         # Reuse the handle of a rejected request: plans must not depend on the number of rejections.
         if handle == self._next_handle - 1 and not holder.is_claimed and holder.lease_until is None:
             self._next_handle -= 1
@@ -313,7 +313,7 @@ class ReferenceCore:
     # ------------------------------------------------------- memory of other owners
 
     def send_away(self, handle: int, away_tokens: int) -> None:
-        send_away(self._store, self._publisher, self._holders[handle], away_tokens)
+        send_away(self.store, self._publisher, self._holders[handle], away_tokens)
 
     def reclaim_order(self) -> LongInts:
         return self._withholder.reclaim_order()
@@ -327,31 +327,31 @@ class ReferenceCore:
     # -------------------------------------------------------------------- looking
 
     def watch_index(self) -> None:
-        self._store.changes.watch()
+        self.store.changes.watch()
 
     def index_changes(self) -> Ints:
-        return _rows(self._store.changes.taken(), CHANGE_COLUMNS)
+        return _rows(self.store.changes.taken(), CHANGE_COLUMNS)
 
     def empty_large_pages(self) -> int:
-        return empty_large_of(self._store)
+        return empty_large_of(self.store)
 
     def evicted_pages(self) -> tuple[int, ...]:
-        return tuple(self._store.placer.evicted_pages)
+        return tuple(self.store.placer.evicted_pages)
 
     def totals(self) -> PoolTotals:
         counted = Counters(
             self._hit_tokens, self._group_hit_tokens, self._publisher.checkpoint_pages
         )
-        return totals_of(self._store, counted)
+        return totals_of(self.store, counted)
 
     def snapshot(self) -> PoolSnapshot:
-        return snapshot_of(self._store, self._holders.values(), self._hit_tokens)
+        return snapshot_of(self.store, self._holders.values(), self._hit_tokens)
 
     def large_pages(self) -> LongInts:
-        return large_pages_of(self._store)
+        return large_pages_of(self.store)
 
     def small_pages(self, large: int) -> LongInts:
-        return small_pages_of(self._store, large)
+        return small_pages_of(self.store, large)
 
     def reach(
         self,
@@ -362,9 +362,9 @@ class ReferenceCore:
         prompt_tokens: int | None = None,
         model: str = "",
     ) -> LongInts:
-        facts, own = facts_of(len(tokens), prompt_tokens, images), self._store.own(model)
-        lengths = reach(self._store, tokens, _root(model, root), facts, own)
-        groups = range(len(self._store.groups))
+        facts, own = facts_of(len(tokens), prompt_tokens, images), self.store.own(model)
+        lengths = reach(self.store, tokens, _root(model, root), facts, own)
+        groups = range(len(self.store.groups))
         return np.asarray([lengths.get(index, NO_REACH) for index in groups], np.int64)
 
 

@@ -7,7 +7,6 @@ import pytest
 from kvell.engine.protocol.structured_outputs import Reasoning as StructuredReasoning
 from kvell.errors import ChangeSomething
 from kvell.server.answers.deltas import (
-    AnswerParser,
     Content,
     ParsedAnswer,
     Reasoning,
@@ -23,6 +22,7 @@ from kvell.server.answers.named import (
     default_parsers,
     parser_named,
 )
+from kvell.server.answers.reading.modes import ModeParser
 from tests.server.answers.answer_texts import TOOLS, calls, read
 
 CALL = '{"name": "weather", "arguments": {"city": "Bern"}}'
@@ -286,7 +286,7 @@ def test_parsers_go_together_unless_only_one_is_gpt_oss(tool: str, reasoning: st
             parser_named(tool, reasoning)
 
 
-def parsed_text(parser: AnswerParser, text: str) -> ParsedAnswer:
+def parsed_text(parser: ModeParser, text: str) -> ParsedAnswer:
     return parse([*parser.push(text), *parser.finish()])
 
 

@@ -159,26 +159,22 @@ def test_the_time_of_a_body_grows_with_what_came() -> None:
     assert [bounds.seconds_for_body(count) for count in (0, 5000)] == [30, 35]
 
 
-def test_requests_beyond_those_that_are_served_are_503_but_probes_are_answered() -> None:
+async def test_requests_beyond_those_that_are_served_are_503_but_probes_are_answered() -> None:
     rejected: list[Bound] = []
+    entered, goes_on = asyncio.Event(), asyncio.Event()
 
-    async def run() -> list[int]:
-        entered, goes_on = asyncio.Event(), asyncio.Event()
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/held":
+            entered.set()
+            await goes_on.wait()
+        await echo(scope, receive, send)
 
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["path"] == "/held":
-                entered.set()
-                await goes_on.wait()
-            await echo(scope, receive, send)
-
-        transport = httpx.ASGITransport(ServedLimit(app, 1, rejected.append))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            held = asyncio.create_task(client.post("/held"))
-            await entered.wait()
-            replies = [await client.post(path) for path in ("/v1/x", "/health", "/metrics")]
-            goes_on.set()
-            replies += [await held, await client.post("/v1/x")]
-        return [reply.status_code for reply in replies]
-
-    assert asyncio.run(run()) == [503, 200, 200, 200, 200]
+    transport = httpx.ASGITransport(ServedLimit(app, 1, rejected.append))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        held = asyncio.create_task(client.post("/held"))
+        await entered.wait()
+        replies = [await client.post(path) for path in ("/v1/x", "/health", "/metrics")]
+        goes_on.set()
+        replies += [await held, await client.post("/v1/x")]
+    assert [reply.status_code for reply in replies] == [503, 200, 200, 200, 200]
     assert rejected == ["connections"]

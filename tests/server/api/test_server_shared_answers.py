@@ -94,39 +94,29 @@ def test_the_document_of_the_api_is_written_once(
     assert "/v1/completions" in first.json()["paths"]
 
 
-def test_a_compressed_body_is_read_while_all_other_threads_are_taken() -> None:
+async def test_a_compressed_body_is_read_while_all_other_threads_are_taken() -> None:
     go_on = threading.Event()
-
-    async def scenario() -> httpx.Response:
-        loop = asyncio.get_running_loop()
-        loop.set_default_executor(ThreadPoolExecutor(1))
-        taken = loop.run_in_executor(None, go_on.wait)
-        transport = httpx.ASGITransport(BodyLimit(echo, 1000, BodyBounds()))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            reply = await client.post("/x", content=gzip.compress(BODY), headers=GZIPPED)
-        assert not taken.done()
-        go_on.set()
-        return reply
-
-    assert asyncio.run(scenario()).content == BODY
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    taken = loop.run_in_executor(None, go_on.wait)
+    transport = httpx.ASGITransport(BodyLimit(echo, 1000, BodyBounds()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        reply = await client.post("/x", content=gzip.compress(BODY), headers=GZIPPED)
+    assert not taken.done()
+    go_on.set()
+    assert reply.content == BODY
 
 
-def test_too_many_waiting_compressed_bodies_are_refused_by_name() -> None:
+async def test_too_many_waiting_compressed_bodies_are_refused_by_name() -> None:
     go_on = threading.Event()
     told: list[Bound] = []
-
-    async def scenario() -> int:
-        work = TextWork()
-        first = asyncio.create_task(work.run_body(8 * WAITING_BYTES, go_on.wait))
-        await asyncio.sleep(0)
-        limited = BodyLimit(echo, 1000, BodyBounds(), rejected=told.append, work=work)
-        reply = await asyncio.to_thread(
-            answer, limited, headers=GZIPPED, content=gzip.compress(BODY)
-        )
-        go_on.set()
-        await first
-        work.close()
-        return reply.status_code
-
-    assert asyncio.run(scenario()) == 429
+    work = TextWork()
+    first = asyncio.create_task(work.run_body(8 * WAITING_BYTES, go_on.wait))
+    await asyncio.sleep(0)
+    limited = BodyLimit(echo, 1000, BodyBounds(), rejected=told.append, work=work)
+    reply = await asyncio.to_thread(answer, limited, headers=GZIPPED, content=gzip.compress(BODY))
+    go_on.set()
+    await first
+    work.close()
+    assert reply.status_code == 429
     assert told == ["body_bytes"]

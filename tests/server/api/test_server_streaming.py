@@ -89,16 +89,12 @@ def test_a_failing_stream_ends_the_others() -> None:
     assert failing.closed
 
 
-def test_a_single_stream_is_merged_with_none() -> None:
+async def test_a_single_stream_is_merged_with_none() -> None:
     source, failing = Source(3), Source(2, TryLater("full"))
-
-    async def scenario() -> list[int]:
-        items = [item async for item in merge([source.items()])]
-        with pytest.raises(TryLater, match="full"):
-            await drained(merge([failing.items()]))
-        return items
-
-    assert run(scenario()) == [0, 1, 2]
+    items = [item async for item in merge([source.items()])]
+    with pytest.raises(TryLater, match="full"):
+        await drained(merge([failing.items()]))
+    assert items == [0, 1, 2]
     assert source.closed
     assert failing.closed
 
@@ -182,17 +178,13 @@ async def test_an_accepted_stream_that_is_left_closes_its_source() -> None:
     assert closed == [True]
 
 
-def test_priming_loses_no_item_and_closes_its_source() -> None:
+async def test_priming_loses_no_item_and_closes_its_source() -> None:
     source, left = Source(3), Source(3)
-
-    async def scenario() -> list[int]:
-        items = [item async for item in await prime(source.items(), never)]
-        stream = await prime(left.items(), never)
-        await anext(stream)
-        await stream.aclose()
-        return items
-
-    assert run(scenario()) == [0, 1, 2]
+    items = [item async for item in await prime(source.items(), never)]
+    stream = await prime(left.items(), never)
+    await anext(stream)
+    await stream.aclose()
+    assert items == [0, 1, 2]
     assert source.closed
     assert left.closed
 
@@ -220,12 +212,11 @@ async def events(count: int, error: Exception | None = None) -> AsyncGenerator[b
         (RuntimeError("inside"), b'"internal error"'),
     ],
 )
-def test_a_stream_that_fails_later_ends_with_an_error_event(error: Exception, last: bytes) -> None:
-    async def scenario() -> list[bytes]:
-        stream = await prime(events(2, error), never, failure=error_event)
-        return [event async for event in stream]
-
-    found = run(scenario())
+async def test_a_stream_that_fails_later_ends_with_an_error_event(
+    error: Exception, last: bytes
+) -> None:
+    stream = await prime(events(2, error), never, failure=error_event)
+    found = [event async for event in stream]
     assert found[:2] == [b'data: {"item":0}\n\n', b'data: {"item":1}\n\n']
     assert len(found) == 3
     assert last in found[-1]

@@ -109,29 +109,26 @@ def frozen() -> Iterator[None]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2])
-def test_no_body_holds_the_loop_fails_or_leaves_memory(smollm2_path: Path, seed: int) -> None:
-    async def scenario() -> None:
-        metrics = ServerMetrics("tiny")
-        text = ServedText.load("tiny", smollm2_path)
-        command = [sys.executable, str(INSTANCE), "--socket-fd", "{socket_fd}"]
-        command += ["--incarnation", "{incarnation}"]
-        statuses: Counter[int] = Counter()
-        before_bytes = 0
-        async with Front(command, observer=metrics) as front, LoopTurns().measured() as turns:
-            app = build_app(front, text, metrics)
-            with frozen():
-                for number, request in enumerate(islice(hostile_bodies(seed), scaled(BODIES))):
-                    if number == WARM:
-                        before_bytes = resident_bytes()
-                    turns.begin()
-                    status, answer = await ask(app, request)
-                    await asyncio.sleep(0.005)  # the turn after the answer is measured too
-                    shown = request.kind, request.path, request.body[:400], answer[:400]
-                    assert status < 500, shown
-                    if number:  # the first request imports modules
-                        assert turns.longest_seconds <= LONGEST_TURN_SECONDS, shown
-                    statuses[status] += 1
-                assert resident_bytes() - before_bytes <= MOST_KEPT_BYTES
-        assert statuses[200] > 20 and statuses[400] > 20, statuses
-
-    asyncio.run(scenario())
+async def test_no_body_holds_the_loop_fails_or_leaves_memory(smollm2_path: Path, seed: int) -> None:
+    metrics = ServerMetrics("tiny")
+    text = ServedText.load("tiny", smollm2_path)
+    command = [sys.executable, str(INSTANCE), "--socket-fd", "{socket_fd}"]
+    command += ["--incarnation", "{incarnation}"]
+    statuses: Counter[int] = Counter()
+    before_bytes = 0
+    async with Front(command, observer=metrics) as front, LoopTurns().measured() as turns:
+        app = build_app(front, text, metrics)
+        with frozen():
+            for number, request in enumerate(islice(hostile_bodies(seed), scaled(BODIES))):
+                if number == WARM:
+                    before_bytes = resident_bytes()
+                turns.begin()
+                status, answer = await ask(app, request)
+                await asyncio.sleep(0.005)  # the turn after the answer is measured too
+                shown = request.kind, request.path, request.body[:400], answer[:400]
+                assert status < 500, shown
+                if number:  # the first request imports modules
+                    assert turns.longest_seconds <= LONGEST_TURN_SECONDS, shown
+                statuses[status] += 1
+            assert resident_bytes() - before_bytes <= MOST_KEPT_BYTES
+    assert statuses[200] > 20 and statuses[400] > 20, statuses

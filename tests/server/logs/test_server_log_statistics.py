@@ -148,7 +148,7 @@ def test_an_instance_that_restarted_has_no_hit_rate() -> None:
     assert "hit_rate" not in rates_between(before, after, 1.0)
 
 
-def test_lines_come_until_the_block_ends(caplog: pytest.LogCaptureFixture) -> None:
+async def test_lines_come_until_the_block_ends(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "kvell")
     enough = asyncio.Event()
     scene = Scene(in_flight=1, told={"a": QUIET})
@@ -159,14 +159,10 @@ def test_lines_come_until_the_block_ends(caplog: pytest.LogCaptureFixture) -> No
                 enough.set()
             return await super().fields()
 
-    async def served() -> int:
-        async with statistics_lines(
-            Counting(cast(Front, scene), cast(ServerMetrics, scene)), 0.001
-        ):
-            await enough.wait()
-        return len(asyncio.all_tasks())
-
-    assert asyncio.run(served()) == 1
+    lines = Counting(cast(Front, scene), cast(ServerMetrics, scene))
+    async with statistics_lines(lines, 0.001):
+        await enough.wait()
+    assert len(asyncio.all_tasks()) == 1
     assert len(caplog.records) >= 3
     assert caplog.records[0].getMessage() == "statistics"
     assert getattr(caplog.records[0], FIELDS)["running"] == 0

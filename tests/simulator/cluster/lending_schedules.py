@@ -126,8 +126,8 @@ class LendingRun(Run):
             if move.num_blocks:
                 order(self.cluster, move.request_id, move.target, move.num_blocks)
 
-    def _watch(self, instance: VirtualInstance) -> None:
-        super()._watch(instance)
+    def watch(self, instance: VirtualInstance) -> None:
+        super().watch(instance)
         watch = instance.watch
 
         def audited() -> None:

@@ -250,7 +250,7 @@ class Run:
             records=True,
         )
         self.cluster.front.ends = Once()
-        self.cluster.on_started = self._watch
+        self.cluster.on_started = self.watch
         self.audits = 0
 
     def go(self) -> "Run":
@@ -264,7 +264,7 @@ class Run:
                 return self
         raise AssertionError("it never ends")
 
-    def _watch(self, instance: VirtualInstance) -> None:
+    def watch(self, instance: VirtualInstance) -> None:
         def audited() -> None:
             assert instance.core.audit() == ()
             assert instance.agent.holds.audit() == []

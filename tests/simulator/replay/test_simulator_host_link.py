@@ -112,7 +112,7 @@ def test_copies_under_a_pass_may_cost_more_than_before_it() -> None:
     """Milliseconds of a step of 8 requests, 90 MiB moved: measured were 39.1 under its pass."""
     machine = WithHostLink(Takes(15.6), LAYOUT, 1.0, on_host=True, slows=1.6)
     plan = replace(PLAN, offloads=PLAN.offloads[:0])
-    alone = machine._seconds(plan.fetches)
+    alone = SLIDING / machine.bytes_per_second
     machine = replace(machine, bytes_per_second=alone / 15.2)
     stages = len(stages_of(LAYOUT.groups))
     waited = 15.2 / stages
