@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from bench.elastic import swapping_step
+from bench.elastic.activation_bytes import FIXED_BYTES, activation_model
 from bench.elastic.in_turn import SideClock, alternated, tokens_of
 from bench.elastic.narrow_models import SHAPES, narrow_config
 from bench.elastic.served import MAX_NUM_SEQS, Load, SideRun, lines, options_of
@@ -263,3 +264,26 @@ def test_seconds_of_the_link_stand_beside_those_of_the_tokens() -> None:
     assert rule.swaps(1000, most_bytes)
     assert not rule.swaps(1000, most_bytes + 2)
     assert not rule.swaps(0, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "widest"),
+    [
+        ("llama3-8b", 3 * 14336),  # the gated MLP
+        ("jamba-mini", 2 * (3 * 14336 + 4096)),  # two experts and their outputs
+    ],
+)
+def test_the_widest_point_of_a_layer_decides(name: str, widest: int) -> None:
+    shape = read_shape(name)
+    model = activation_model(shape.config, shape.description, 2)
+    assert model.fixed_bytes == FIXED_BYTES
+    assert model.token_bytes == 2 * (2 * 4096 + widest)
+    assert model.logits_row_bytes == 6 * shape.description.vocab_size
+
+
+def test_every_shape_of_the_bench_has_one() -> None:
+    for name in ("gemma3-27b", "qwen3-next", "nemotron-h-8b", "falcon-h1-7b", "qwen3-8b"):
+        shape = read_shape(name)
+        model = activation_model(shape.config, shape.description, 2)
+        hidden = shape.description.hidden_size
+        assert 2 * 4 * hidden < model.token_bytes < 2 * 200 * hidden

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bench import result_file
+from bench.cost.arch_level import PrefillPoint, fit_arch_level
 from bench.result_file import (
     FIELDS,
     RESULTS,
@@ -136,3 +137,20 @@ def test_a_result_goes_to_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(result_file, "processor_facts", lambda: AMD)
     assert path_of("seams") == RESULTS / "zen4" / "seams.json"
     assert path_of("hits", VIRTUAL) == RESULTS / "virtual" / "hits.json"
+
+
+def test_a_polynomial_is_found() -> None:
+    points = [
+        PrefillPoint(x, y, 0.01 + 1e-4 * x - 5e-5 * x * y + 1e-7 * x * x)
+        for x in (100, 500, 1000, 2000)
+        for y in (0.0, 0.3, 0.6, 0.9)
+    ]
+    found = fit_arch_level(points)
+    for point in points:
+        predicted = found.prefill_seconds(point.prompt_tokens, point.cached_ratio)
+        assert predicted == pytest.approx(point.seconds, rel=1e-6)
+
+
+def test_too_few_points() -> None:
+    with pytest.raises(ValueError, match="6 coefficients"):
+        fit_arch_level([PrefillPoint(1, 0.0, 1.0)])

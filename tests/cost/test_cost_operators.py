@@ -8,6 +8,7 @@ import pytest
 from kvell.cost.model import prefill_seconds
 from kvell.cost.operators import Waves
 from kvell.cost.parallel import ALONE, Parallel
+from kvell.cost.swap_rule import SwapRule, rule_of_weights
 from tests.cost.oracles import SHAPE, decodes, oracle, prompt
 
 
@@ -84,3 +85,18 @@ class TestParallel:
         serial = 0.2 * alone.layers.seconds(1024) + 1e-3 + 5e-5
         assert after == pytest.approx((before - serial) / 2 + serial)
         assert after > 0.55 * before
+
+
+def test_bytes_are_counted_both_ways() -> None:
+    rule = SwapRule(100.0)
+    assert rule.swaps(10, 500)
+    assert not rule.swaps(10, 501)
+    assert not rule.swaps(0, 0), "nothing was computed"
+
+
+def test_a_model_of_more_weights_swaps_more() -> None:
+    assert rule_of_weights(16_000, "cpu").swaps(1, 500)
+    assert not rule_of_weights(16_000, "cpu").swaps(1, 501)
+    assert not rule_of_weights(16_000, "cuda").swaps(1, 2)
+    with pytest.raises(KeyError):
+        rule_of_weights(1, "tpu")

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 import kvell
+from kvell.cli.main import root
+from kvell.equivalents.table import EQUIVALENTS, VALUES
 from scripts.house import modules
+from scripts.reference.equivalents import PAGE, page
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -70,3 +73,14 @@ def test_names_in_documents_are_seen() -> None:
     assert named(page) == {"LLM", "SamplingParams"}
     block = "```python\nfrom kvell import LLM\n```"
     assert imports(block) == [("kvell", "LLM")]
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert PAGE.read_text() == page()
+
+
+def test_no_entry_hides_a_flag_of_kvell() -> None:
+    flags = {name for option in root.commands["serve"].params for name in option.opts}
+    hidden = [name for entry in EQUIVALENTS for name in entry.names if name in flags]
+    assert hidden == []
+    assert VALUES.keys() <= flags

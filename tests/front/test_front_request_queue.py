@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from kvell.cluster.routed_request import InstanceDeath
 from kvell.engine.protocol.logprobs import PromptLogprobs, TokenLogprobs
 from kvell.engine.protocol.messages import Cancel, Finished, Heartbeat, Submit, Tokens
+from kvell.engine.protocol.pages import LargePage, Miss, PageOwner, Pages
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import Bound, ChangeSomething, TryLater
 from kvell.fleet.instance.supervisor import RestartPolicy, death_of
+from kvell.front.front import RequestNames
 from kvell.front.request_log import EndedRequest, LogEntry, Mailbox, Output
 from kvell.front.request_queue import RequestQueue
 from kvell.vocabulary import FinishReason, RequestId
@@ -803,3 +805,80 @@ async def test_a_mailbox_merges_likelihoods_like_tokens() -> None:
         Output((0, 1, 2), None, OUTPUT[:3], PROMPT[1:]),
         Output((3,), None, OUTPUT[3:4]),
     ]
+
+
+LIKELY = TokenLogprobs(-1.0, 1, ((1, -1.0), (2, -2.0)))
+
+
+class Room:
+    """A room for a number of tokens and log probabilities."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def grow(self, tokens: int, numbers: int) -> None:
+        if tokens + numbers > self.left:
+            raise TryLater("no room", bound="answer_bytes")
+        self.left -= tokens + numbers
+
+    def add_text(self, text: str) -> None:
+        raise AssertionError("texts are not the mailbox's")
+
+
+async def test_output_without_room_is_dropped_and_the_reader_is_told_once_it_reads() -> None:
+    full: list[str] = []
+    room = Room(11)
+    mailbox = Mailbox(room, lambda: full.append("full"))
+    mailbox.put((1, 2), (LIKELY, LIKELY))
+    assert room.left == 11 - 2 - 2 * 3
+    assert (await mailbox.take()).token_ids == (1, 2)
+    reading = asyncio.create_task(mailbox.take())
+    await asyncio.sleep(0)
+    mailbox.put((3,), (LIKELY,))
+    with pytest.raises(TryLater, match="no room"):
+        await reading
+    mailbox.put((4,))
+    assert full == ["full"] and room.left == 3
+    with pytest.raises(TryLater):
+        await mailbox.take()
+
+
+NAMES = RequestNames("front-3f9a12cc")
+
+
+@given(st.text(max_size=20))
+def test_every_name_comes_back_whatever_a_client_chose(name: str) -> None:
+    for names in (NAMES, RequestNames()):
+        assert names.shorten(names.known(name)) == name
+    assert NAMES.known(name).partition(":") == ("front-3f9a12cc", ":", name)
+    assert RequestNames().known(name) == name
+
+
+@given(st.text(max_size=20))
+def test_a_name_that_looks_like_a_known_one_keeps_what_is_its_own(name: str) -> None:
+    tricky = f"front-3f9a12cc:{name}"
+    assert NAMES.shorten(NAMES.known(tricky)) == tricky
+    assert RequestNames().shorten(RequestId(tricky)) == tricky
+
+
+def test_those_of_other_fronts_stay_whole() -> None:
+    assert NAMES.shorten(RequestId("front-00000000:a")) == "front-00000000:a"
+
+
+def owner(name: str) -> PageOwner:
+    return PageOwner(RequestId(name), 1, 0, 16)
+
+
+def test_pages_are_shown_with_names_for_people() -> None:
+    told = LargePage(1, 7, owners=(owner("front-3f9a12cc:a"), owner("front-1:b")))
+    assert [one.request_id for one in NAMES.large_page(told).owners] == ["a", "front-1:b"]
+    assert RequestNames().large_page(told) is told
+
+
+def test_misses_are_shown_with_names_for_people() -> None:
+    miss = Miss(RequestId("front-3f9a12cc:a"), 3, 20, 0, 0, 0, "never_seen", ())
+    told = Pages(5, 9, misses=(miss,))
+    assert [one.request_id for one in NAMES.pages(told).misses] == ["a"]
+    assert RequestNames().pages(told) is told
+    bare = Pages(5, 9)
+    assert NAMES.pages(bare) is bare

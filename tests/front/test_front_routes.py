@@ -8,7 +8,7 @@ import pytest
 
 from kvell.cluster.instance_load import InstanceLoad
 from kvell.cluster.prefix_directory import PrefixDirectory
-from kvell.cluster.routed_request import InstanceDeath
+from kvell.cluster.routed_request import BLAMELESS, MOST_RETRIES, Attempts, Cause, InstanceDeath
 from kvell.cluster.routing.costs import RequestView
 from kvell.cluster.steering.steering import Orders, Steering
 from kvell.engine.protocol.messages import Heartbeat, Submit
@@ -26,6 +26,7 @@ from kvell.engine.requests.block_hashes import BlockHashes
 from kvell.engine.requests.cache_roots import long_root
 from kvell.front.request_log import LogEntry
 from kvell.front.request_queue import RequestQueue
+from kvell.front.routes import FEWEST_TOKENS, Histories
 from kvell.vocabulary import RequestId
 from tests.front.scenarios import SIZE, hashes, stored
 from tests.reports import facts, load
@@ -197,3 +198,84 @@ def test_a_text_under_the_long_rotation_table_has_blocks_of_its_own() -> None:
     short, long = (directory.chain(tokens[:count], "", "") for count in (2 * SIZE, 2 * SIZE + 1))
     assert short.hashes[SIZE] == BlockHashes(SIZE, "", "").all_of(tokens[: 2 * SIZE])
     assert long.hashes[SIZE] == BlockHashes(SIZE, "", long_root("")).all_of(tokens[: 2 * SIZE])
+
+
+@pytest.mark.parametrize("cause", sorted(BLAMELESS))
+def test_an_end_that_no_request_caused_blames_none(cause: Cause) -> None:
+    """Not even one that was alone; but nobody is tried for ever."""
+    attempts = Attempts()
+    assert [attempts.after(cause, sole=True) for _ in range(MOST_RETRIES)] == [None] * MOST_RETRIES
+    assert (attempts.alone, attempts.deaths) == (0, MOST_RETRIES)
+    refusal = attempts.after(cause, sole=True)
+    assert refusal is not None and "retried twice" in refusal
+
+
+@pytest.mark.parametrize("cause", ["crash", "hung", "protocol"])
+def test_one_that_was_alone_twice_is_refused(cause: Cause) -> None:
+    attempts = Attempts()
+    assert attempts.after(cause, sole=True) is None
+    refusal = attempts.after(cause, sole=True)
+    assert refusal is not None and "two instances ended" in refusal
+
+
+def test_only_a_crash_puts_a_request_on_probation_at_once() -> None:
+    causes: tuple[Cause, ...] = ("crash", "killed", "cut", "hung", "protocol", "drained")
+    on_probation = []
+    for cause in causes:
+        attempts = Attempts()
+        attempts.after(cause, sole=False)
+        if attempts.on_probation:
+            on_probation.append(cause)
+    assert on_probation == ["crash"]
+
+
+LIVE = {"a": 1, "b": 2, "c": 3}
+
+
+def histories(*noted: tuple[str, str, int]) -> Histories:
+    found = Histories(3)
+    for one in noted:
+        found.note(*one, 100)
+    return found
+
+
+def test_the_latest_instance_of_a_session_is_asked() -> None:
+    known = histories(("s", "a", 1), ("s", "b", 2))
+    assert known.source("s", 500, "c", LIVE) == "b"
+    known.note("s", "a", 1, 100)
+    assert known.source("s", 500, "c", LIVE) == "a"
+
+
+@pytest.mark.parametrize(
+    ("session", "tokens", "chosen"),
+    [("s", 500, "a"), ("other", 500, "c"), ("", 500, "c"), ("s", FEWEST_TOKENS - 1, "c")],
+    ids=["it was here", "another session", "no session", "a short prompt"],
+)
+def test_nobody_is_asked(session: str, tokens: int, chosen: str) -> None:
+    known = histories(("s", "a", 1), ("", "a", 1))
+    assert known.source(session, tokens, chosen, LIVE) == ""
+
+
+def test_an_instance_that_began_again_knows_nothing() -> None:
+    known = histories(("s", "a", 1), ("s", "b", 2))
+    assert known.source("s", 500, "c", {"a": 1, "b": 7, "c": 3}) == "a"
+    assert known.source("s", 500, "c", {"c": 3}) == ""
+    known.note("s", "c", 2, 100)
+    assert known.source("s", 500, "c", LIVE) == "b"
+
+
+def test_only_so_many_sessions_are_remembered() -> None:
+    known = histories(*((f"s{number}", "a", 1) for number in range(3)))
+    known.note("s0", "b", 2, 100)
+    known.note("s3", "a", 1, 100)
+    assert len(known) == 3
+    assert known.source("s1", 500, "c", LIVE) == ""
+    assert known.source("s0", 500, "c", LIVE) == "b"
+
+
+def test_what_each_instance_has_of_a_session_is_its_latest_text() -> None:
+    known = histories(("s", "a", 1), ("s", "b", 2))
+    known.note("s", "a", 1, 300)
+    assert known.tokens_at("s", LIVE) == {"b": 100, "a": 300}
+    assert known.tokens_at("s", {"a": 7, "b": 2}) == {"b": 100}
+    assert known.tokens_at("other", LIVE) == {}

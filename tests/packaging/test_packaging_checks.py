@@ -1,5 +1,10 @@
 """Checks run in order; what fails is told, and what needs it is not run."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from scripts.packages.checks import (
@@ -11,6 +16,7 @@ from scripts.packages.checks import (
     run_checks,
     status_of,
 )
+from tests.packaging.written import ROOT
 
 
 def passes() -> str:
@@ -67,3 +73,17 @@ def test_of_many_problems_the_first_are_shown() -> None:
     with pytest.raises(CheckError) as told:
         demand_none([str(number) for number in range(13)])
     assert str(told.value) == "0; 1; 2; 3; 4; 5; 6; 7; 8; 9; and 3 more"
+
+
+CMAKE = Path(sys.prefix, "bin", "cmake")
+
+
+def test_a_build_without_a_compiler_ends_with_one_clear_sentence(tmp_path: Path) -> None:
+    command = [str(CMAKE), "-S", str(ROOT), "-B", str(tmp_path)]
+    environ = {**os.environ, "CXX": "/nowhere/c++"}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode
+    assert (
+        "Kvell cannot be built without a C++ compiler: install one (Debian: apt install g++), "
+        "or install a wheel of Kvell." in " ".join(done.stderr.split())
+    )

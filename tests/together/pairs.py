@@ -29,7 +29,7 @@ POOL = {
 MECHANISMS = {**ENGINE, **POOL}
 
 PAIRS = (
-    "tests/together/test_together_pairs.py::test_answers_are_those_of_an_engine_without_pressure"
+    "tests/together/test_together_table.py::test_answers_are_those_of_an_engine_without_pressure"
 )
 MOVING = "tests/together/test_together_moving.py"
 POOLS = "tests/together/test_together_images.py"

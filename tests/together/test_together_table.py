@@ -5,7 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.models.cases import long_unless
 from tests.together.engines import ALONE
+from tests.together.mechanisms import (
+    CHANGES_ANSWERS,
+    SIGNS,
+    Run,
+    engine_with,
+    expected,
+    requests_for,
+)
 from tests.together.pairs import ENGINE, MECHANISMS, WHY_NOT, WITH, page, pairs, shown_by
 from tests.together.sets import SETS
 
@@ -35,3 +44,24 @@ def test_what_the_table_names_exists(pair: tuple[str, str]) -> None:
     elif case:
         assert f"{path}::{function}" in WITH.values()
         assert (case,) in ALONE
+
+
+SLOW = {"images", "int8"}
+"""Mechanisms that run in the long suite, but for those of ``FAST``."""
+FAST = (("draft", "images"), ("memory", "int8"), ("buffer", "int8"))
+
+
+def is_fast(mechanisms: tuple[str, ...]) -> bool:
+    return not SLOW & set(mechanisms) or mechanisms in FAST
+
+
+@pytest.mark.parametrize(
+    "mechanisms",
+    [pytest.param(some, id="+".join(some), marks=long_unless(is_fast(some))) for some in SETS],
+)
+def test_answers_are_those_of_an_engine_without_pressure(mechanisms: tuple[str, ...]) -> None:
+    run = Run(engine_with(mechanisms))
+    run.serve(requests_for(mechanisms))
+    assert run.outputs == expected(frozenset(mechanisms) & frozenset(CHANGES_ANSWERS))
+    idle = [name for name in mechanisms if not SIGNS[name](run)]
+    assert idle == [], "mechanisms that did nothing"

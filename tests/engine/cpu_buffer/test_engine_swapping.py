@@ -6,8 +6,9 @@ from kvell.engine.core.core import EngineCore
 from kvell.engine.core.journal import Journal, replay
 from kvell.engine.protocol.messages import Cancel
 from kvell.vocabulary import RequestId
-from tests.depth import machine
+from tests.depth import machine, search_until_all
 from tests.engine.cpu_buffer.machines import SMALL, Run, SwappingMachine
+from tests.engine.cpu_buffer.two_tiers import TwoTiers
 from tests.engine.seen import saved_of
 from tests.engine.swapping import AtRandom, swapping_core
 from tests.engine.traffic import limits
@@ -126,3 +127,15 @@ def test_a_request_that_has_computed_nothing_of_its_own_is_not_swapped() -> None
 
 TestSwappingMachine = SwappingMachine.TestCase
 TestSwappingMachine.settings = machine(weight=0.3)
+
+
+SORTS = "pool first", "buffer first", "by group", "state from the pool", "state from the buffer"
+
+SOME = machine(40, weight=0.6)
+
+
+@pytest.mark.hypothesis
+def test_a_hit_is_the_longest_prefix_of_both_tiers() -> None:
+    """A deep search goes on until every sort of hit across the tiers has happened."""
+    TwoTiers.hits.clear()
+    search_until_all(TwoTiers, SOME, lambda: [sort for sort in SORTS if not TwoTiers.hits[sort]])

@@ -10,10 +10,13 @@ from hypothesis import strategies as st
 from kvell.engine.planning.admission import MAX_HELD_BACK
 from kvell.engine.protocol.messages import Finished
 from kvell.engine.requests.plan import StepPlan, TokenWork
-from tests.depth import some
+from kvell.vocabulary import RequestId
+from tests.depth import machine, some
 from tests.engine.conftest import make_layout, make_submit
-from tests.engine.traffic import Traffic, limits, text
+from tests.engine.planning.machine import EngineMachine
+from tests.engine.traffic import Traffic, limits, text, works
 from tests.engine.works import with_spec
+from tests.pages.pools import group, pool_of
 
 LAST_ARRIVAL = 6
 FULL = (0,)
@@ -66,13 +69,13 @@ def test_tenants_and_what_they_asked_for_together_take_turns() -> None:
     traffic = Traffic(make_layout(MIXED, 60), limits(seats=1))
     traffic.submit("first", text(0, 5), max_tokens=2)
     traffic.step()
-    for name, tenant, group in (
+    for name, tenant, of_group in (
         *((f"a{n}", "red", "big") for n in range(4)),
         *(("b", "red", "small"), ("c0", "blue", "x"), ("c1", "blue", "x")),
     ):
         prompt = text(len(traffic.prompts), 5)
         traffic.prompts[name] = prompt
-        traffic.tell(with_spec(make_submit(name, prompt, 2), tenant=tenant, group=group))
+        traffic.tell(with_spec(make_submit(name, prompt, 2), tenant=tenant, group=of_group))
     traffic.run()
     admitted = [name for plan in traffic.plans for name in plan.admitted]
     assert admitted == ["first", "a0", "c0", "b", "c1", "a1", "a2", "a3"]
@@ -271,3 +274,52 @@ def test_prompts_one_after_another_where_so_many_tokens_are_enough() -> None:
     by_prompt.submit("long", text(1, 30), max_tokens=3)
     by_prompt.submit("short", text(2, 5), max_tokens=3)
     assert len(by_prompt.step()) == 2, "else as many as the step may compute"
+
+
+TestEngineMachine = EngineMachine.TestCase
+TestEngineMachine.settings = machine(weight=2.0)
+
+
+PROMPT = [1, 2, 3, 4, 5]
+
+
+def step(traffic: Traffic, *held: str) -> StepPlan:
+    plan = traffic.core.plan(frozenset(map(RequestId, held)))
+    traffic.finish_step(plan)
+    return plan
+
+
+@pytest.fixture
+def traffic() -> Traffic:
+    return Traffic(pool_of(12, group(4, 1, 0)), limits())
+
+
+def test_a_running_request_sits_out_and_goes_on(traffic: Traffic) -> None:
+    traffic.submit("a", PROMPT)
+    traffic.submit("b", [9, *PROMPT])
+    traffic.step()
+    assert works(step(traffic, "a")) == [("b", 6, 1)]
+    assert works(step(traffic, "b")) == [("a", 5, 1)]
+    traffic.run()
+    assert len(traffic.tokens("a")) == len(traffic.tokens("b")) == 8
+
+
+def test_a_waiting_request_is_passed_over(traffic: Traffic) -> None:
+    held = [f"h{i}" for i in range(20)]  # more than may wait for a prefix
+    for index, name in enumerate(held):
+        traffic.submit(name, [index, 7, 8])
+    traffic.submit("b", PROMPT)
+    plan = step(traffic, *held)
+    assert plan.admitted == ("b",)
+    traffic.core.resume_held()
+    traffic.run()
+
+
+def test_a_core_whose_requests_are_held_rests_until_they_resume(traffic: Traffic) -> None:
+    traffic.submit("a", PROMPT)
+    traffic.step()
+    assert step(traffic, "a").work == ()
+    assert (traffic.core.has_work, traffic.core.has_requests) == (False, True)
+    traffic.core.resume_held()
+    traffic.run()
+    assert len(traffic.tokens("a")) == 8

@@ -1,6 +1,7 @@
 """Patterns of ECMA-262 in Rust's syntax: what they match is what an engine of ECMA-262 finds."""
 
 import json
+import re
 
 import pytest
 import regress
@@ -10,6 +11,7 @@ from llguidance._lib import LLMatcher
 
 from kvell.engine.protocol.schemas import ecmascript
 from kvell.engine.protocol.schemas.ecmascript import MOST_NESTED, rust_pattern
+from kvell.engine.protocol.schemas.patterns import ascii_classes, ascii_lark
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
 from tests.engine.sampling.byte_grammars import accepts, schema_accepts
 
@@ -125,3 +127,35 @@ def test_groups_are_nested_as_deep_as_the_engine_accepts() -> None:
     nested = f"^{'(' * MOST_NESTED}a{')' * MOST_NESTED}$"
     assert schema_accepts({"type": "string", "pattern": nested}, "a")
     assert json.dumps(rust_pattern(f"({nested})")) == "null"
+
+
+LETTERS = st.text("adwsDWS_9 é٣-^", max_size=4)
+
+
+@given(st.text(r"\dwsDWSab9", max_size=8), LETTERS)
+def test_classes_mean_what_they_mean_in_ascii(pattern: str, text: str) -> None:
+    try:
+        expected = re.compile(pattern, re.ASCII)
+    except re.error:
+        return
+    found = re.compile(ascii_classes(pattern), re.ASCII)
+    assert bool(found.fullmatch(text)) == bool(expected.fullmatch(text))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "written"),
+    [
+        (r"\\d\d", r"\\d[0-9]"),
+        (r"[\d_]\W", r"[[0-9]_][^0-9A-Za-z_]"),
+        (r"a\Z", r"a\z"),
+        (r"\p{L}\.", r"\p{L}\."),
+    ],
+)
+def test_only_classes_are_written_out(pattern: str, written: str) -> None:
+    assert ascii_classes(pattern) == written
+
+
+def test_in_a_grammar_only_patterns_change() -> None:
+    grammar = 'start: "\\d" /\\d\\/\\d/i // \\d /\\d/\n# /\\d/\nb: "a/" /\\w/ "\\"/" a'
+    written = grammar.replace("/\\d\\/\\d/i", "/[0-9]\\/[0-9]/i").replace("/\\w/", "/[0-9A-Za-z_]/")
+    assert ascii_lark(grammar) == written

@@ -14,7 +14,9 @@ from kvell.models.fused.packing import (
     rows_of,
     store_bytes,
 )
-from tests.models.rounding import bits_of, hard_numbers, rounded_bits
+from tests.models.fused.by_hand import OneLayer
+from tests.models.fused_models import MARKED_SETS
+from tests.models.rounding import DENORMALS_ARE_ZEROS, bits_of, hard_numbers, rounded_bits
 
 pytest.importorskip("kvell.models.fused._packing")
 DTYPES = [torch.float32, torch.bfloat16]
@@ -173,3 +175,24 @@ def test_a_full_store_says_so() -> None:
     store.add(rows_of([torch.ones(32, 4)]))
     with pytest.raises(ValueError, match="more than the store's 512"):
         store.add(rows_of([torch.ones(1, 1)]))
+
+
+pytest.importorskip("kvell.models.fused._forward", reason="these tests are of compiled code")
+
+
+@pytest.mark.parametrize("instruction_set", MARKED_SETS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_values_in_a_page_are_rounded_to_nearest(instruction_set: str, dtype: torch.dtype) -> None:
+    """Ties go to even, what is too large becomes infinite, a NaN keeps its sign."""
+    values = hard_numbers()
+    layer = OneLayer(instruction_set, dtype, torch.bfloat16, values)
+    expected = rounded_bits(values, instruction_set in DENORMALS_ARE_ZEROS)
+    assert torch.equal(bits_of(layer.run(3)), expected.expand(3, -1))
+
+
+@pytest.mark.parametrize("instruction_set", MARKED_SETS)
+def test_values_of_pages_in_float32_are_not_rounded(instruction_set: str) -> None:
+    values = hard_numbers()
+    layer = OneLayer(instruction_set, torch.float32, torch.float32, values)
+    stored = layer.run(1)[0]
+    assert torch.equal(stored.nan_to_num(7.5), values.nan_to_num(7.5))

@@ -1,6 +1,7 @@
 """Model directories: what is resolved, what is loaded, what is refused in one line."""
 
 import json
+import os
 import shutil
 import struct
 from pathlib import Path
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from kvell.attention.choice import choose_kernels
 from kvell.attention.portable import PortableKernels
+from kvell.device.shared_weights import SharedWeights
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.errors import ChangeSomething
 from kvell.models.config.configs import read_config
@@ -25,6 +27,7 @@ from kvell.models.sources import hub as hub_client
 from kvell.models.sources.source import resolve_model
 from kvell.pages.layout import GroupKind
 from tests.models.harness import assert_exact, oracle_logits, prompt_ids, runner_over, tiny_config
+from tests.models.loading.recorder import logits_of
 from tests.models.random_model import random_paged_model
 
 
@@ -313,3 +316,39 @@ def test_a_budget_that_is_none_is_refused_before_weights_are_read(copied: Path) 
     (copied / "model.safetensors").unlink()
     with pytest.raises(ChangeSomething, match="--kv-budget=all: is not a budget"):
         load_paged_model(copied, PortableKernels(), kv_budget="all")
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    tiny_config("LlamaForCausalLM").save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_a_config_is_enough(directory: Path) -> None:
+    model = load_paged_model(directory, choose_kernels(CPU), is_dummy=True)
+    assert [file.name for file in directory.glob("*.safetensors")] == []
+    assert bool(logits_of(model).isfinite().all())
+    assert model.weight_bytes > 0
+
+
+def test_without_it_the_missing_files_are_an_error(directory: Path) -> None:
+    with pytest.raises(ChangeSomething, match="safetensors"):
+        load_paged_model(directory, choose_kernels(CPU))
+
+
+def test_instances_share_the_same_weights(directory: Path) -> None:
+    descriptor = os.memfd_create("weights")
+    try:
+        shared = SharedWeights(descriptor)
+        several = [
+            load_paged_model(directory, choose_kernels(CPU), is_dummy=True, shared=shared)
+            for _ in range(2)
+        ]
+        assert torch.equal(*map(logits_of, several))
+        assert len(shared.entries()) == 1
+        del several
+    finally:
+        os.close(descriptor)

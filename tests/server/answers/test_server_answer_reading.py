@@ -19,6 +19,7 @@ from kvell.server.answers.reading.markers import Expect, TextUntil, possible_sta
 from kvell.server.answers.reading.modes import Blank, Mode, ModeParser, PlainText, Say
 from kvell.server.answers.reading.schema_values import TEXT, parameter_types, value_text
 from kvell.server.answers.reading.tags import TagName, Value
+from kvell.server.api.routes.chat import ReasoningCount
 from kvell.wire.json_text import DEEPEST, read_json, write_json
 from tests.server.answers.answer_texts import TOOLS, cut
 
@@ -297,3 +298,43 @@ def test_a_tag_has_a_name_or_is_text(text: str, name: str, left: str) -> None:
         deltas, rest = run(tag, pieces)
         assert (tag.name, rest) == (name, left)
         assert deltas == ([] if name else [Content("<function=")])
+
+
+START, END = 1, 2
+
+
+@pytest.mark.parametrize(
+    ("output", "opened", "chosen"),
+    [
+        ([], 0, 0),
+        ([7, 7], 2, 0),
+        ([7, 7, END, 7], 2, 0),
+        ([START, 7, END, 7, END], 2, 1),
+        ([START, END], 1, 0),
+        ([9, START, 7, 7, 7], 5, 3),
+        ([END, START, 7], 0, 1),
+    ],
+)
+def test_what_lies_between_the_tags_counts(output: list[int], opened: int, chosen: int) -> None:
+    for start, tokens in ((None, opened), (START, chosen)):
+        count = ReasoningCount(END, start)
+        count.push(output)
+        assert count.tokens == tokens
+
+
+def test_a_call_ends_the_reasoning() -> None:
+    count = ReasoningCount(END, START, (8,))
+    count.push([START, 7, 7, 8, 7])
+    assert count.tokens == 2
+    count.push([END, 7])
+    assert count.tokens == 4
+
+
+@given(st.lists(st.integers(0, 4), max_size=20), st.sampled_from([None, START]), st.data())
+def test_the_cuts_do_not_matter(output: list[int], start: int | None, data: st.DataObject) -> None:
+    whole, cut = ReasoningCount(END, start), ReasoningCount(END, start)
+    whole.push(output)
+    place = data.draw(st.integers(0, len(output)))
+    for piece in (output[:place], output[place:]):
+        cut.push(piece)
+    assert cut.tokens == whole.tokens

@@ -1,18 +1,28 @@
 """From tokens to text: stop strings, silent tokens, whole characters, and how a request ends."""
 
+import json
+import shutil
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.engine.protocol.logprobs import KeptLogprobs, TokenLogprobs
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.errors import KvellError, RequestFailed, TryLater
+from kvell.errors import ChangeSomething, KvellError, RequestFailed, TryLater
 from kvell.front.front import Front
 from kvell.front.request_log import Output
+from kvell.models.families.draft_model import check_draft
+from kvell.models.loading.named_models import NamedModel
+from kvell.models.sources.progress import quiet
 from kvell.models.text.answer_text import AnswerText
+from kvell.models.text.gap_tokens import gap_tokens
+from kvell.models.text.tokenizer import tokenizer_or_none
+from kvell.server.text.named_texts import texts_of
 from kvell.server.text.text_stream import (
     RequestRefused,
     TextDelta,
@@ -199,3 +209,81 @@ async def test_leaving_the_deltas_leaves_the_front() -> None:
     await anext(stream)
     await stream.aclose()
     assert script.left
+
+
+QWEN = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
+MISTRAL = ["[SUFFIX]", "[PREFIX]"]
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (QWEN, [0, 50, 51, 1, 60, 2]),
+        (["<fim_prefix>", "<fim_suffix>", "<fim_middle>"], [0, 50, 51, 1, 60, 2]),
+        (["<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"], [0, 50, 51, 1, 60, 2]),
+        (MISTRAL, [0, 60, 1, 50, 51]),
+    ],
+)
+def test_texts_and_marks_are_in_the_familys_order(names: list[str], expected: list[int]) -> None:
+    ids = {name: index for index, name in enumerate([*names, "<|endoftext|>"])}
+    form = gap_tokens(ids.get)
+    assert form is not None
+    prompt = form.prompt(np.array([50, 51], np.int32), np.array([60], np.int32))
+    assert prompt.tolist() == expected and prompt.dtype == np.int32
+    assert form.end_token_ids == tuple(range(len(names) + 1))
+
+
+@pytest.mark.parametrize("names", [[], QWEN[:2], [*QWEN[:2], "<fim_middle>"], MISTRAL[:1]])
+def test_a_part_of_the_marks_is_none(names: list[str]) -> None:
+    assert gap_tokens({name: index for index, name in enumerate(names)}.get) is None
+
+
+OVERRIDES = json.dumps({"vocab_size": 49_200, "eos_token_id": 7})
+
+
+@pytest.fixture
+def model(smollm2_path: Path, tmp_path: Path) -> Path:
+    """A directory without recommended ends of a text, so that those of its config count."""
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(smollm2_path / name, tmp_path)
+    return tmp_path
+
+
+def test_the_first_models_text_follows_its_overrides(model: Path, smollm2_path: Path) -> None:
+    models = f"one={model}", f"two={smollm2_path}"
+    first, other = texts_of(models, model, quiet, hf_overrides=OVERRIDES).load().models
+    assert (first.vocab_size, other.vocab_size) == (49_200, 49_152)
+    assert 7 in first.eos_token_ids and 7 not in other.eos_token_ids
+
+
+def test_ends_of_a_text_follow_overrides_with_a_tokenizer_and_without(model: Path) -> None:
+    named, plain = NamedModel("m", model, OVERRIDES), NamedModel("m", model)
+    assert 7 in named.eos_token_ids and 7 in named.tokenizer.eos_token_ids
+    assert 7 not in plain.eos_token_ids
+    (model / "tokenizer.json").unlink()
+    assert tokenizer_or_none(model, OVERRIDES).eos_token_ids == {7}
+    (model / "generation_config.json").write_text('{"eos_token_id": 9}')
+    assert tokenizer_or_none(model, OVERRIDES).eos_token_ids == {9}
+
+
+def test_a_tokenizer_may_be_elsewhere(model: Path, smollm2_path: Path) -> None:
+    (model / "tokenizer.json").unlink()
+    (model / "tokenizer_config.json").unlink()
+    named, other = f"one={model}", f"two={smollm2_path}"
+    first, _ = texts_of((named, other), model, quiet, tokenizer=str(smollm2_path)).load().models
+    own, apart = tokenizer_or_none(smollm2_path), NamedModel("m", model, None, smollm2_path)
+    assert first.eos_token_ids == own.eos_token_ids == apart.eos_token_ids
+    assert apart.tokenizer.encode("a page").tolist() == own.encode("a page").tolist()
+    assert apart.tokenizer_json() == (smollm2_path / "tokenizer.json").read_text()
+
+
+def test_a_tokenizer_that_is_not_there_is_named(model: Path) -> None:
+    with pytest.raises(ChangeSomething, match=r"^tokenizer=/none: there is no such directory"):
+        texts_of((str(model),), model, quiet, tokenizer="/none")
+
+
+def test_a_draft_model_is_compared_with_the_overridden_config(model: Path) -> None:
+    tokenizer = tokenizer_or_none(model)
+    check_draft(model, model, tokenizer, "draft")
+    with pytest.raises(ChangeSomething, match="the model one of 49200"):
+        check_draft(model, model, tokenizer, "draft", OVERRIDES)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
 
 from kvell.engine.core.journal import PlanAsked
 from kvell.engine.protocol.messages import HEARTBEAT_SECONDS, Cancel, Event, Heartbeat
@@ -20,8 +21,9 @@ from kvell.simulator.cluster.figures import cluster_figures
 from kvell.simulator.cluster.network import REVOKED, STOPPED, UNREACHED, Links
 from kvell.simulator.traces.rows import TraceRow
 from kvell.vocabulary import RequestId
+from tests.depth import some
 from tests.simulator.cluster.runs import ONE_EACH, QUIET, run_of
-from tests.simulator.cluster.schedules import Fault, Run, Scenario
+from tests.simulator.cluster.schedules import Fault, Run, Scenario, scenarios
 from tests.simulator.cluster.schedules import row as drawn_row
 from tests.simulator.cluster.written_pages import Texts, WrittenPages
 from tests.simulator.replays import MACHINE, busy_rows, layout_of, limits_of, make_replay, row
@@ -363,3 +365,9 @@ def test_pages_that_a_stopped_copy_still_writes_are_nobody_elses(
         return False
 
     assert any(is_seen(case) for case in cases)
+
+
+@given(scenarios)
+@some()
+def test_whatever_happens_every_request_is_answered_rightly_or_refused(scenario: Scenario) -> None:
+    Run(scenario).go()
