@@ -74,7 +74,6 @@ def long_jobs(directory: Path) -> list[Job]:
 
 
 def mixed_jobs(directory: Path) -> list[Job]:
-    """The same, and prompts of which a few fill an instance's memory; they share beginnings."""
     chance = random.Random(8)
     shared = [_words(chance, 300) for _ in range(2)]
     middle = [shared[i % 2] + _words(chance, chance.randrange(60, 500)) for i in range(24)]

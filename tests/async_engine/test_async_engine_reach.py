@@ -47,7 +47,6 @@ for two short requests of ten pages, beside one for five: so they must go where 
 
 
 def short_prompts(setting: Setting) -> list[list[int]]:
-    """Prompts that share no prefix."""
     return [text_of(setting.short_tokens, 41 * index + 7) for index in range(setting.at_once)]
 
 

@@ -26,7 +26,6 @@ class AcceptedError(Exception):
 def parse_alone(
     parser: argparse.ArgumentParser, args: Sequence[str] | None = None, namespace: Any = None
 ) -> Any:
-    """Parse, and go no further."""
     PARSE(parser, args, namespace)
     raise AcceptedError
 

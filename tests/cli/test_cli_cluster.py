@@ -38,7 +38,6 @@ class FakeCluster:
     serves_as: dict[str, str] = field(default_factory=dict)
 
     def answer(self, method: str, path: str, body: bytes, key: str | None) -> tuple[int, bytes]:
-        """Status and body for one request."""
         self.clock.advance(1.0)
         self.asked.append((f"{method} {path}", json.loads(body) if body else None))
         if self.fault is not None:

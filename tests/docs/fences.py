@@ -54,5 +54,4 @@ def blocks_of(markdown: str) -> list[Block]:
 
 
 def blocks_in(name: str) -> list[Block]:
-    """The blocks of a file in ``docs/``."""
     return blocks_of((DOCS / name).read_text())

@@ -43,7 +43,6 @@ class Server:
     process: "subprocess.Popen[str]" = field(repr=False)
 
     def stop(self) -> None:
-        """End the server in order."""
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(PATIENCE_SECONDS) == 0, self.log.read_text()
 

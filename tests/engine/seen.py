@@ -18,7 +18,6 @@ def swapping_of(core: EngineCore) -> Swapping:
 
 
 def use_memory(core: EngineCore, memory: StepMemory) -> None:
-    """Let a scheduler ask other step memory."""
     core.scheduler.chunks.memory = memory
 
 
@@ -30,7 +29,6 @@ def use_rule(swapping: Swapping, rule: SwapRule) -> None:
 
 
 def use_objectives(engine: Engine, watch: ObjectiveWatch) -> None:
-    """Let a watch report what is late."""
     engine.objectives = watch
 
 
@@ -47,5 +45,4 @@ def saved_of(swapping: Swapping) -> dict[RequestId, SavedPages]:
 
 
 def copy_out_everything(core: EngineCore) -> None:
-    """Let every plan copy out whatever is cached."""
     core.scheduler.wanted_large = lambda: 1 << 20  # type: ignore[method-assign]

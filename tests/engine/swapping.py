@@ -17,8 +17,6 @@ from tests.engine.conftest import EOS
 
 
 class Always(SwapRule):
-    """A rule that always swaps."""
-
     def __init__(self) -> None:
         super().__init__(0.0)
 

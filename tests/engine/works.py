@@ -27,7 +27,6 @@ def spec_of(
     request_id: str = "",
     **more: Any,
 ) -> RequestSpec:
-    """A request; its id is random by default."""
     name = RequestId(request_id or uuid.uuid4().hex)
     return RequestSpec(name, to_token_bytes(prompt), sampling, **more)
 

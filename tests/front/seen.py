@@ -19,7 +19,6 @@ def end_of(request: LogEntry) -> Finished | None:
 
 
 def taken(request: LogEntry) -> Output:
-    """Return the output that a request's reader receives."""
     return asyncio.run(asyncio.wait_for(request.mailbox.take(), 1))
 
 
@@ -28,7 +27,6 @@ def queue_of(front: Front) -> RequestQueue:
 
 
 def members_of(front: Front) -> Fleet[Handle]:
-    """Return the instances of a front."""
     return front._members
 
 

@@ -42,7 +42,6 @@ def opened(*names: str, limits: InstanceFacts = LENDS, credits: int = 4) -> Requ
 
 
 def due_with(queue: RequestQueue, request: LogEntry) -> list[tuple[str, Submit]]:
-    """Add a request, and return the submissions that are due."""
     queue.add(request)
     return queue.due(0.0)
 

@@ -72,8 +72,6 @@ async def body_of(client: HttpClient, path: str = "/v1/completions") -> list[byt
 
 
 def on(say: Handler, work: Callable[[Server, HttpClient], Awaitable[Any]], **more: Any) -> Any:
-    """Run ``work`` with a client of such a server."""
-
     async def run() -> Any:
         async with Server(say) as server:
             client = HttpClient(server.url + "/v1", **more)

@@ -24,8 +24,6 @@ class _Selector(selectors.DefaultSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop in virtual time, which begins at 0."""
-
     def __init__(self) -> None:
         self._virtual = _Selector()
         super().__init__(self._virtual)

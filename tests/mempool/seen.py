@@ -12,15 +12,12 @@ def num_receiving(pool: MemPool) -> int:
 
 
 def peer_of(pool: MemPool, name: str) -> Any:
-    """Return a pool's connection to a peer."""
     return pool.node.connected[name]
 
 
 def channels_of(server: ServedPeers) -> list[Any]:
-    """Return the connections of a server's peers."""
     return list(server.threads)
 
 
 def lent_of(ledger: CreditorLedger) -> dict[Any, Any]:
-    """Return the loans of a creditor."""
     return ledger.open

@@ -22,8 +22,6 @@ IDLE_SECONDS = 50.0
 
 
 class Told:
-    """A node, and what it told its agent."""
-
     def __init__(self, name: str, folder: Path, clock: VirtualClock) -> None:
         self.entries: list[PeerEntry] = []
         self.heard = Event()

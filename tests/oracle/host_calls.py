@@ -43,7 +43,6 @@ def reserve(size_bytes: int, alignment: int) -> tuple[int, int]:
 
 
 def release(address: int, size_bytes: int) -> int:
-    """Release a range of addresses."""
     return ctypes.get_errno() if _LIBC.munmap(address, size_bytes) else 0
 
 
@@ -79,7 +78,6 @@ def map_readable(address: int, descriptor: int, size_bytes: int) -> int:
 
 
 def unmap_range(address: int, size_bytes: int) -> int:
-    """Unmap a range of addresses, which stays reserved."""
     if _LIBC.mmap(address, size_bytes, 0, _BARE | _FIXED, -1, 0) == _FAILED:
         return ctypes.get_errno()
     return 0

@@ -75,7 +75,6 @@ class Story:
         return self.core.peek(ints(tokens), root)
 
     def pages(self, handle: int, group: int) -> dict[int, int]:
-        """Position → page."""
         rows = self.core.held_pages(handle).tolist()
         return {position: page for _, g, position, page in rows if g == group}
 

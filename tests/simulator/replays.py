@@ -61,7 +61,6 @@ def layer_of(index: int, window: int, heads: int) -> LayerSpec:
 
 
 def layers_in(layout: Layout) -> list[LayerSpec]:
-    """The layers that :func:`layout_of` was given."""
     return [
         layer_of(index, group.window_tokens, group.layer_token_bytes // 32)
         for group in layout.groups
@@ -112,7 +111,6 @@ class Replay(VirtualCluster):
 
     @property
     def instance(self) -> VirtualInstance:
-        """The instance, once it has started."""
         (instance,) = self.instances.values()
         return instance
 

@@ -37,8 +37,6 @@ def trace(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def replay(kvell: Kvell, tiny_config: Path, trace: Path) -> Callable[..., Any]:
-    """The figures of a replay of the small trace."""
-
     def call(*flags: str | Path) -> Any:
         args = ("--trace", trace, "--model", tiny_config, "--kv-memory", "16MiB", *flags)
         ended = kvell("replay", "--json", *args)

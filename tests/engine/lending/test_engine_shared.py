@@ -49,7 +49,6 @@ def begun(max_tokens: int = 22, *, by_queries: bool = False) -> Cluster:
 def again(
     cluster: Cluster, prompt: Sequence[int] = PROMPT, max_tokens: int = 6, salt: str = ""
 ) -> Entry:
-    """A second request over a text, to the same instance."""
     entry = Entry(list(prompt), max_tokens, salt, placement=TO_BOTH)
     cluster.submit(SAME, entry, "p", "")
     return entry

@@ -32,7 +32,6 @@ PROMPT = list(range(1, 31))
 
 
 def outputs_of(scheduler: Scheduler) -> tuple[int, int]:
-    """Return the number and the sum of answer lengths."""
     return scheduler.admission.outputs[""]
 
 

@@ -11,5 +11,4 @@ def use_parts(grammars: Grammars, most: int) -> None:
 
 
 def num_waiting(grammars: Grammars) -> int:
-    """Return the number of grammars that wait to be compiled."""
     return grammars.checks.parts.total

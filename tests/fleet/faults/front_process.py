@@ -47,7 +47,6 @@ async def serve(secret: bytes, address: str, streams: int, seed: str, jobs: list
 
 
 def all_speak(front: Front) -> bool:
-    """Whether all requests that instances have got tokens."""
     return all(entry.emitted_tokens for entry in front.entries().in_flight)
 
 

@@ -54,7 +54,6 @@ FAKE_REQUESTS = fake_requests()
 
 
 def known_requests(jobs: Sequence[Job]) -> Draw:
-    """Requests of which an undisturbed answer is known."""
     requests = [
         Request(np.array(job.prompt, "<i4"), job.sampling, job.tokens.__getitem__) for job in jobs
     ]

@@ -87,7 +87,6 @@ class ManagedCluster:
         return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
     async def kill(self) -> int:
-        """Kill it; its exit status."""
         assert self._process is not None
         if self._process.returncode is None:
             self._process.kill()

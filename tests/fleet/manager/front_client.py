@@ -196,8 +196,6 @@ async def two_fronts(
 
 
 class ReadClock(VirtualClock):
-    """A clock that counts its readings."""
-
     num_readings = 0
 
     @override

@@ -48,7 +48,6 @@ class Server:
         return (self.folder / "stderr").read_text()
 
     def ended(self) -> int:
-        """Wait for its exit status."""
         return self.process.wait(PATIENCE_SECONDS)
 
 

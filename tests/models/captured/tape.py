@@ -37,7 +37,6 @@ class Tape:
     _made: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
 
     def note(self, name: str, arguments: Any, results: Any) -> None:
-        """Add an operation."""
         if name.startswith("aten.lift_fresh"):
             raise NotRepeatableError(
                 "a tensor is made of Python's numbers, which a record copies once"

@@ -87,7 +87,6 @@ def test_weight_files(tmp_path: Path, seed: int) -> None:
 
 
 def plan(file: Path) -> None:
-    """Do what ``kvell plan`` does."""
     config = sizes_config(file)
     description = describe(config, 2)
     activation_model(config)

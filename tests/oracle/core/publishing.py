@@ -136,12 +136,10 @@ class Publisher:
                         self._store.pool.release(index, page, key)
 
     def publishes(self, holder: Holder) -> bool:
-        """Return whether the holder's pages enter the index."""
         mixed = any(self._store.groups[index].counts_images for index in holder.own)
         return not self.drops(holder) and not (mixed and holder.facts.images)
 
     def drops(self, holder: Holder) -> bool:
-        """Return whether tokens of the holder's prompt will be dropped."""
         return any(dropped_tokens(self._store.groups[index], holder.facts) for index in holder.own)
 
     def _publish(self, holder: Holder) -> None:

@@ -91,7 +91,6 @@ class ReferenceCore:
 
     @property
     def layout(self) -> Layout:
-        """The groups and the pool that the core serves."""
         return self.store.layout
 
     def register(self, groups: Sequence[GroupSpec]) -> None:

@@ -103,7 +103,6 @@ class LeastRecentlyUsed:
         return (rank, time, -prefix_length)
 
     def eviction_class(self, key: Key) -> int:
-        """Return 0, the only class."""
         return 0
 
     def place(self, key: Key, now: int) -> Place:
@@ -117,7 +116,6 @@ class LeastRecentlyUsed:
     def class_before(
         self, expected_output_tokens: int, will_return: bool | None, *, is_running: bool
     ) -> int:
-        """Return 0, the only class."""
         return 0
 
     def ended_at(self, now: int, expected: int) -> int:
@@ -148,7 +146,6 @@ class Evictor:
         self._pool: PagePool | None = None
 
     def add_groups(self, count: int) -> None:
-        """Serve ``count`` more groups."""
         self._pages.extend(defaultdict(list) for _ in range(count))
 
     def watch(self, pool: PagePool) -> None:

@@ -14,7 +14,6 @@ class IndexChanges:
         self._rows: list[Change] = []
 
     def watch(self) -> None:
-        """Record changes from now on."""
         self._is_watched = True
 
     def taken(self) -> list[Change]:
@@ -28,7 +27,6 @@ class IndexChanges:
             self._rows.append((NAMED, group, page, end, handle))
 
     def on_dropped(self, group: int, page: int, end: int) -> None:
-        """Record that a page lost its name."""
         if self._is_watched:
             self._rows.append((DROPPED, group, page, end, 0))
 

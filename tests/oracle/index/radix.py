@@ -167,7 +167,6 @@ class RadixTree:
                 stack.extend(child for _, child in sorted(here.children.items(), reverse=True))
 
     def hold(self, node: Node) -> None:
-        """Keep a node alive for one holder."""
         node.holders += 1
 
     def let_go(self, node: Node) -> None:

@@ -107,7 +107,6 @@ class PagePool:
         return self.empty_mask[large].bit_count()
 
     def is_used(self, group: int, page: int) -> bool:
-        """Return whether at least one holder uses the page."""
         return page in self.refs[group]
 
     # ---------------------------------------------------- association of holders

@@ -31,12 +31,10 @@ class Store:
 
     @property
     def step(self) -> int:
-        """The current step number."""
         return self.evictor.now
 
     @property
     def groups(self) -> tuple[GroupSpec, ...]:
-        """Every group of the pool."""
         return self.layout.groups
 
     def own(self, model: str) -> tuple[int, ...]:

@@ -163,6 +163,5 @@ def test_pauses_between_requests_and_between_tokens_cut_nobody(server: RunningSe
 
 
 def address_of(reply: httpx.Response) -> tuple[str, int]:
-    """Return the client's end of the connection over which a reply came."""
     address: tuple[str, int] = reply.extensions["network_stream"].get_extra_info("client_addr")
     return address

@@ -197,7 +197,6 @@ def test_no_text_and_no_key_is_in_what_was_sent(traced: Traced) -> None:
 
 
 def texts(body: Any) -> list[str]:
-    """Every answer in a body."""
     if isinstance(body, list):
         return [text for part in body for text in texts(part)]
     if not isinstance(body, dict):

@@ -120,7 +120,6 @@ class LendingRun(Run):
     def _order(
         self, steering: Steering, views: list[Party], movable: dict[str, list[Movable]]
     ) -> None:
-        """Give the orders that follow from an old view."""
         now_seconds = self.cluster.loop.now_seconds
         for move in steering.decide(views, movable.__getitem__, now_seconds).moves:
             if move.num_blocks:
