@@ -153,28 +153,21 @@ class TestPromptTreeBased:
         cluster = [view(name, 2, 500) for name in NAMES]
         assert PromptTreeBased(1).choose(request(900, {"mixed-2": 16}), cluster) == "mixed-2"
 
-    @given(st.integers(0, 20), st.integers(1, 999))
-    def test_a_hit_does_not_outweigh_a_longer_queue(self, prompts: int, hit: int) -> None:
-        """The one with the hit gets the request only if what waits there takes less time than the
-        hit saves."""
-        cluster = [view("mixed-0", prompts, 100), view("mixed-1")]
-        chosen = PromptTreeBased(1).choose(request(1000, {"mixed-0": hit}), cluster)
-        saved = COSTS.exec_seconds(1000, 0) - COSTS.exec_seconds(1000, hit)
-        waits = queues_seconds([cluster[0]], request(1000, {}))[0]
-        if abs(saved - waits) > 1e-6:
-            assert (chosen == "mixed-0") == (waits < saved)
-
+    @pytest.mark.parametrize(
+        ("policy", "weight"), [(PromptTreeBased(1), 1), (PromptTreeBased(), COMPUTE_WEIGHT)]
+    )
     @given(st.integers(0, 40), st.integers(1, 999))
-    def test_computing_again_must_save_several_times_its_seconds(
-        self, prompts: int, hit: int
+    def test_a_hit_does_not_outweigh_a_longer_queue(
+        self, policy: PromptTreeBased, weight: float, prompts: int, hit: int
     ) -> None:
-        """It takes them from all who come later."""
+        """The one with the hit gets the request only if what waits there takes less time than the
+        hit saves; by default several times less, since all who come later wait too."""
         cluster = [view("mixed-0", prompts, 100), view("mixed-1")]
-        chosen = PromptTreeBased().choose(request(1000, {"mixed-0": hit}), cluster)
+        chosen = policy.choose(request(1000, {"mixed-0": hit}), cluster)
         saved = COSTS.exec_seconds(1000, 0) - COSTS.exec_seconds(1000, hit)
         waits = queues_seconds([cluster[0]], request(1000, {}))[0]
-        if abs(COMPUTE_WEIGHT * saved - waits) > 1e-6:
-            assert (chosen == "mixed-0") == (waits < COMPUTE_WEIGHT * saved)
+        if abs(weight * saved - waits) > 1e-6:
+            assert (chosen == "mixed-0") == (waits < weight * saved)
 
     def test_a_popular_prefix_does_not_flood_one_instance(self) -> None:
         """All requests share 1,000 of 1,100 tokens, and come faster than one instance computes

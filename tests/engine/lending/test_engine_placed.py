@@ -417,6 +417,11 @@ def held_up(cluster: Cluster) -> Request:
     return cluster.instances["p"].core.running[0]
 
 
+def next_retry(one: Placement) -> int | None:
+    """A call, so that mypy forgets what was asserted of it before."""
+    return one.retry_at
+
+
 def test_creditors_are_asked_in_turn_and_again() -> None:
     cluster = placed()
     cluster.step("p")
@@ -426,10 +431,10 @@ def test_creditors_are_asked_in_turn_and_again() -> None:
     assert one.creditor(0, 0, without="d") == "e"
     one.refuses("d")
     assert one.creditor(0, 0) == "e"
-    assert one.retry_at is None
+    assert next_retry(one) is None
     one.refuses("e")
     assert one.creditor(0, 7) == ""
-    assert one.retry_at == 7 + RETRY_TICKS
+    assert next_retry(one) == 7 + RETRY_TICKS
     one.widen("f")
     assert one.creditor(0, 8) == "f"
     one.tick(7 + RETRY_TICKS, is_asking=False)

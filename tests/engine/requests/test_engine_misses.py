@@ -114,20 +114,22 @@ def test_what_no_group_has_any_more_was_evicted_some_steps_after_it_was_seen() -
     assert miss.groups == ()
 
 
-def test_groups_that_lack_it_are_named_if_others_have_it() -> None:
+@pytest.mark.parametrize(
+    ("lengths", "named"),
+    [
+        ({"full": 299, "window": 0, "state": 128}, ("window", "state")),
+        ({"full": 299, "state": 299}, ()),
+    ],
+)
+def test_groups_that_lack_it_are_named_if_others_have_it(
+    lengths: dict[str, int], named: tuple[str, ...]
+) -> None:
+    """Those that can only go on at different lengths are not blamed one by one."""
     story = Story()
     story.admit(text(300))
-    reaches = reaching(full=299, window=0, state=128)
+    reaches = reaching(**lengths)
     miss = found(story.admit(text(300), computing=lambda: False, reaches=reaches))
-    assert (miss.reason, miss.groups) == ("not_resumable", ("window", "state"))
-
-
-def test_groups_that_can_only_go_on_at_different_lengths_are_not_blamed_one_by_one() -> None:
-    story = Story()
-    story.admit(text(300))
-    reaches = reaching(full=299, state=299)
-    miss = found(story.admit(text(300), computing=lambda: False, reaches=reaches))
-    assert (miss.reason, miss.groups) == ("not_resumable", ())
+    assert (miss.reason, miss.groups) == ("not_resumable", named)
 
 
 def test_what_another_request_is_computing_is_neither_evicted_nor_unseen() -> None:

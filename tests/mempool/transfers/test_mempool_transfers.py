@@ -128,28 +128,24 @@ def test_what_the_receiver_has_longer_is_not_overwritten(inserts: bool) -> None:
     assert list(network.instances["c"].ended.values()) == [""]
 
 
-def test_a_layout_of_another_kind_is_refused_by_name() -> None:
-    network = quiet("full")
-    other = Network(MIXES["window"], 40)
+@pytest.mark.parametrize(
+    ("mix", "large_pages", "tokens", "problem"),
+    [
+        ("window", 40, 12, "the layouts of the two instances differ"),
+        ("full", 2, 60, "there is no room"),
+    ],
+)
+def test_another_layout_and_no_room_are_said_and_nothing_is_held(
+    mix: str, large_pages: int, tokens: int, problem: str
+) -> None:
+    network = quiet("full", 40)
+    other = Network(MIXES[mix], large_pages)
     other.start("b")
     network.instances["b"] = other.instances["b"]
-    network.instances["a"].compute(list(range(12)))
-    network.send("a", "b", list(range(12)), True, 100)
+    network.instances["a"].compute(list(range(tokens)))
+    network.send("a", "b", list(range(tokens)), True, 100)
     run(network)
-    assert list(network.instances["a"].ended.values()) == [
-        "the layouts of the two instances differ"
-    ]
-
-
-def test_no_room_is_said_and_nothing_is_held() -> None:
-    network = quiet("full", 40)
-    small = Network(MIXES["full"], 2)
-    small.start("b")
-    network.instances["b"] = small.instances["b"]
-    network.instances["a"].compute(list(range(60)))
-    network.send("a", "b", list(range(60)), True, 100)
-    run(network)
-    assert list(network.instances["a"].ended.values()) == ["there is no room"]
+    assert list(network.instances["a"].ended.values()) == [problem]
     assert not len(network.instances["b"].holds)
 
 

@@ -20,7 +20,7 @@ from kvell.models.forward.segments import LayerCallbacks
 from kvell.models.paged_model import ForwardBatch, PagedModel
 from kvell.testing.accepting import is_accepted
 from kvell.vocabulary import MIB, RequestId
-from tests.engine.copying import copier_of, hold_up
+from tests.engine.copying import HeldUp, copier_of, hold_up
 from tests.engine.planning.drafts import answers as drafted
 from tests.engine.speculating import served, words_module
 from tests.models import served_together as together
@@ -57,7 +57,15 @@ def test_a_pass_that_did_not_wait_would_answer_otherwise(
     expected = outputs(Served(architecture, batched=64))
     run = Served(architecture, batched=64, cpu_buffer_bytes=8 * MIB)
     force(run.engine, 1)
-    mover, end = hold_up(run.engine.runner), PassCopies.__exit__
+    mover = hold_up(run.engine.runner)
+    never_wait(mover, monkeypatch)
+    assert outputs(run) != expected
+    assert mover.held
+
+
+def never_wait(mover: HeldUp, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let copies under a pass go when the pass is over."""
+    end = PassCopies.__exit__
 
     def let_all_go(copies: PassCopies, *raised: object) -> None:
         for _ in range(sum(map(len, copies.stages.values()))):
@@ -66,8 +74,6 @@ def test_a_pass_that_did_not_wait_would_answer_otherwise(
 
     monkeypatch.setattr(PassCopies, "wait_for", lambda *_: None)
     monkeypatch.setattr(PassCopies, "__exit__", let_all_go)
-    assert outputs(run) != expected
-    assert mover.held
 
 
 def test_where_no_processor_is_left_all_is_copied_before_the_pass() -> None:
@@ -242,13 +248,5 @@ def test_a_compiled_pass_that_did_not_wait_would_answer_otherwise(
     expected = answers(engine_of(model))
     engine = engine_of(model, cpu_buffer_bytes=8 * MIB)
     force(engine, 3)
-    mover, end = hold_up(engine.runner), PassCopies.__exit__
-
-    def let_all_go(copies: PassCopies, *raised: object) -> None:
-        for _ in range(sum(map(len, copies.stages.values()))):
-            mover.let_go()
-        end(copies, *raised)
-
-    monkeypatch.setattr(PassCopies, "wait_for", lambda *_: None)
-    monkeypatch.setattr(PassCopies, "__exit__", let_all_go)
+    never_wait(hold_up(engine.runner), monkeypatch)
     assert answers(engine) != expected
