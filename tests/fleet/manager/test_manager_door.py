@@ -23,7 +23,7 @@ from kvell.wire.frames import HEADER_BYTES, ProtocolError, frame
 from kvell.wire.greeting import Greeting
 from kvell.wire.session import Purpose
 from tests.depth import few
-from tests.front.scenarios import until
+from tests.front.scenarios import run, until
 
 SECRET, OTHER = secrets.token_bytes(32), secrets.token_bytes(32)
 TOLD = Greeting("manager", 7, "of-these-settings", 0)
@@ -132,13 +132,16 @@ async def test_a_front_with_other_settings_hears_of_ours_and_stays_out() -> None
         st.integers(0, (1 << 32) - 1).map(lambda size: struct.pack("<III", size, 0, 0)),
     )
 )
-async def test_garbage_stays_out(garbage: bytes) -> None:
-    async with opened() as one:
-        with await asyncio.to_thread(connect_to, one.door.address, 10) as sock:
-            sock.sendall(garbage)
-            sock.shutdown(socket.SHUT_WR)
-            assert await ends(sock)
-        await one.lets_others_in()
+def test_garbage_stays_out(garbage: bytes) -> None:
+    async def scenario() -> None:
+        async with opened() as one:
+            with await asyncio.to_thread(connect_to, one.door.address, 10) as sock:
+                sock.sendall(garbage)
+                sock.shutdown(socket.SHUT_WR)
+                assert await ends(sock)
+            await one.lets_others_in()
+
+    run(scenario())
 
 
 @pytest.mark.parametrize("words", [b"", b"x" * (HEADER_BYTES - 1)])

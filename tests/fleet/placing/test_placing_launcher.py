@@ -4,9 +4,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -238,23 +240,24 @@ def test_it_runs_until_its_end_and_leaves_no_files(stand_in: Callable[[str], Non
     assert not folder.exists()
 
 
-def test_its_address_is_known_though_ray_writes_it_last(stand_in: Callable[[str], None]) -> None:
+def test_its_address_is_known_though_ray_writes_it_last(
+    stand_in: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """It says that it runs, and then makes the file, and then writes into it."""
-    late = """
-import pathlib, signal, sys, time
-folder = next(w.partition("=")[2] for w in sys.argv if w.startswith("--temp-dir="))
-file = pathlib.Path(folder, "ray_current_cluster")
-print("Ray runtime started.", flush=True)
-time.sleep(0.2)
-file.touch()
-time.sleep(0.2)
-file.write_text("10.0.0.1:6379\\n")
-signal.pause()
-"""
-    stand_in(late)
-    with RayNode(NodeSettings(), os.environ) as node:
-        assert node.address == "10.0.0.1:6379"
+    file = tmp_path / "ray_current_cluster"
+    texts = iter(["", "10.0.0.1:6379\n"])
+
+    def between_looks(seconds: float) -> None:
+        if b"started" in (tmp_path / "ray.log").read_bytes():
+            file.write_text(next(texts))
+        else:
+            time.sleep(seconds)
+
+    looks = SimpleNamespace(monotonic=time.monotonic, sleep=between_looks)
+    monkeypatch.setattr(ray_node, "time", looks)
     stand_in("import signal; print('Ray runtime started.', flush=True); signal.pause()")
+    with RayNode(NodeSettings(), os.environ, tmp_path) as node:
+        assert node.address == "10.0.0.1:6379"
     with RayNode(NodeSettings("10.0.0.2:6379"), os.environ) as node:
         assert node.address == "10.0.0.2:6379", "that of the cluster which it joins"
 
