@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from kvell.elastic.balloon import Balloon, Deflation, Inflation
-from kvell.elastic.memory import audit_balloon
 from kvell.elastic.slots import SlotState
 from kvell.elastic.tiling import tiling
 from kvell.prefix.interface import CACHED, EMPTY, USED, LongInts
+from tests.elastic.balloon_audit import audit_balloon
 
 CHUNK = 4
 

@@ -31,7 +31,8 @@ from kvell.pages.layout import Layout
 from kvell.prefix.interface import USED
 from tests.depth import machine
 from tests.device.fake_chunks import EDGES, Edge, FakeChunks
-from tests.elastic.buffer_audit import audit_buffer
+from tests.elastic.balloon_audit import audit_elastic
+from tests.elastic.buffer_audit import audit_buffer, audit_pages
 from tests.pages.pools import group, pool_of, state
 
 BUFFER_LARGE = 4
@@ -341,10 +342,10 @@ class Elastic(RuleBasedStateMachine):
     def is_sound(self) -> None:
         if not hasattr(self, "memory"):
             return
-        assert self.memory.audit() == []
+        assert audit_elastic(self.memory) == []
         assert audit(self.layout, self.core.snapshot()) == []
         assert audit_buffer(self.buffer) == []
-        assert self.pages.audit() == []
+        assert audit_pages(self.pages) == []
         for handle in self.lengths:
             self.read_pages(handle)
 
@@ -368,7 +369,7 @@ class Elastic(RuleBasedStateMachine):
         assert not (self.core.reclaim_order() == USED).any()
         assert not self.core.snapshot().withheld
         assert self.buffer.held_chunks == 0
-        assert self.memory.audit() == []
+        assert audit_elastic(self.memory) == []
 
     def tail_chunks(self) -> int:
         """Activations may keep what lies under no large page."""

@@ -11,6 +11,7 @@ from kvell.elastic.tiling import tiling
 from kvell.errors import TryLater
 from kvell.memory import create_core
 from tests.device.fake_chunks import FakeChunks
+from tests.elastic.balloon_audit import audit_elastic
 from tests.pages.pools import group, pool_of
 
 CHUNK_BYTES = 256
@@ -43,7 +44,7 @@ def test_a_slot_is_an_address_and_a_size_in_whole_chunks() -> None:
     memory.release(slot, step=1)
     again = memory.grant(700, step=2)
     assert again == slot and memory.counts.mapped == 3, "what stayed mapped is reused"
-    assert memory.audit() == []
+    assert audit_elastic(memory) == []
 
 
 def test_a_mapping_that_is_refused_leaves_everything_as_it_was() -> None:
@@ -51,7 +52,7 @@ def test_a_mapping_that_is_refused_leaves_everything_as_it_was() -> None:
     fake(memory).fail("map", after=2)
     assert memory.grant(1000, step=1) is None
     assert (empty(memory), memory.balloon.activation_chunks, memory.counts.refused) == (8, 0, 1)
-    assert memory.audit() == []
+    assert audit_elastic(memory) == []
     assert memory.grant(1000, step=1) is not None
 
 
@@ -67,7 +68,7 @@ def test_chunks_can_be_had_before_a_slot_is() -> None:
     assert memory.counts.mapped == 0 and empty(memory) == 5
     slot = memory.grant(3 * CHUNK_BYTES, step=1)
     assert slot is not None and memory.counts.deflated == 3
-    assert memory.audit() == []
+    assert audit_elastic(memory) == []
 
 
 def test_unmapping_waits_for_the_fence_and_is_tried_again() -> None:
@@ -79,7 +80,7 @@ def test_unmapping_waits_for_the_fence_and_is_tried_again() -> None:
     assert memory.tend(4) == 0
     fake(memory).fail("unmap", after=1)
     assert memory.tend(5) == 1
-    assert memory.audit() == []
+    assert audit_elastic(memory) == []
     assert memory.tend(5) == 2
     assert memory.counts.unmapped == 3
 
@@ -93,7 +94,7 @@ def test_the_warmer_gives_what_it_got_to_kv_even_if_it_is_cut_short() -> None:
         memory.warm(4)
     assert empty(memory) == 5
     assert memory.warm(99) == 3 and memory.warm(1) == 0
-    assert memory.audit() == []
+    assert audit_elastic(memory) == []
 
 
 def test_a_step_needs_its_fixed_part_its_tokens_and_its_logits() -> None:

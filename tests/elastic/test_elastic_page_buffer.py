@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from kvell.elastic.page_buffer import PageBuffer
 from kvell.pages.layout import GroupSpec
 from tests.depth import some
+from tests.elastic.buffer_audit import audit_pages
 from tests.pages.pools import group
 
 GROUPS: list[GroupSpec] = [group(4, 3), group(4, 5, 9)]
@@ -18,7 +19,7 @@ def test_who_asks_gets_all_or_nothing() -> None:
     assert buffer.hold(2, [3, 0]) is None, "two pages are left of its group, and no large page"
     assert buffer.counts.refused == 1
     assert buffer.hold(2, [2, 4]) == [[4, 5], [11, 12, 13, 14]]
-    assert buffer.audit() == []
+    assert audit_pages(buffer) == []
     assert buffer.figures()["held_pages"] == 11
 
 
@@ -38,7 +39,7 @@ def test_what_nobody_reads_is_to_be_had_at_once() -> None:
     buffer.drop(1)
     buffer.drop(1)
     assert buffer.hold(2, [0, 1]) == [[], [0]]
-    assert buffer.audit() == []
+    assert audit_pages(buffer) == []
 
 
 def test_pages_of_begun_large_pages_go_first() -> None:
@@ -81,7 +82,7 @@ def test_no_page_is_lost_or_given_twice(num_large: int, script: list[tuple[str, 
             del held[holder]
         else:
             buffer.settle()
-        assert buffer.audit() == []
+        assert audit_pages(buffer) == []
         for index in range(2):
             taken = [page for pages in held.values() for page in pages[index]]
             assert len(set(taken)) == len(taken)

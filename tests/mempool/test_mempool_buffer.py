@@ -10,6 +10,7 @@ from kvell.errors import ChangeSomething, TryLater
 from kvell.memory import audit
 from kvell.mempool.buffer import HostBuffer, Lease
 from kvell.mempool.pool import MemPool
+from tests.elastic.buffer_audit import audit_pages
 from tests.mempool.pools import MIXES, SECRET, fill, holds_right, layout_of
 from tests.patience import until
 
@@ -43,7 +44,7 @@ def media(lease: Lease) -> set[str]:
 
 
 def sound(pool: MemPool) -> bool:
-    found = audit(pool.layout, pool.core.snapshot()) + buffer_of(pool).ledger.audit()
+    found = audit(pool.layout, pool.core.snapshot()) + audit_pages(buffer_of(pool).ledger)
     assert found == []
     return True
 

@@ -13,6 +13,7 @@ from kvell.memory import GroupKind, HoldingCore, Images, audit, create_core, fac
 from kvell.mempool.holds import Holds
 from kvell.mempool.owners import Owner
 from tests.depth import machine
+from tests.mempool.agent_audit import audit_holds
 from tests.pages.pools import group, images, pool_of, state
 
 LAYOUTS = {
@@ -195,7 +196,7 @@ class HoldsMachine(RuleBasedStateMachine):
         if not hasattr(self, "holds"):
             return
         assert audit(self.core.layout, self.core.snapshot()) == []
-        assert self.holds.audit() == []
+        assert audit_holds(self.holds, self.core) == []
         assert {hold.owner: hold.deadline for hold in self.holds} == self.deadlines
         assert self.holds.next_deadline == min(self.deadlines.values(), default=None)
 

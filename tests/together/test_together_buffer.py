@@ -12,6 +12,7 @@ from kvell.engine.engine import Engine
 from kvell.mempool.rendezvous import PageTransport
 from kvell.vocabulary import MIB
 from tests.engine.seen import use_rule
+from tests.elastic.buffer_audit import audit_pages
 from tests.engine.swapping import Always
 from tests.models.cases import long_unless
 from tests.models.harness import prompt_ids
@@ -90,4 +91,4 @@ def test_a_text_in_the_buffer_is_sent_from_there(
         assert counts.in_pages == fetched, "it was brought into the pool"
         several.check_pools()
         for engine in several.engines:
-            assert swapping_of(engine).buffer.audit() == []
+            assert audit_pages(swapping_of(engine).buffer) == []

@@ -48,13 +48,13 @@ class PageBuffer:
     ) -> None:
         self.groups, self.num_large, self.is_far = groups, num_large, is_far
         self.counts = BufferCounts()
-        self._group = [NO_GROUP] * num_large
-        self._empty_large = list(range(num_large - 1, -1, -1))
-        self._free: list[dict[int, list[int]]] = [{} for _ in groups]  # by large page, some left
+        self.group_of = [NO_GROUP] * num_large
+        self.empty_large = list(range(num_large - 1, -1, -1))
+        self.free: list[dict[int, list[int]]] = [{} for _ in groups]  # by large page, some left
         self.held: dict[int, tuple[tuple[int, int], ...]] = {}
         self.draining: list[tuple[int, int]] = []
-        self._readers: Counter[int] = Counter()  # by holder
-        self._left: dict[int, tuple[tuple[int, int], ...]] = {}  # by holder: only read now
+        self.readers: Counter[int] = Counter()  # by holder
+        self.left: dict[int, tuple[tuple[int, int], ...]] = {}  # by holder: only read now
 
     def hold(self, holder: int, need: Sequence[int]) -> list[list[int]] | None:
         """Take ``need`` pages, counted for each group, or return None if they are not free.
@@ -75,13 +75,13 @@ class PageBuffer:
 
     def has_room(self, need: Sequence[int]) -> bool:
         """Return whether ``need`` pages, counted for each group, can be taken now."""
-        return self._large_needed(need) <= len(self._empty_large)
+        return self._large_needed(need) <= len(self.empty_large)
 
     def release(self, holder: int) -> None:
         """Release the holder's pages after the step that is planned now; idempotent."""
         pages = self.held.pop(holder, ())
-        if self._readers[holder] and pages:
-            self._left[holder] = pages
+        if self.readers[holder] and pages:
+            self.left[holder] = pages
         else:
             self.draining.extend(pages)
 
@@ -90,7 +90,7 @@ class PageBuffer:
 
         Neither the step in flight nor the one that is planned may read them.
         """
-        if self._readers[holder]:
+        if self.readers[holder]:
             self.release(holder)
             return
         for group, page in self.held.pop(holder, ()):
@@ -98,27 +98,27 @@ class PageBuffer:
 
     def begin_read(self, holder: int) -> None:
         """Keep the holder's pages for another instance, which reads them outside of steps."""
-        self._readers[holder] += 1
+        self.readers[holder] += 1
         self.counts.sent_pages += len(self.held[holder])
 
     def end_read(self, holder: int) -> None:
         """Undo :meth:`begin_read`; pages without a holder are free a step later."""
-        if holder not in self._readers:
+        if holder not in self.readers:
             return  # all was cleared
-        self._readers[holder] -= 1
-        if not self._readers[holder]:
-            del self._readers[holder]
-            self.draining.extend(self._left.pop(holder, ()))
+        self.readers[holder] -= 1
+        if not self.readers[holder]:
+            del self.readers[holder]
+            self.draining.extend(self.left.pop(holder, ()))
 
     def clear(self) -> None:
         """Free all pages of all holders; no step and no other instance may read any of them."""
         self.held.clear()
         self.draining.clear()
-        self._readers.clear()
-        self._left.clear()
-        self._group = [NO_GROUP] * self.num_large
-        self._empty_large = list(range(self.num_large - 1, -1, -1))
-        self._free = [{} for _ in self.groups]
+        self.readers.clear()
+        self.left.clear()
+        self.group_of = [NO_GROUP] * self.num_large
+        self.empty_large = list(range(self.num_large - 1, -1, -1))
+        self.free = [{} for _ in self.groups]
 
     def settle(self) -> None:
         """Free the draining pages: the step that may have read them is complete."""
@@ -133,7 +133,7 @@ class PageBuffer:
     @property
     def used_large(self) -> int:
         """The number of large pages with a page that is held or draining."""
-        return self.num_large - len(self._empty_large)
+        return self.num_large - len(self.empty_large)
 
     def figures(self) -> dict[str, int]:
         return {
@@ -144,48 +144,18 @@ class PageBuffer:
             **vars(self.counts),
         }
 
-    def audit(self) -> list[str]:
-        owned = [*self.held.values(), *self._left.values()]
-        taken = [*self.draining, *(page for some in owned for page in some)]
-        wrong = ["a page has two holders"] * (len(set(taken)) != len(taken))
-        wrong += [
-            f"holder {holder}: is read by {count}, and holds nothing"
-            for holder, count in self._readers.items()
-            if count < 1 or not (holder in self.held or holder in self._left)
-        ]
-        wrong += [
-            f"holder {h}: pages are kept for no reader"
-            for h in self._left.keys() - self._readers.keys()
-        ]
-        for large, index in enumerate(self._group):
-            if (index == NO_GROUP) != (large in self._empty_large):
-                wrong.append(
-                    f"large page {large}: in group {index}, and in the list of empty ones?"
-                )
-        for index, group in enumerate(self.groups):
-            count = group.pages_per_large
-            ours = [large for large, owner in enumerate(self._group) if owner == index]
-            free = {page for pages in self._free[index].values() for page in pages}
-            used = {page for g, page in taken if g == index}
-            whole = {page for large in ours for page in range(large * count, (large + 1) * count)}
-            if free & used or free | used != whole:
-                wrong.append(f"group {index}: a page is both free and held, or neither")
-            if any(not used & set(range(n * count, (n + 1) * count)) for n in ours):
-                wrong.append(f"group {index}: holds a large page and no page in it")
-        return wrong
-
     # ------------------------------------------------------------------------ placing
 
     def _large_needed(self, need: Sequence[int]) -> int:
         total = 0
         for group, count in enumerate(need):
-            missing = count - sum(map(len, self._free[group].values()))
+            missing = count - sum(map(len, self.free[group].values()))
             total += max(0, -(-missing // self.groups[group].pages_per_large))
         return total
 
     def _take(self, group: int, count: int) -> list[int]:
         """Take pages of partly used large pages, the fullest first; then of empty ones."""
-        free = self._free[group]
+        free = self.free[group]
         taken = list[int]()
         for large in sorted(free, key=lambda large: (len(free[large]), large)):
             while free[large] and len(taken) < count:
@@ -193,9 +163,9 @@ class PageBuffer:
             if not free[large]:
                 del free[large]
         while len(taken) < count:
-            large = self._empty_large.pop()
+            large = self.empty_large.pop()
             size = self.groups[group].pages_per_large
-            self._group[large] = group
+            self.group_of[large] = group
             some = min(size, count - len(taken))
             taken.extend(range(large * size, large * size + some))
             if some < size:
@@ -205,12 +175,12 @@ class PageBuffer:
     def _give_back(self, group: int, page: int) -> None:
         size = self.groups[group].pages_per_large
         large = page // size
-        free = self._free[group].setdefault(large, [])
+        free = self.free[group].setdefault(large, [])
         free.append(page)
         if len(free) == size:
-            del self._free[group][large]
-            self._group[large] = NO_GROUP
-            self._empty_large.append(large)
+            del self.free[group][large]
+            self.group_of[large] = NO_GROUP
+            self.empty_large.append(large)
 
 
 def first_pages(groups: Sequence[GroupSpec], first_large: int) -> list[int]:

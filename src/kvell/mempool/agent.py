@@ -99,16 +99,14 @@ class Agent:
         self.out_of_reach: set[str] = set()
         """The instances whose pages can only be copied."""
         self.holds = Holds(core)
-        numbers = RightNumbers()
+        self.numbers = numbers = RightNumbers()
         self.sending = Sending(instance, incarnation, self.fingerprint, self._most_pages(), numbers)
         self.receiving = Receiving(self.fingerprint, self.holds, most_transfers)
         self.copies = Copies(instance, incarnation, self.holds, self.sending)
         self.asking = Asking(incarnation, self.fingerprint, self.copies)
         if most_lent is None:
             most_lent = most_lendable(core.layout.groups, core.layout.num_large_pages)
-        self.loans = Ledger(
-            instance, incarnation, self.fingerprint, core, self.holds, numbers, most_lent
-        )
+        self.loans = Ledger(instance, incarnation, self.fingerprint, self.holds, numbers, most_lent)
         self.loans.lending.is_other_pull = self.receiving.__contains__
         parts = (self.holds, self.sending, self.receiving, self.asking)
         self.open: tuple[Sized, ...] = (

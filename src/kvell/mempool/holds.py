@@ -174,14 +174,6 @@ class Holds:
             self.release(owner)
         return over
 
-    def audit(self) -> list[str]:
-        leases = {h.handle for h in self._core.snapshot().holders if h.is_lease}
-        return [
-            f"{hold.owner}: handle {hold.handle} is not a lease of the core"
-            for hold in self.open.values()
-            if hold.handle not in leases
-        ]
-
     def _require_new(self, owner: Owner) -> None:
         if owner in self.open:
             raise ValueError(f"{owner} holds something already")

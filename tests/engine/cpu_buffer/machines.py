@@ -13,6 +13,7 @@ from kvell.engine.protocol.messages import Finished, Tokens
 from kvell.engine.requests.plan import NewPages, StepPlan
 from kvell.engine.requests.request import Request
 from kvell.pages.audit import audit
+from tests.elastic.buffer_audit import audit_pages
 from tests.engine.conftest import make_layout, make_submit
 from tests.engine.planning.machine import Configuration, EngineMachine
 from tests.engine.swapping import AtRandom, swapping_core
@@ -50,7 +51,7 @@ class Run:
             elif isinstance(event, Finished):
                 self.ended[event.request_id] = event
         assert audit(self.core.memory.layout, self.core.memory.snapshot()) == []
-        assert self.swapping.buffer.audit() == []
+        assert audit_pages(self.swapping.buffer) == []
         return plan
 
     def until_swapped(self) -> StepPlan:
@@ -98,7 +99,7 @@ class SwappingMachine(EngineMachine):
         super().check_plan(plan)
         swapping = self.engine.core.scheduler.swapping
         assert swapping is not None
-        assert swapping.buffer.audit() == []
+        assert audit_pages(swapping.buffer) == []
         given = {(g, page) for _, g, _, page in plan.new_pages.tolist()}
         targets = [(g, page) for g, _, page in plan.fetches.tolist()]
         assert len(set(targets)) == len(targets)

@@ -4,6 +4,7 @@ import pytest
 
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.vocabulary import MIB
+from tests.elastic.buffer_audit import audit_pages
 from tests.engine.planning.drafts import answers, assert_drafted_both_ways, draft_of, plain
 from tests.engine.speculating import GREEDY, SEEDED, Served, blurred, served, words_module
 from tests.models.cases import covering, long_unless
@@ -40,7 +41,7 @@ def test_tokens_are_those_of_who_was_never_preempted(
     assert_drafts_pages_came_back(run)
     swapping.begin()
     assert swapping.buffer.used_large == 0
-    assert swapping.buffer.audit() == []
+    assert audit_pages(swapping.buffer) == []
 
 
 def test_what_comes_back_is_what_the_draft_model_wrote() -> None:

@@ -22,6 +22,7 @@ from kvell.memory import GroupKind, VisibleCore, audit, create_core
 from kvell.mempool.tiers.buffered import Place, needed_pages
 from kvell.mempool.tiers.digests import PrefixDigests
 from kvell.mempool.tiers.lookup import Tiers
+from tests.elastic.buffer_audit import audit_pages
 from tests.engine.swapping import Always
 from tests.engine.works import spec_of
 from tests.pages.pools import Chunk, group, pool_of, state
@@ -289,7 +290,7 @@ class TwoTiers(RuleBasedStateMachine):
     def sound(self) -> None:
         if hasattr(self, "core"):
             assert audit(self.core.layout, self.core.snapshot()) == []
-            assert self.buffer.audit() == []
+            assert audit_pages(self.buffer) == []
 
     def teardown(self) -> None:
         if not hasattr(self, "core"):

@@ -59,10 +59,14 @@ from kvell.mempool.transfers.messages import PeerMessage, Transfer
 from kvell.mempool.transfers.methods import StreamCosts
 from kvell.vocabulary import RequestId
 from tests.device.fake_chunks import FakeChunks
+from tests.elastic.balloon_audit import audit_elastic
+from tests.elastic.buffer_audit import audit_pages
 from tests.engine.conftest import EOS
+from tests.engine.lending.borrow_audit import audit_borrowed, audit_quiet
 from tests.engine.swapping import Always, AtRandom
 from tests.engine.virtual_model import Page, VirtualModel, expected_output
 from tests.journaled import JournaledCore
+from tests.mempool.agent_audit import audit_loans
 
 SECTION_TOKENS = 8
 """Tokens that are lent at once; real sections have 512."""
@@ -183,12 +187,12 @@ class Instance:
         assert self.core.audit() == ()
         scheduler = self.core.scheduler
         if isinstance(scheduler.chunks.memory, SharedMemory):
-            assert scheduler.chunks.memory.memory.audit() == []
+            assert audit_elastic(scheduler.chunks.memory.memory) == []
         if scheduler.swapping is not None:
-            assert scheduler.swapping.buffer.audit() == []
-        assert self.handovers.audit() == []
-        assert self.handovers.borrowed.audit() == []
-        assert self.handovers.agent.loans.audit() == []
+            assert audit_pages(scheduler.swapping.buffer) == []
+        assert audit_quiet(self.handovers) == []
+        assert audit_borrowed(self.handovers.borrowed) == []
+        assert audit_loans(self.handovers.agent) == []
 
     def check_journal(self) -> None:
         assert replay(self.journal.entries, self.fresh()) == self.plans

@@ -8,6 +8,7 @@ import pytest
 from kvell.elastic.page_buffer import PageBuffer
 from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.mempool.transfers.messages import Offer
+from tests.elastic.buffer_audit import audit_pages
 from tests.engine.moving.handing_over import Cluster, Entry, Extras, Instance
 from tests.engine.moving.machine import ALL_MIXES, MIXES, cluster_of, prompt_of
 
@@ -80,7 +81,7 @@ def test_pages_that_are_read_outlast_what_they_were_cached_for(mix: str, ends: s
     owner.core.scheduler.drop_reserves()  # no command of a journal does
     owner.check_journal = lambda: None  # type: ignore[method-assign]
     fill(cluster, 6)
-    assert buffer.audit() == [] and buffer.used_large > 0
+    assert audit_pages(buffer) == [] and buffer.used_large > 0
     if ends == "dies":
         cluster.crash("p")
     elif ends == "times out":
@@ -223,6 +224,6 @@ def test_a_text_that_does_not_come_leaves_the_buffer(end: str) -> None:
         cluster.pass_time(1_000_000)
     cluster.copy("p", 0, 0)
     buffer.settle()
-    assert buffer.used_large == before and buffer.audit() == []
+    assert buffer.used_large == before and audit_pages(buffer) == []
     cluster.settle()
     cluster.check_ends()

@@ -12,6 +12,7 @@ from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import StepPlan
 from kvell.memory import Layout, create_core, longest_request
 from tests.device.fake_chunks import FakeChunks
+from tests.elastic.balloon_audit import audit_elastic
 from tests.engine.conftest import EOS
 from tests.engine.traffic import Traffic
 from tests.pages.pools import group, pool_of
@@ -42,7 +43,7 @@ class Shared(Traffic):
 
     def plan(self) -> StepPlan:
         plan = super().plan()
-        assert self.elastic.audit() == []
+        assert audit_elastic(self.elastic) == []
         slots = [s for s in self.elastic.balloon.slots.segments if s.state == 2]
         if plan.work:
             need = self.shared.need.need_bytes(plan.num_tokens, plan.num_logits)
@@ -51,7 +52,7 @@ class Shared(Traffic):
 
     def finish_step(self, plan: StepPlan) -> list[Event]:
         events = super().finish_step(plan)
-        assert self.elastic.audit() == []
+        assert audit_elastic(self.elastic) == []
         return events
 
 

@@ -27,6 +27,7 @@ from kvell.memory import Layout, create_core
 from kvell.vocabulary import MIB, StepNumber
 from tests.depth import machine
 from tests.device.faked_driver import GRANULARITY, FakedDriver
+from tests.elastic.balloon_audit import audit_elastic
 from tests.engine.planning.shared_traffic import Shared, full, longest
 from tests.engine.traffic import limits
 
@@ -181,7 +182,7 @@ class Unmapping(RuleBasedStateMachine):
         """More chunks get memory while requests run; what is refused is tried again later."""
         with contextlib.suppress(TryLater):
             self.traffic.core.step_memory.warm(count)
-        assert self.traffic.elastic.audit() == []
+        assert audit_elastic(self.traffic.elastic) == []
 
     def teardown(self) -> None:
         if hasattr(self, "traffic"):

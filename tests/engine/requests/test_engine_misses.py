@@ -1,6 +1,6 @@
 """Why prompts missed: the reasons, and what is always true of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from operator import eq
 
@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from kvell.engine.core.miss_watch import (
     MARKS,
-    Admission,
-    GroupHit,
     MissLog,
     marks_within,
     prefix_digests,
 )
 from kvell.engine.protocol.pages import Miss
+from kvell.engine.protocol.request_spec import RequestSpec, to_token_bytes
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.requests.request import Request
 from kvell.vocabulary import RequestId
 
 FIRST_MARK = MARKS[0][0]
@@ -36,12 +37,12 @@ def never_asked() -> bool:
     raise AssertionError("nothing was seen, so nobody needs to look")
 
 
-def none_asked() -> Sequence[GroupHit]:
+def none_asked() -> Mapping[str, int]:
     raise AssertionError("nothing was seen, so nobody needs to look")
 
 
-def reaching(**lengths: int) -> Callable[[], list[GroupHit]]:
-    return lambda: [GroupHit(group, length) for group, length in lengths.items()]
+def reaching(**lengths: int) -> Callable[[], Mapping[str, int]]:
+    return lambda: lengths
 
 
 class Story:
@@ -59,14 +60,15 @@ class Story:
         root: str = "",
         model: str = "",
         computing: Callable[[], bool] = never_asked,
-        reaches: Callable[[], Sequence[GroupHit]] = none_asked,
+        reaches: Callable[[], Mapping[str, int]] = none_asked,
         steps: int = 1,
     ) -> Miss | None:
         """The miss of this admission; None if it is none."""
         self.step += steps
         name = RequestId(f"r{self.step}")
-        admission = Admission(name, tokens, root, model, self.step, hit)
-        self.log.on_admitted(admission, computing, reaches)
+        spec = RequestSpec(name, to_token_bytes(tokens), SamplingParams(), model=model)
+        request = Request(spec, 0, 1, root, cached_tokens=hit)
+        self.log.on_admitted(request, self.step, computing, reaches)
         latest = self.log.latest
         return latest[-1] if latest and latest[-1].request_id == name else None
 

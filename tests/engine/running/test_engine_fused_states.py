@@ -7,6 +7,7 @@ from kvell.engine.assembly import EngineOptions, build_engine
 from kvell.engine.engine import Engine
 from kvell.models.loading.random_weights import random_module
 from kvell.vocabulary import MIB
+from tests.elastic.balloon_audit import audit_elastic
 from tests.engine.setup.shared_pool import answers, elastic_of, engine_over, prompts, weights_of
 from tests.models.fused_models import generic_model
 from tests.models.harness import tiny_config
@@ -70,4 +71,4 @@ def test_states_and_activations_share_one_pool(
     engine = engine_over(module, options)
     assert answers(engine, asked) == expected
     assert engine.core.stats().rungs["deflate"] > 0, "chunks went to activations"
-    assert elastic_of(engine).audit() == []
+    assert audit_elastic(elastic_of(engine)) == []

@@ -22,6 +22,7 @@ from kvell.engine.requests.plan import StepPlan
 from kvell.engine.setup.sharing import share_pool
 from kvell.memory import create_core
 from tests.depth import machine
+from tests.elastic.balloon_audit import audit_elastic
 from tests.engine.conftest import EOS
 from tests.engine.cpu_buffer.machines import Losing, ParkingMachine, parking_of
 from tests.engine.planning.shared_traffic import longest
@@ -84,7 +85,7 @@ class ElasticMachine(ParkingMachine):
 
     def check_plan(self, plan: StepPlan) -> None:
         super().check_plan(plan)
-        assert self.shared.memory.audit() == []
+        assert audit_elastic(self.shared.memory) == []
         assert (plan.slot is not None) == bool(plan.work)
         if plan.slot is not None:
             need_bytes = self.need.need_bytes(plan.num_tokens, plan.num_logits)
@@ -112,7 +113,7 @@ class ElasticMachine(ParkingMachine):
         assert swapping.buffer.used_large == 0
         assert not parking.parked
         assert not parking.sizes.held
-        assert self.shared.memory.audit() == []
+        assert audit_elastic(self.shared.memory) == []
 
 
 TestElasticMachine = ElasticMachine.TestCase

@@ -32,6 +32,8 @@ from kvell.errors import TryLater
 from kvell.memory import MemoryCore, create_core
 from kvell.vocabulary import MIB, StepNumber
 from tests.device.fake_chunks import FakeChunks
+from tests.elastic.balloon_audit import audit_elastic
+from tests.elastic.buffer_audit import audit_pages
 from tests.engine.seen import (
     swapping_of,
     use_memory,
@@ -68,7 +70,7 @@ class Forced(SharedMemory):
         for _ in range(self._draw.randrange(4)):
             count = self._draw.randrange(1, most + 1)
             getattr(self.memory, self._draw.choice(["ensure", "inflate"]))(count)
-        assert self.memory.audit() == []
+        assert audit_elastic(self.memory) == []
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +109,7 @@ def assert_nothing_left(engine: Engine) -> None:
     assert isinstance(steps, SharedMemory)
     SharedMemory.begin(steps, StepNumber(engine.core.step + 1), engine.core.step)
     assert elastic.figures()["activation_used_chunks"] == 0
-    assert elastic.audit() == []
+    assert audit_elastic(elastic) == []
 
 
 @pytest.mark.parametrize("seed", some_fast(SEEDS, SEEDS[:1]))
@@ -196,7 +198,7 @@ def assert_buffer_empty(engine: Engine) -> None:
     assert parking is not None
     engine.core.scheduler.drop_reserves()
     swapping.begin()
-    assert swapping.buffer.audit() == []
+    assert audit_pages(swapping.buffer) == []
     assert swapping.buffer.used_large == 0
     assert not parking.sizes.held
     assert not parking.parked

@@ -23,6 +23,7 @@ from kvell.mempool.owners import Owner
 from kvell.mempool.transfers.actions import Action, Grant
 from kvell.mempool.transfers.messages import Transfer
 from kvell.pages.layout import GroupSpec
+from tests.mempool.agent_audit import audit_loans, lent_pages
 from tests.mempool.seen import lent_of
 from tests.mempool.transfers.network import Instance, Label, Network, ints
 from tests.mempool.transfers.runs import MIXES
@@ -176,7 +177,7 @@ class LoanNetwork(Network):
                 self.granted_pages[action.transfer] = {(g, page) for g, page in pairs}
             super().act(instance, [action])
         key = instance.name, instance.incarnation
-        lent = instance.agent.loans.lending.pages()
+        lent = lent_pages(instance.agent.loans.lending)
         for group_index, page in self.lent.get(key, set()) - lent:
             instance.write(group_index, page, FREED)
         self.lent[key] = lent
@@ -315,8 +316,8 @@ class LoanNetwork(Network):
     def check(self, instance: Instance) -> None:
         """Nobody may read, and nothing is written, where a page is others'."""
         loans = instance.agent.loans
-        assert loans.audit() == []
-        lent = loans.lending.pages()
+        assert audit_loans(instance.agent) == []
+        lent = lent_pages(loans.lending)
         for transfer, copying in instance.copying.items():
             if transfer in loans.lending.pulls:
                 rows = copying.pull.rows.tolist()

@@ -26,6 +26,7 @@ from kvell.mempool.transfers.actions import (
 from kvell.mempool.transfers.messages import PeerMessage, Transfer, Written
 from kvell.mempool.transfers.receiving import owner_of
 from kvell.pages.stages import BY_LAYER
+from tests.mempool.agent_audit import audit_holds
 from tests.pages.pools import pool_of
 
 Label = tuple[int, ...]
@@ -154,7 +155,7 @@ class Instance:
 
     def audit(self) -> None:
         assert audit(self.core.layout, self.core.snapshot()) == []
-        assert self.holds.audit() == []
+        assert audit_holds(self.holds, self.core) == []
 
 
 @dataclass

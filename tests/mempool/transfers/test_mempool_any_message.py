@@ -13,6 +13,7 @@ from kvell.mempool.transfers.actions import Action, Ended, Pull, Send
 from kvell.mempool.transfers.messages import PeerMessage, Transfer
 from kvell.wire.decoding import MalformedError, decode
 from tests.depth import machine
+from tests.mempool.agent_audit import audit_holds, audit_loans
 from tests.mempool.loans.lenders import LENDING_MIXES
 from tests.mempool.transfers.network import Instance, ints
 from tests.wire.any_message import NAMES, PLAIN, any_of, packed
@@ -132,8 +133,8 @@ class AnyMessage(RuleBasedStateMachine):
     def memory_is_sound(self) -> None:
         for one in getattr(self, "both", {}).values():
             assert audit(one.core.layout, one.core.snapshot()) == []
-            assert one.holds.audit() == []
-            assert one.agent.loans.audit() == []
+            assert audit_holds(one.holds, one.core) == []
+            assert audit_loans(one.agent) == []
 
 
 TestAnyMessage = AnyMessage.TestCase

@@ -13,6 +13,7 @@ from kvell.engine.protocol.messages import Event, MoveKvCache, Submit, Tokens
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.vocabulary import RequestId
+from tests.engine.lending.borrow_audit import audit_borrowed
 from tests.models.serving.pairs import PATIENCE_SECONDS, Pair
 
 SECTION_TOKENS = 32
@@ -53,7 +54,7 @@ class Lending(Pair):
         core = self.engines[at].core
         assert isinstance(core.pool, Handovers)
         borrowed = core.pool.borrowed
-        assert borrowed.audit() == []
+        assert audit_borrowed(borrowed) == []
         request = next((one for one in core.running if one.request_id == name), None)
         borrower = request and borrowed.borrowers.get(request.request_id)
         return borrower.away if borrower else 0

@@ -27,6 +27,8 @@ from kvell.simulator.cluster.cluster import ClusterSpec, VirtualCluster
 from kvell.simulator.cluster.instance import VirtualInstance
 from kvell.simulator.traces.rows import TraceRow
 from kvell.vocabulary import RequestId
+from tests.engine.lending.borrow_audit import audit_borrowed
+from tests.mempool.agent_audit import audit_loans
 from tests.reports import Party, party_of
 from tests.simulator.cluster.schedules import MIXES, SHAPES, WHATS, Fault, Run, Scenario, row
 
@@ -131,9 +133,9 @@ class LendingRun(Run):
 
         def audited() -> None:
             watch()
-            assert instance.agent.loans.audit() == []
+            assert audit_loans(instance.agent) == []
             assert isinstance(instance.core.pool, Handovers)
-            assert instance.core.pool.borrowed.audit() == []
+            assert audit_borrowed(instance.core.pool.borrowed) == []
             for rights in instance.agent.loans.borrowing.readable.values():
                 self._check_right(rights.peer, rights.incarnation, rights.right)
 

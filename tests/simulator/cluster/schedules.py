@@ -26,6 +26,7 @@ from kvell.simulator.cluster.cluster import ClusterSpec, VirtualCluster
 from kvell.simulator.cluster.instance import Input, VirtualInstance
 from kvell.simulator.cluster.network import Links
 from kvell.simulator.traces.rows import TraceRow
+from tests.mempool.agent_audit import audit_holds
 from tests.pages.pools import Chunk, group, pool_of, state
 from tests.simulator.cluster.written_pages import Texts, WrittenPages
 
@@ -267,7 +268,7 @@ class Run:
     def watch(self, instance: VirtualInstance) -> None:
         def audited() -> None:
             assert instance.core.audit() == ()
-            assert instance.agent.holds.audit() == []
+            assert audit_holds(instance.agent.holds, instance.core.memory) == []
             self.audits += 1
 
         instance.watch = audited

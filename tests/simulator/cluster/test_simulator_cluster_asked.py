@@ -8,6 +8,7 @@ from msgspec import structs
 
 from kvell.simulator.cluster.cluster import VirtualCluster
 from kvell.simulator.cluster.figures import cluster_figures
+from tests.mempool.agent_audit import audit_loans
 from tests.simulator.cluster.planned import ROWS, run_of, spec_of, waits
 
 APART = {"mixed-0": "a", "mixed-1": "b"}
@@ -87,7 +88,7 @@ def test_after_a_fault_on_either_side_all_requests_are_answered(happens: str) ->
         missed, lost = run.instances[DEBTOR].counts.missed, cluster_figures(run)["sections"]["lost"]
         assert missed or lost if happens == "creditor dies" else missed
     for instance in run.instances.values():
-        assert instance.agent.loans.audit() == []
+        assert audit_loans(instance.agent) == []
 
 
 def test_a_creditor_answers_one_query_after_another() -> None:

@@ -1,18 +1,8 @@
-"""Counters and gauges of an engine core, for its reports.
+"""Counters and gauges of an engine core, for its reports; pure.
 
-The time that a copied section adds to an instance's steps, measured while it decodes.
-
-::
-
-    plain decode steps ──► their usual time ─┐
-    decode steps with copies ──► their time ─┴─► the difference, over the sections copied in them
-
-A copy that is hidden by the computation adds nothing (Infinite-LLM's figure 12: 16 tokens a step).
-The planner of loans reads the figure in heartbeats.  Pure.
-
-The memory that an instance's requests need beyond what they have, for the planner of loans.
-
-Pure; every heartbeat reports it.
+The planner of loans reads two of them in each heartbeat: the memory that requests need beyond what
+they have (:func:`growth_bytes`), and the time that a copied section adds to steps
+(:class:`CopyCost`).
 """
 
 from collections.abc import Mapping
@@ -30,16 +20,6 @@ from kvell.memory import Layout, MemoryCore, PoolTotals, pages_of_text
 from kvell.vocabulary import FinishReason, RequestId, StepNumber
 
 
-class MemoryDemand(NamedTuple):
-    """The demand for memory, by the latest plan; the fields of :class:`.LoadStats`."""
-
-    memory_waiting: int
-    head_tokens: int
-    head_bytes: int
-    answer_tokens: int
-    growth_bytes: int
-
-
 class _Growth(NamedTuple):
     """The growth of one running request.
 
@@ -53,18 +33,6 @@ class _Growth(NamedTuple):
     prompt_bytes: int
     token_bytes: int
     held_bytes: int
-
-
-def memory_demand(scheduler: Scheduler, layout: Layout) -> MemoryDemand:
-    """Return the memory that waiting requests wait for, and that running ones will need."""
-    head = scheduler.seats.waiting.first()
-    return MemoryDemand(
-        scheduler.num_awaiting_memory,
-        0 if head is None else head.num_tokens,
-        0 if head is None else _admission_bytes(head, layout),
-        0 if head is None else scheduler.admission.expected_output(head),
-        growth_bytes(scheduler, layout),
-    )
 
 
 def growth_bytes(scheduler: Scheduler, layout: Layout) -> int:
@@ -120,7 +88,16 @@ MOST_SECTIONS = 64
 
 
 class CopyCost:
-    """The measurement of one instance, as debtor and as creditor."""
+    """The time that a copied section adds to an instance's steps, measured while it decodes.
+
+    ::
+
+        plain decode steps ──► their usual time ─┐
+        decode steps with copies ──► their time ─┴─► the difference, over the copied sections
+
+    A copy that is hidden by the computation adds nothing (Infinite-LLM's figure 12: 16 tokens a
+    step).
+    """
 
     def __init__(self) -> None:
         self._usual_seconds = self._added_seconds = self._sections = 0.0
@@ -226,6 +203,7 @@ class EngineStats:
         layout = self._memory.layout
         running = self._scheduler.seats.running
         borrowed = self._pool.borrowed
+        head = self._scheduler.seats.waiting.first()
         return LoadStats(
             step=step,
             running=len(running) + len(self._scheduler.seats.offloaded),
@@ -240,7 +218,11 @@ class EngineStats:
             longest=() if borrowed is None else borrowed.longest(running),
             copy_seconds=self._copy_cost.section_seconds,
             cached_bytes=pages_bytes(totals.cached_pages, layout.groups),
-            **memory_demand(self._scheduler, layout)._asdict(),
+            memory_waiting=self._scheduler.num_awaiting_memory,
+            head_tokens=0 if head is None else head.num_tokens,
+            head_bytes=0 if head is None else _admission_bytes(head, layout),
+            answer_tokens=0 if head is None else self._scheduler.admission.expected_output(head),
+            growth_bytes=growth_bytes(self._scheduler, layout),
         )
 
     @property

@@ -1,6 +1,4 @@
-"""Input of the miss log, from requests and the memory core.
-
-Reasons of prefix misses: a prompt's prefixes seen before, compared with its hit.
+"""Reasons of prefix misses: a prompt's prefixes seen before, compared with its hit.
 
 Pure and bounded.  Prefixes are remembered by digests, at lengths that are denser near the beginning
 of a prompt (``MARKS``): a prompt of 8,192 tokens has 92 of them.  Each digest is remembered with
@@ -11,8 +9,7 @@ once it is admitted, even if it is cancelled before it is computed.
 import hashlib
 from bisect import bisect_left
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import get_args
 
 import numpy as np
@@ -21,7 +18,6 @@ import numpy.typing as npt
 from kvell.engine.protocol.pages import Miss, MissReason
 from kvell.engine.requests.request import Request
 from kvell.memory import VisibleCore, common_prefix, policy_of
-from kvell.vocabulary import RequestId
 
 MARKS = ((16, 256), (64, 4096), (256, None))
 """(tokens between marks, greatest length with this distance); None: without end."""
@@ -30,30 +26,6 @@ MOST_SEEN = 32_768
 MOST_MISSES = 64
 """Number of latest misses that are kept."""
 DIGEST_BYTES = 8
-
-
-@dataclass(frozen=True)
-class Admission:
-    """A request at its first admission.
-
-    :param tokens: tokens of the prompt, int32.
-    :param root: cache root; requests under other roots share no prefix with it.
-    """
-
-    request_id: RequestId
-    tokens: npt.NDArray[np.int32]
-    root: str
-    model: str
-    step: int
-    hit_tokens: int
-
-
-@dataclass(frozen=True)
-class GroupHit:
-    """The length of the hit that one group allows alone, in tokens."""
-
-    group: str
-    tokens: int
 
 
 def marks_within(length: int) -> list[int]:
@@ -95,30 +67,32 @@ class MissLog:
 
     def on_admitted(
         self,
-        admission: Admission,
+        request: Request,
+        step: int,
         is_being_computed: Callable[[], bool],
-        reaches: Callable[[], Sequence[GroupHit]],
+        reaches: Callable[[], Mapping[str, int]],
     ) -> None:
-        """Record an admitted request, and why a part of its prompt was not found.
+        """Record a request at its first admission, and why a part of its prompt was not found.
 
         The last token of a prompt is always computed, so it is never missed.  Fewer tokens than
         are between two marks do not count as a miss.
 
         :param is_being_computed: returns whether another request is computing more of the prompt
             than the hit; called only if more was seen.
-        :param reaches: returns the reach of every group that a hit needs; called only if more was
-            seen and no request is computing it.
+        :param reaches: returns, by group, the length in tokens of the hit that the group allows
+            alone, of those that a hit needs; called only if more was seen and no request is
+            computing it.
         """
-        marks = marks_within(len(admission.tokens))
-        digests = prefix_digests(admission.tokens, admission.model, marks)
-        rooted = _rooted(digests, admission.root)
-        to_hit = bisect_left(marks, len(admission.tokens))
-        if to_hit and marks[to_hit - 1] > admission.hit_tokens:
+        marks = marks_within(len(request.prompt))
+        digests = prefix_digests(request.prompt, request.model, marks)
+        rooted = _rooted(digests, request.cache_root)
+        to_hit = bisect_left(marks, len(request.prompt))
+        if to_hit and marks[to_hit - 1] > (request.cached_tokens or 0):
             prefixes = marks[:to_hit], digests[:to_hit], rooted[:to_hit]
-            miss = self._explained(admission, prefixes, is_being_computed, reaches)
+            miss = self._explained(request, step, prefixes, is_being_computed, reaches)
             self._misses.append(miss)
             self._counts[miss.reason] += 1
-        self._remember([*digests, *rooted], admission.step)
+        self._remember([*digests, *rooted], step)
 
     def on_ended(self, tokens: npt.NDArray[np.int32], root: str, model: str, step: int) -> None:
         """Record the tokens of an ended request; a conversation's next turn begins with them."""
@@ -127,32 +101,34 @@ class MissLog:
 
     def _explained(
         self,
-        admission: Admission,
+        request: Request,
+        step: int,
         prefixes: tuple[list[int], list[bytes], list[bytes]],
         is_being_computed: Callable[[], bool],
-        reaches: Callable[[], Sequence[GroupHit]],
+        reaches: Callable[[], Mapping[str, int]],
     ) -> Miss:
         marks, digests, rooted = prefixes
+        hit_tokens = request.cached_tokens or 0
         seen_tokens, seen_step = self._longest(marks, rooted)
         groups: tuple[str, ...] = ()
         reason: MissReason
-        if seen_tokens > admission.hit_tokens:
+        if seen_tokens > hit_tokens:
             reason, groups = _lost(seen_tokens, is_being_computed, reaches)
         else:
             others_tokens, others_step = self._longest(marks, digests)
-            if others_tokens > admission.hit_tokens:
+            if others_tokens > hit_tokens:
                 reason = "other_salt"
                 seen_tokens = others_tokens
                 seen_step = others_step
             else:
                 reason = "never_seen"
         return Miss(
-            admission.request_id,
-            admission.step,
-            len(admission.tokens),
-            admission.hit_tokens,
+            request.request_id,
+            step,
+            len(request.prompt),
+            hit_tokens,
             seen_tokens,
-            admission.step - seen_step if seen_tokens else 0,
+            step - seen_step if seen_tokens else 0,
             reason,
             groups,
         )
@@ -181,12 +157,12 @@ def _rooted(digests: Sequence[bytes], root: str) -> list[bytes]:
 def _lost(
     seen_tokens: int,
     is_being_computed: Callable[[], bool],
-    reaches: Callable[[], Sequence[GroupHit]],
+    reaches: Callable[[], Mapping[str, int]],
 ) -> tuple[MissReason, tuple[str, ...]]:
     if is_being_computed():
         return "being_computed", ()
     reached = reaches()
-    short = tuple(reach.group for reach in reached if reach.tokens < seen_tokens)
+    short = tuple(group for group, tokens in reached.items() if tokens < seen_tokens)
     if short and len(short) == len(reached):
         return "evicted", ()
     return "not_resumable", short
@@ -203,14 +179,8 @@ class MissWatch:
         """Record the first admission of a request whose prefix was looked up."""
         hit_tokens = request.cached_tokens or 0
         self.log.on_admitted(
-            Admission(
-                request.request_id,
-                request.prompt,
-                request.cache_root,
-                request.model,
-                step,
-                hit_tokens,
-            ),
+            request,
+            step,
             lambda: any(_computes(other, request, hit_tokens) for other in running),
             lambda: self._reaches(request),
         )
@@ -219,7 +189,7 @@ class MissWatch:
         tokens = request.tokens(0, request.settled)
         self.log.on_ended(tokens, request.cache_root, request.model, step)
 
-    def _reaches(self, request: Request) -> list[GroupHit]:
+    def _reaches(self, request: Request) -> dict[str, int]:
         """Return how long a hit each group allows alone, of the groups that a hit requires."""
         lengths = self._core.reach(
             request.prompt,
@@ -228,11 +198,11 @@ class MissWatch:
             prompt_tokens=len(request.prompt),
             model=request.model,
         ).tolist()
-        return [
-            GroupHit(group.name, length)
+        return {
+            group.name: length
             for group, length in zip(self._core.layout.groups, lengths, strict=True)
             if length >= 0 and policy_of(group).required_for_hit
-        ]
+        }
 
 
 def _computes(other: Request, request: Request, hit_tokens: int) -> bool:

@@ -95,7 +95,7 @@ class BorrowingRequests:
         self._loans = agent.loans.borrowing
         self.section_tokens = scheduler.limits.section_tokens
         self.borrowers: dict[RequestId, DistributedRequest] = {}
-        self._joining: dict[RequestId, DistributedRequest] = {}
+        self.joining: dict[RequestId, DistributedRequest] = {}
         self._joined: list[Request] = []
         self.placed = Placements()
         self._model_lens = model_lens
@@ -105,17 +105,17 @@ class BorrowingRequests:
         self._begun_at: Tick = agent.now
 
     def __len__(self) -> int:
-        return len(self.borrowers) + len(self.placed) + len(self._joining)
+        return len(self.borrowers) + len(self.placed) + len(self.joining)
 
     @property
     def open(self) -> tuple[Sized, ...]:
         """The requests that borrow, have a placement or join; always the same containers."""
-        return self.borrowers, self.placed, self._joining
+        return self.borrowers, self.placed, self.joining
 
     def has(self, request: Request) -> bool:
         """Return whether any pages of a request are remote, on their way, or will be."""
         name = request.request_id
-        return name in self.borrowers or name in self.placed or name in self._joining
+        return name in self.borrowers or name in self.placed or name in self.joining
 
     def tally(self) -> dict[str, int]:
         borrowed = sum(borrower.away for borrower in self.borrowers.values())
@@ -224,7 +224,7 @@ class BorrowingRequests:
         if borrower is None:
             return []
         index = borrower.index_of(news.loan)
-        if self._joining.get(borrower.request.request_id) is borrower:
+        if self.joining.get(borrower.request.request_id) is borrower:
             return self._take_in_joining(borrower, news)
         if index is None:
             return self._take_in_successor(borrower, news) if borrower.has_pages else []
@@ -335,16 +335,11 @@ class BorrowingRequests:
         borrower = self.borrowers.get(name)
         if borrower is not None:
             return self._forget(borrower)
-        joining = self._joining.get(name)
+        joining = self.joining.get(name)
         if joining is None or joining.request is not request:
             return []  # a later attempt at it may join, while this one's last step ends
-        del self._joining[name]
+        del self.joining[name]
         return self._give_back(joining.cut(0))
-
-    def audit(self) -> list[str]:
-        """Return all contradictions in remote sections, one sentence each."""
-        borrowers = (*self._joining.values(), *self.borrowers.values())
-        return [problem for each in borrowers for problem in each.audit(self.section_tokens)]
 
     # ------------------------------------------------------------------ requests that join
 
@@ -365,7 +360,7 @@ class BorrowingRequests:
         if best is None or best_count * self.section_tokens <= cached_tokens(request):
             return []
         borrower = DistributedRequest(request, NEVER_HELD, by_queries=best.by_queries)
-        self._joining[request.request_id] = borrower
+        self.joining[request.request_id] = borrower
         actions: list[Action] = []
         for section in best.sections[:best_count]:
             loan, loan_actions = self._loans.share(
@@ -400,7 +395,7 @@ class BorrowingRequests:
             actions = self._give_back(borrower.cut(index))
         if borrower.filled == len(borrower.sections):
             request = borrower.request
-            del self._joining[request.request_id]
+            del self.joining[request.request_id]
             borrower.away = borrower.filled
             request.remote_tokens = borrower.away * self.section_tokens
             self._counts["shared"] += borrower.away
@@ -474,7 +469,7 @@ class BorrowingRequests:
 
     def _borrower_of(self, loan: Loan) -> DistributedRequest | None:
         """Return the borrower of a loan; None if the loan has ended."""
-        borrowers = (*self.borrowers.values(), *self._joining.values())
+        borrowers = (*self.borrowers.values(), *self.joining.values())
         return next((each for each in borrowers if loan in loans_of(each.sections)), None)
 
     def _sections(self, borrower: DistributedRequest) -> Sections:

@@ -257,22 +257,6 @@ class DistributedRequest:
         self.returning.clear()
         self.ends = []
 
-    def audit(self, section_tokens: int) -> list[str]:
-        problems = list[str]()
-        name = self.request.request_id
-        if self.away * section_tokens != self.request.remote_tokens:
-            problems.append(f"{name}: {self.request.remote_tokens} tokens are remote")
-        if not self.away <= self.filled <= len(self.sections):
-            problems.append(f"{name}: {self.away} remote sections of {self.filled} filled")
-        if self.away * section_tokens >= max(1, self.request.num_tokens):
-            problems.append(f"{name}: its last section is remote")
-        problems += [
-            f"{name}: {section.loan} has a successor and is not recalled"
-            for section in self.sections
-            if section.successor is not None and not section.is_recalled
-        ]
-        return problems
-
     def copies_home(self, rows: NewPages) -> list[PageCopy]:
         """Return the copies of returning pages to the local pages that a plan allocates.
 

@@ -321,21 +321,6 @@ class Handovers(PoolPart):
     def is_quiet(self) -> bool:
         return not (self._actions or self._stays or any(self._open))
 
-    def audit(self) -> list[str]:
-        """Return what a step would miss that skips the calls of a quiet part, a sentence each."""
-        if not self.is_quiet:
-            return []
-        missed = {
-            "a deadline": self.next_deadline is not None,
-            "requests that are idle": self.num_idle > 0,
-            "pages that are held": self.holds_pages,
-            "a need of a fence": self.wants_fence,
-            "requests that were given up": bool(self.borrowed.placed.take_given_up()),
-            "copies of sections": self.agent.loans.is_filling,
-            "pages that are lent": len(self.lent_pages()) > 0,
-        }
-        return [f"the part is quiet, and has {what}" for what, has in missed.items() if has]
-
     @property
     @override
     def num_idle(self) -> int:

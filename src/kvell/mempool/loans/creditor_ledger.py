@@ -78,57 +78,6 @@ class LentPages(Exchange):
         return self.state == "ending" or (self.state == "lent" and self.deadline is not None)
 
 
-def lent_problems(
-    lent: Mapping[Loan, LentPages],
-    pulls: Mapping[Transfer, Loan],
-    holds: Holds,
-    numbers: RightNumbers,
-) -> list[str]:
-    """Return all contradictions between loans, holds and rights, a sentence for each.
-
-    :param numbers: the numbers of rights in use.
-    """
-    problems = []
-    owners = {record.owner for record in lent.values()}
-    holding = {record.owner for record in lent.values() if record.has_pages}
-    for loan, record in lent.items():
-        if (record.owner in holding) != (record.owner in holds):
-            problems.append(f"{loan} is {record.state}, and whether it is held does not fit that")
-        elif record.has_pages:
-            held = sorted((g, page) for g, _, page in holds.pages(record.owner).tolist())
-            if held != sorted(map(tuple, record.rows.tolist())):
-                problems.append(f"{loan} lends {record.rows.tolist()} and holds {held}")
-        if record.has_pages != (record.right.number in numbers):
-            problems.append(
-                f"{loan} is {record.state}, and whether it has a number does not fit that"
-            )
-        if (record.filling is not None) != (record.state in ("filling", "ending")):
-            problems.append(f"{loan} is {record.state}, and is filled by {record.filling}")
-        if record.filling is not None and pulls.get(record.filling) != loan:
-            problems.append(f"{loan} is filled by {record.filling}, which fills another")
-        if record.shares and record.state in ("filling", "ending"):
-            problems.append(f"{loan} shares its pages, and is {record.state}")
-    problems += [
-        f"{hold.owner} holds pages for no loan"
-        for hold in holds
-        if hold.owner.kind == "loan" and hold.owner not in owners
-    ]
-    return problems
-
-
-def pages_of(loans: Iterable[LentPages], num_groups: int) -> Counts:
-    """Return the pages of each group of these loans; shared pages count once."""
-    counts = {record.owner: record.counts for record in loans if record.has_pages}
-    zero = np.zeros(num_groups, np.int64)
-    return tuple(sum((np.asarray(pages) for pages in counts.values()), zero).tolist())
-
-
-def rows_of(loans: Iterable[LentPages]) -> Ints:
-    """Return int32 [m, 2]: group and page of all pages of these loans, each once."""
-    rows = {record.owner: record.rows for record in loans if record.has_pages}
-    return np.concatenate([np.empty((0, 2), np.int32), *rows.values()])
-
-
 def together(lent: Mapping[Loan, LentPages]) -> list[list[Loan]]:
     """Return the loans with pages in the order of recall, grouped by shared pages.
 
@@ -196,12 +145,10 @@ class CreditorLedger(ExchangeSide[Loan, LentPages]):
     def is_filling(self) -> bool:
         return bool(self.pulls)
 
-    def pages(self) -> set[tuple[int, int]]:
-        return {(group, page) for group, page in self.page_rows().tolist()}
-
     def page_rows(self) -> Ints:
         """Return int32 [m, 2]: group and page of all lent pages, each once."""
-        return rows_of(self.open.values())
+        rows = {entry.owner: entry.rows for entry in self.open.values() if entry.has_pages}
+        return np.concatenate([np.empty((0, 2), np.int32), *rows.values()])
 
     def borrow(self, debtor: str, message: Borrow, now: Tick) -> list[Action]:
         """Hold empty pages for a debtor, or refuse.
@@ -352,13 +299,6 @@ class CreditorLedger(ExchangeSide[Loan, LentPages]):
         gone = self.open.of_instance(instance, incarnation)
         return [action for loan in gone for action in self._ended(loan, self.open[loan])]
 
-    def audit(self) -> list[str]:
-        problems = lent_problems(self.open, self.pulls, self._holds, self._numbers)
-        lent = self.sum_of(self.open.values())
-        if any(had > most for had, most in zip(lent, self.most_lent, strict=True)):
-            problems.append(f"{lent} pages are lent, more than {self.most_lent}")
-        return problems
-
     def _problem(self, debtor: str, message: Borrow) -> str:
         if message.loan.debtor != debtor:
             return "it is in another instance's name"
@@ -376,7 +316,10 @@ class CreditorLedger(ExchangeSide[Loan, LentPages]):
         return ""
 
     def sum_of(self, loans: Iterable[LentPages]) -> Counts:
-        return pages_of(loans, len(self.most_lent))
+        """Return the pages of each group of these loans; shared pages count once."""
+        counts = {record.owner: record.counts for record in loans if record.has_pages}
+        zero = np.zeros(len(self.most_lent), np.int64)
+        return tuple(sum((np.asarray(pages) for pages in counts.values()), zero).tolist())
 
     def _new(
         self, message: Borrow, deadline: Tick, owner: Owner, counts: Counts, rows: Ints

@@ -269,23 +269,6 @@ class DebtorLedger(ExchangeSide[Loan, Debt]):
             actions += [] if debt.state == "returning" else [LoanLost(loan, problem)]
         return actions
 
-    def audit(self) -> list[str]:
-        lent = {loan for loan, debt in self.open.items() if debt.state == "lent"}
-        problems = [f"{loan} is readable or lent, not both" for loan in lent ^ self.readable.keys()]
-        for loan, debt in self.open.items():
-            has_pages = tuple(len(some) for some in debt.pages) == debt.counts
-            if has_pages == (debt.state == "asked"):
-                problems.append(f"{loan} is {debt.state} with pages {debt.pages}")
-            if debt.filling is not None and debt.state != "filling":
-                problems.append(
-                    f"{loan} is {debt.state}, and its right to be filled {debt.filling}"
-                )
-            if debt.filling is not None and debt.filling.number not in self._numbers:
-                problems.append(f"{loan} is filled for {debt.filling}, whose number is free")
-            if debt.state != "lent" and debt.deadline is None and debt.unanswered is None:
-                problems.append(f"{loan} is {debt.state} and waits for nothing")
-        return problems
-
     def _asked(
         self,
         creditor: str,

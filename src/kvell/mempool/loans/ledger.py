@@ -8,7 +8,7 @@ Source: Infinite-LLM §5.2.
 
 from collections.abc import Sequence
 
-from kvell.memory import GroupKind, GroupSpec, HoldingCore
+from kvell.memory import GroupKind, GroupSpec
 from kvell.mempool.holds import Holds
 from kvell.mempool.loans.creditor_ledger import CreditorLedger
 from kvell.mempool.loans.debtor_ledger import DebtorLedger
@@ -54,13 +54,11 @@ class Ledger:
         instance: str,
         incarnation: int,
         fingerprint: str,
-        core: HoldingCore,
         holds: Holds,
         numbers: RightNumbers,
         most_lent: Sequence[int],
         most_loans: int = MOST_LOANS_OF_DEBTOR,
     ) -> None:
-        self._core = core
         self.borrowing = DebtorLedger(instance, incarnation, fingerprint, numbers)
         self.lending = CreditorLedger(
             instance, incarnation, fingerprint, holds, numbers, most_lent, most_loans
@@ -115,22 +113,3 @@ class Ledger:
         """
         self.borrowing.is_closed = self.lending.is_closed = True
         return self.lending.recall_all(now, DRAIN_TICKS)
-
-    def audit(self) -> list[str]:
-        """Return all contradictions between loans, holds and the core, a sentence for each."""
-        problems = self.borrowing.audit() + self.lending.audit()
-        if len(self.borrowing) and self.lending.lends:
-            problems.append("the instance borrows and lends at the same time")
-        lent = self.lending.pages()
-        snapshot = self._core.snapshot()
-        problems += [
-            f"page {entry.page} of group {entry.group} is lent, and the index names it"
-            for entry in snapshot.index
-            if (entry.group, entry.page) in lent
-        ]
-        problems += [
-            f"page {page} of group {group} is lent, and has {users} users"
-            for group, page in sorted(lent)
-            if (users := snapshot.refs[group].get(page, 0)) != 1
-        ]
-        return problems
