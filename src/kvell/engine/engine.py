@@ -3,31 +3,6 @@
 At depth 0, each step is planned, run and committed before the next.  At depth 1, a device or a
 second thread runs the steps in order; meanwhile the engine's thread plans the next step and commits
 the previous one.  Compiled passes release the GIL.
-
-How many prompt tokens a step may compute if several tenants have requests.
-
-A step takes as long as its prompt tokens, and all others wait.  A tenant's prompts may delay its
-own requests; those of others for a bounded time only, whatever the machine's speed is now.
-
-Times that requests wait, prefill and decode in an instance, by the loop's clock.
-
-::
-
-    submitted ──queue──► first admitted ──prefill──► first token ──decode──► ended
-
-A preemption does not end a stage, as in vLLM.
-
-Running of steps on a separate thread, in order.
-
-::
-
-    steps   … run 1 ┐ ready 2 ┌ run 2 ────────────
-                    │         ├ result 1
-    loop            ┘ waits   └ commit 1 ─ plan 3 ─
-
-Two threads share Python's lock, which a compiled pass releases.  A thread that waits for step 1
-would wake at its end, and take the lock just when step 2 needs it to begin.  So a result is
-delivered only once the next step computes, some tenths of a millisecond later.
 """
 
 import logging
@@ -94,7 +69,18 @@ Run = Callable[[Callable[[], StepResult]], StepResult]
 
 
 class StepsAhead:
-    """A thread that runs steps in order; :meth:`ask` is called from one other thread."""
+    """A thread that runs steps in order; :meth:`ask` is called from one other thread.
+
+    ::
+
+        steps   … run 1 ┐ ready 2 ┌ run 2 ────────────
+                        │         ├ result 1
+        loop            ┘ waits   └ commit 1 ─ plan 3 ─
+
+    Two threads share Python's lock, which a compiled pass releases.  A thread that waits for step 1
+    would wake at its end, and take the lock just when step 2 needs it to begin.  So a result is
+    delivered only once the next step computes, some tenths of a millisecond later.
+    """
 
     def __init__(self) -> None:
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="kvell-steps")
@@ -159,7 +145,14 @@ class _Stages:
 
 
 class StageTimes:
-    """A stopwatch for requests, driven by the commands and events of a core."""
+    """A stopwatch for requests, driven by the commands and events of a core.
+
+    ::
+
+        submitted ──queue──► first admitted ──prefill──► first token ──decode──► ended
+
+    A preemption does not end a stage, as in vLLM.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -217,7 +210,11 @@ TIMED_TOKENS = 16
 
 
 class StepPace:
-    """The speed of recent steps, and the prompt tokens that follow from it."""
+    """The speed of recent steps, and the prompt tokens that follow from it.
+
+    A step takes as long as its prompt tokens, and all others wait.  A tenant's prompts may delay
+    its own requests; those of others for a bounded time only, whatever the machine's speed is now.
+    """
 
     def __init__(self) -> None:
         self._token_seconds = STEP_SECONDS / FIRST_TOKENS

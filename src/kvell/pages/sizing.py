@@ -1,20 +1,6 @@
 """From layers to a layout: the large page that the pages of all groups divide.
 
 Source: Jenga §4.4 (why the least common multiple); ADR 1.
-
-Managers with one page size: the pages of engines without layer groups.
-
-``paged`` follows vLLM. It cuts layers into groups of as many layers as there are attention layers,
-so that one page holds one group's tokens, and grows ``page_tokens`` to the next multiple of 16 at
-which one attention layer's part of a page holds one layer's state. So a state layer takes one such
-part for every request: a state page here is as many layers as a token page, each padded to an
-attention layer's part. If the attention layers do not divide the state layers, a state page has
-their greatest common divisor of layers and divides a token page: each state layer still takes its
-part, without the empty layers that vLLM would add to its last group. (Its table for the peer
-shapes: jamba-mini 80 tokens × 8 groups, qwen3-next 544 × 4, nemotron-h 1,040 × 7.)
-
-vLLM keeps embeddings of image tokens outside its pages, in a cache of the encoder's outputs. They
-have pages of their own here, of the same size, each with as many embeddings as fit.
 """
 
 import heapq
@@ -88,7 +74,21 @@ UNIT_TOKENS = 16
 
 
 def paged_drafts(layers: Sequence[LayerSpec], page_tokens: int) -> list[Draft]:
-    """Return drafts of one page size: a token group for each model, its states and embeddings."""
+    """Return drafts of one page size: a token group for each model, its states and embeddings.
+
+    ``paged`` follows vLLM.  It cuts layers into groups of as many layers as there are attention
+    layers, so that one page holds one group's tokens, and grows ``page_tokens`` to the next
+    multiple of 16 at which one attention layer's part of a page holds one layer's state.  So a
+    state layer takes one such part for every request: a state page here is as many layers as a
+    token page, each padded to an attention layer's part.  If the attention layers do not divide the
+    state layers, a state page has their greatest common divisor of layers and divides a token page:
+    each state layer still takes its part, without the empty layers that vLLM would add to its last
+    group.  (Its table for the peer shapes: jamba-mini 80 tokens × 8 groups, qwen3-next 544 × 4,
+    nemotron-h 1,040 × 7.)
+
+    vLLM keeps embeddings of image tokens outside its pages, in a cache of the encoder's outputs.
+    They have pages of their own here, of the same size, each with as many embeddings as fit.
+    """
     by_model = classes(layers, lambda layer: (layer.model, layer.is_draft))
     drafts = [entry for part in by_model for entry in _one_size(part, page_tokens)]
     return padded_to_largest(drafts) if len(by_model) > 1 else drafts

@@ -19,16 +19,6 @@ here move to another creditor, which pulls them from the creditor that recalls t
 A request that is preempted, or loses a section, keeps its earlier sections where they are, and
 continues after them once it is admitted again.
 
-Requests that share the remote sections of another request with the same text::
-
-    submitted ──the loans are shared──► JOINING ──all are answered──► queued, continues after them
-        │                                  └── none is valid any more ┐
-        └── no request borrows more of its text than is cached here ──┴► queued
-
-So a request hits a prefix that is in no cache, and needs neither memory nor time for it: it attends
-to the creditors' pages.  Each request has its own rights, so the requests may end in any order, and
-each handles recalls alone.
-
 Pure: the loans themselves are a state machine of the memory pool (:mod:`kvell.mempool.loans`).
 Source: Infinite-LLM §4, §5.2.1, §6.2 (Listing 1); DESIGN.md §15.9.
 """
@@ -83,6 +73,16 @@ NO_ROWS = np.empty((0, 4), np.int32)
 
 class BorrowingRequests:
     """The borrowing requests of one engine core: the debtor's part of an rManager.
+
+    A new request may share the remote sections of another one with the same text::
+
+        submitted ──the loans are shared──► JOINING ──all are answered──► queued, goes on after them
+            │                                  └── none is valid any more ┐
+            └── no request borrows more of its text than is cached here ──┴► queued
+
+    So a request hits a prefix that is in no cache, and needs neither memory nor time for it: it
+    attends to the creditors' pages.  Each request has its own rights, so the requests may end in
+    any order, and each handles recalls alone.
 
     :param agent: the instance's agent, over the scheduler's memory core.
     :param model_lens: by model, the most tokens of a request that borrows nothing.

@@ -10,29 +10,8 @@ At the receiver, ``Prepare`` reserves pages; once they are filled, a request beg
 tokens computed.  The sender may offer pages when the last chunk is planned; the receiver then pulls
 them layer by layer while that chunk is computed.  The sender owns a request until the receiver has
 all of it, so if either side dies, the other can continue.  A request may also leave in the middle
-of its answer, wait for a third instance's pages of its
-prompt, and have its text sent back when it has ended.  Pure: it takes messages and returns actions
-(:mod:`kvell.mempool.transfers.actions`).
-
-Live migration of requests in the middle of their answer: copy, delta, switch.
-
-::
-
-    asked ──decodes──► COPYING ──all is there──► READY ──after a step──► moves, like any request
-                          └── no room there, it dies, too long ──► stays
-
-The request runs on while its computed pages are copied to the target and cached there.  Then it
-leaves the steps, and moves with the few tokens since.  A request in the CPU buffer is READY: it
-computes nothing, so there is no copy, and it moves as it is.  Source: Llumnix §4.1; DESIGN §9.
-
-Requests that leave this instance with their computed pages.
-
-::
-
-    ANNOUNCED ──computed up to its length──► MOVING, out of the steps ──pulled──► moved
-        └─────────── no room there, the other side dies, too long ──┴──► it stays
-
-A request in the CPU buffer is announced when it leaves, and its pages are read there.
+of its answer, wait for a third instance's pages of its prompt, and have its text sent back when it
+has ended.  Pure: it takes messages and returns actions (:mod:`kvell.mempool.transfers.actions`).
 """
 
 from collections import deque
@@ -95,6 +74,13 @@ class Departure:
 
 class Departures:
     """The leaving requests of one engine core.
+
+    ::
+
+        ANNOUNCED ──computed up to its length──► MOVING, out of the steps ──pulled──► moved
+            └─────────── no room there, the other side dies, too long ──┴──► it stays
+
+    A request in the CPU buffer is announced when it leaves, and its pages are read there.
 
     :param streams: cost of pulls that begin before the pass has ended; None: no pull does.
     :ivar open: the requests that leave; always the same container.
@@ -211,6 +197,15 @@ COPY_TICKS: Tick = 60_000
 @dataclass
 class _Leaving:
     """A request that will leave.
+
+    ::
+
+        asked ──decodes──► COPYING ──all is there──► READY ──after a step──► moves, like any request
+                              └── no room there, it dies, too long ──► stays
+
+    The request runs on while its computed pages are copied to the target and cached there.  Then it
+    leaves the steps, and moves with the few tokens since.  A request in the CPU buffer is READY: it
+    computes nothing, so there is no copy, and it moves as it is.  Source: Llumnix §4.1; DESIGN §9.
 
     :ivar copy: transfer of its computed pages; None before, and if there was nothing to copy.
     """

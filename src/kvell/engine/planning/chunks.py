@@ -1,44 +1,6 @@
 """Work of a step for running requests: decodes, prefill chunks, draft tokens; pure.
 
 The memory core and the owner of activation memory decide how much of it fits.
-
-Draft tokens of running requests: speculation uses only what other work leaves.
-
-Draft tokens are planned after all other work of a step.  They take the rest of the token budget,
-and new pages only if every running request could still continue and no request waits for memory:
-no request is preempted, deferred or refused for a draft token.  The request's next tokens need
-those pages anyway, or a little later if draft tokens are rejected.
-
-A state cannot be rolled back to before a rejected draft token.  So states advance over known
-tokens only: a step computes draft tokens from them, and discards the resulting states.  The next
-step computes accepted draft tokens once more, with the newest token.
-
-Requests that run alone get no draft tokens: they have memory for themselves only.  Nor do requests
-whose grammar's masks are slow (:mod:`kvell.engine.sampling.grammar_process.answer_masks`).  A draft
-model proposes for the first of several models; requests of the others get none.
-
-A token that a reasoning budget will force is a draft token too; a draft model draws it by itself,
-under the request's sampling.
-
-Draft tokens end at the short rotation table of their request and the draft model's context.
-
-Groups whose positions are not the text's take no pages for draft tokens when memory is short.
-
-Prompts whose KV is written to the CPU buffer while they are computed (eLLM §4.3.2); pure.
-
-::
-
-    WAITING ──no room in the pool, but in the buffer──► OFFLOADED ──first token──► PARKED
-       ▲                                                    │                        │ fetched when
-       └──────────── cancelled, finished ◄──────────────────┘                        ▼ it fits
-                                                                                 RUNNING
-
-The buffer is host memory after the pool, in the same range of addresses, so a pass writes each page
-once, wherever the plan says that it is (Algorithm 1, lines 8-11): nothing is copied until the
-decode is scheduled.  Only the activations of a step need room in the pool.
-
-A request has its own pages for all groups of its model: it resumes from no cached prefix, and
-publishes none before it has been fetched.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -65,7 +27,29 @@ _TEXT_KINDS = frozenset({GroupKind.FULL, GroupKind.SLIDING, GroupKind.CHUNKED})
 
 
 class Speculation:
-    """The planner of draft tokens over one memory core."""
+    """The planner of draft tokens over one memory core.
+
+    Draft tokens are planned after all other work of a step.  They take the rest of the token
+    budget, and new pages only if every running request could still continue and no request waits
+    for memory: no request is preempted, deferred or refused for a draft token.  The request's next
+    tokens need those pages anyway, or a little later if draft tokens are rejected.
+
+    A state cannot be rolled back to before a rejected draft token.  So states advance over known
+    tokens only: a step computes draft tokens from them, and discards the resulting states.  The
+    next step computes accepted draft tokens once more, with the newest token.
+
+    Requests that run alone get no draft tokens: they have memory for themselves only.  Nor do
+    requests whose grammar's masks are slow
+    (:mod:`kvell.engine.sampling.grammar_process.answer_masks`).  A draft model proposes for the
+    first of several models; requests of the others get none.
+
+    A token that a reasoning budget will force is a draft token too; a draft model draws it by
+    itself, under the request's sampling.
+
+    Draft tokens end at the short rotation table of their request and the draft model's context.
+
+    Groups whose positions are not the text's take no pages for draft tokens when memory is short.
+    """
 
     def __init__(self, core: MemoryCore, limits: Limits) -> None:
         groups = [g for g in core.layout.groups if g.kind is not GroupKind.STATE]
@@ -409,6 +393,20 @@ OFFLOADED_ROOT = "\0offloaded"
 
 class OffloadedPrompts:
     """The prompts that are computed into the buffer.
+
+    ::
+
+        WAITING ──no room in the pool, but in the buffer──► OFFLOADED ──first token──► PARKED
+           ▲                                                    │                        │ fetched,
+           └──────────── cancelled, finished ◄──────────────────┘                        ▼ if room
+                                                                                     RUNNING
+
+    The buffer is host memory after the pool, in the same range of addresses, so a pass writes each
+    page once, wherever the plan says that it is (Algorithm 1, lines 8-11): nothing is copied until
+    the decode is scheduled.  Only the activations of a step need room in the pool.
+
+    A request has its own pages for all groups of its model: it resumes from no cached prefix, and
+    publishes none before it has been fetched.
 
     :param first_large: number of the buffer's first large page, counted from the pool's first.
     :ivar is_leaving: whether a request will move to another instance when its prompt is computed.

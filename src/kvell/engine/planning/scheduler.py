@@ -22,18 +22,6 @@ none runs.
 A request that runs out of pages while no other runs is blocked by its own pages, which are
 scattered over large pages.  It starts again from nothing and runs alone, for which the contract's
 page counts (:mod:`kvell.prefix.groups.capacity`) guarantee enough pages.
-
-Planning ahead: step n+1 is planned while n runs (``Limits.depth`` 1).
-
-::
-
-    depth 0   plan 1 ─ run 1 ─ commit 1 ─ plan 2 ─ run 2 ─ commit 2 ─ …
-    depth 1   plan 1 ─ run 1 ──────────┬─ run 2 ──────────────────┬─ run 3 …
-                       plan 2          └─ commit 1 ─ plan 3       └─ commit 2 ─ plan 4
-
-Plan n+1 is made without the ends and the tokens of step n; the runner fills the tokens in.  Steps
-run in order, so a plan may use pages, chunks and buffer pages that the previous step still reads.
-If a plan depends on more of a step's result, it is made when the result is committed (a fence).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -65,6 +53,17 @@ class Fences:
     They are those that sample where draft tokens may follow, since the number of right ones is not
     known; and those with a prompt's tokens where the result decides which pages are kept: states,
     pages of images and of budgets.
+
+    ::
+
+        depth 0   plan 1 ─ run 1 ─ commit 1 ─ plan 2 ─ run 2 ─ commit 2 ─ …
+        depth 1   plan 1 ─ run 1 ──────────┬─ run 2 ──────────────────┬─ run 3 …
+                           plan 2          └─ commit 1 ─ plan 3       └─ commit 2 ─ plan 4
+
+    Plan n+1 is made without the ends and the tokens of step n; the runner fills the tokens in.
+    Steps run in order, so a plan may use pages, chunks and buffer pages that the previous step
+    still reads.  If a plan depends on more of a step's result, it is made when the result is
+    committed (a fence).
     """
 
     def __init__(self, limits: Limits, layout: Layout) -> None:

@@ -1,10 +1,4 @@
-"""Checks whether a request can be served at all, in the front and in the engine.
-
-Checks of prompts that ask for a vector, in the front and in the engine.
-
-Only the vector of the last token is served.  A mean over all tokens needs every token's hidden
-state, but a cached prefix has only keys and values: it would have to be recomputed.
-"""
+"""Checks whether a request can be served at all, in the front and in the engine."""
 
 import numpy as np
 import numpy.typing as npt
@@ -168,6 +162,9 @@ def pooling_problem(
     prompt: npt.NDArray[np.int32], limits: Limits, *, has_images: bool
 ) -> ChangeSomething | None:
     """Return what the user must change about a prompt (int32 [n]); None if it can have a vector.
+
+    Only the vector of the last token is served.  A mean over all tokens needs every token's hidden
+    state, but a cached prefix has only keys and values: it would have to be recomputed.
 
     The prompt may be as long as a request, since no output follows.
     """

@@ -13,15 +13,6 @@ request's tokens and those draft tokens.  Tokens after a rejected draft token ar
 those whose mask is late.
 
 A step with plain sampling does not use this module.
-
-The end of a reasoning budget, which depends only on the answer's tokens.
-
-::
-
-    answer   <think>  a  b  c  d  </think>  …
-                      └─ budget ┘ └─ forced, unless one of a … d was the end
-
-So the budget of a request that was preempted or moved ends at the same token.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -46,6 +37,13 @@ from kvell.vocabulary import RequestId
 
 def forced_token(budget: ReasoningBudget, output: npt.NDArray[np.int32]) -> int | None:
     """Return the token that is forced next, or None.
+
+    ::
+
+        answer   <think>  a  b  c  d  </think>  …
+                          └─ budget ┘ └─ forced, unless one of a … d was the end
+
+    The budget of a request that was preempted or moved ends at the same token.
 
     :param output: the answer's tokens so far, int32.
     """

@@ -9,18 +9,6 @@ work for seconds and take gigabytes: there the system limits its time and memory
           └─► quick worker   ──► those after draft tokens, while a step computes
 
 If an answer may reason first, the grammar begins after the reasoning (:mod:`.reasoning`).
-
-Requests that wait for their grammar: until it is compiled, and before a token until its mask is
-computed.
-
-::
-
-    awaits ── known, or none ─────────────────────────► continues immediately
-       └────► waiting ── compiled: the bell rings ────► ended() ──► continues, or is refused
-                 └────── cancel ──────────────────────► removed
-
-The loop never waits for a compilation, and for masks a small part of its time
-(:mod:`.mask_patience`): a request whose mask is late is held, so it has no part in the step.
 """
 
 from collections import deque
@@ -206,6 +194,15 @@ def _allowed(vocab_size: int, ends: Sequence[int], found_mask: FoundMask) -> All
 
 class AwaitedGrammars:
     """The grammars of an engine's models, and the requests that wait for a grammar.
+
+    ::
+
+        awaits ── known, or none ─────────────────────────► continues immediately
+           └────► waiting ── compiled: the bell rings ────► ended() ──► continues, or is refused
+                     └────── cancel ──────────────────────► removed
+
+    The loop never waits for a compilation, and for masks a small part of its time
+    (:mod:`.mask_patience`): a request whose mask is late is held, so it has no part in the step.
 
     :param grammars: by model name, the first model first; None if a model supports no grammar.
     :param ring: called from another thread when :meth:`take_compiled` has requests, or the mask of

@@ -3,14 +3,6 @@
 A neighbour's large pages continue the page numbers of this pool (:mod:`.transports.places`).  So
 one number names any page, local or a neighbour's, and kernels read both in the same way
 (Infinite-LLM §4: attention over KV that other instances hold).
-
-The places after a pool, where pools of neighbours are mapped; without I/O.
-
-::
-
-    local pool               neighbour A                 neighbour B
-    |L0|L1|L2| … |Ln-1| … |Ln|Ln+1| …            |Lm|Lm+1| …
-    └ addresses of one reserved range; every large page at a multiple of its size ┘
 """
 
 import math
@@ -45,6 +37,12 @@ def num_places(pool_bytes: int, large_page_bytes: int, most: int = MOST_NEIGHBOU
 
 class MappingSlots:
     """The free and taken places.  The first place begins at the end of the local pool's place.
+
+    ::
+
+        local pool               neighbour A                 neighbour B
+        |L0|L1|L2| … |Ln-1| … |Ln|Ln+1| …            |Lm|Lm+1| …
+        └ addresses of one reserved range; every large page at a multiple of its size ┘
 
     :param count: the number of places, each for a pool as large as the local one.
     """

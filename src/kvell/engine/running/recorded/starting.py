@@ -7,13 +7,6 @@
 
 A recorded step reads the tokens of the one before from their seats.  A step that is computed needs
 them on the host, and so waits.
-
-Seats on the device: the last token of each request, for the step that follows at once.
-
-::
-
-    step n     row of a request ─ draws ─► its seat
-    step n+1   planned before the token is known ─ reads ─► its seat
 """
 
 from collections import Counter
@@ -38,6 +31,11 @@ from kvell.models.paged_model import PagedModel
 
 class DeviceSeats:
     """The seats of one model's requests, the smallest free one first.
+
+    ::
+
+        step n     row of a request ─ draws ─► its seat
+        step n+1   planned before the token is known ─ reads ─► its seat
 
     :param count: seats on the device; a request without one has its tokens from the host.
     """

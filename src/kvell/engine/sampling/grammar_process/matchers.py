@@ -1,16 +1,4 @@
-"""Compiled grammars, positions of answers and masks by llguidance, inside a worker.
-
-The end of an answer's reasoning, after which its grammar begins.
-
-::
-
-    undecided ──its start──────────► inside ──the last of its ends──► over
-        └──────any other token────────────────────────────────────────►
-
-Ends are searched in the bytes of the output, as the front does in its text: a tag may be several
-tokens, and a token may hold the end of a tag and more.  llguidance could read all of it as one
-grammar, but then each token of the reasoning would need a mask, and none could end an answer.
-"""
+"""Compiled grammars, positions of answers and masks by llguidance, inside a worker."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -33,6 +21,16 @@ from kvell.engine.sampling.grammar_process.sources import GrammarSource, source_
 
 class ReasoningReader:
     """A reader of one answer up to the end of its reasoning.
+
+    ::
+
+        undecided ──its start──────────► inside ──the last of its ends──► over
+            └──────any other token────────────────────────────────────────►
+
+    Ends are searched in the bytes of the output, as the front does in its text: a tag may be
+    several tokens, and a token may hold the end of a tag and more.  llguidance could read all of it
+    as one grammar, but then each token of the reasoning would need a mask, and none could end an
+    answer.
 
     Its results depend on the output alone, not on the calls that pass it.
 

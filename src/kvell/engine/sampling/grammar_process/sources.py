@@ -1,10 +1,4 @@
-"""Constraints in llguidance's format.
-
-Grammars in EBNF, as xgrammar's (vLLM) and llama.cpp's GBNF, converted to Lark's syntax.
-
-llguidance's converter does the work.  It mangles some escapes, and ends a rule before a line that
-begins with ``|``, so literals, characters and lines are first written in its narrower form.
-"""
+"""Constraints in llguidance's format."""
 
 import json
 import re
@@ -42,6 +36,10 @@ def is_ebnf(grammar: str) -> bool:
 
 def ebnf_lark(grammar: str) -> str:
     """Return a grammar in EBNF, with a rule ``root``, in Lark's syntax.
+
+    llguidance's converter does the work.  It mangles some escapes, and ends a rule before a line
+    that begins with ``|``, so literals, characters and lines are first written in its narrower
+    form.
 
     :raises ValueError: with the converter's line about the place that it cannot read.
     """

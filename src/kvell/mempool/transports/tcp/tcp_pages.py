@@ -1,17 +1,4 @@
-"""The pages of a peer, received over a separate TCP connection.
-
-Messages on a connection for pages, and the division of pages into pieces.
-
-::
-
-    puller                                        owner
-      │ ── ReadPages(transfer, extents) ─────────► │
-      │ ◄── PieceHead(size, checksum), bytes ───── │  once for each piece
-      │ ◄── ReadEnded("") ──────────────────────── │  the right was valid after the last byte
-
-Both sides divide the extents in the same way, so a piece needs no address.  A stopped pull closes
-the connection, so that its bytes cannot be mistaken for those of a later pull.
-"""
+"""The pages of a peer, received over a separate TCP connection."""
 
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -121,6 +108,16 @@ _REPLIES: "msgspec.msgpack.Decoder[Reply]" = msgspec.msgpack.Decoder(Reply)
 
 class TcpPages:
     """A :class:`.PageSource` that connects at its first pull, and again after a failed one.
+
+    ::
+
+        puller                                        owner
+          │ ── ReadPages(transfer, extents) ─────────► │
+          │ ◄── PieceHead(size, checksum), bytes ───── │  once for each piece
+          │ ◄── ReadEnded("") ──────────────────────── │  the right was valid after the last byte
+
+    Both sides divide the extents in the same way, so a piece needs no address.  A stopped pull
+    closes the connection, so that its bytes cannot be mistaken for those of a later pull.
 
     :param opens: opens an authenticated connection to the peer, for pages.
     """
