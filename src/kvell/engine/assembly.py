@@ -363,18 +363,21 @@ def _make_contract(parts: _Parts, floor_bytes: int) -> MemoryContract:
         model_share(rules.name, sizes.layout, rules.limits.max_model_len, sizes.fitting)
         for rules in parts.rules[1:]
     ]
-    return make_contract(
+    contract = make_contract(
         parts.name,
         sizes.layout,
         sizes.weights_bytes,
         sizes.reserve_bytes,
         parts.limits.max_model_len,
         tuple(shares),
+        sizes.fitting,
+    )
+    return replace(
+        contract,
         shared_bytes=sizes.shared_chunks * CHUNK_BYTES,
         floor_bytes=floor_bytes,
         cpu_buffer_bytes=buffer.memory.numel() if buffer else 0,
         grammar_bytes=sum(served.grammar_bytes() for served in parts.served),
-        fitting=sizes.fitting,
         steps=parts.steps,
         dtype=str(parts.served[0].model.dtype).removeprefix("torch."),
     )

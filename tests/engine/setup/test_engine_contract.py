@@ -94,8 +94,8 @@ def test_sizes_read_the_same_way_everywhere(num_bytes: int, text: str) -> None:
 
 
 def test_processes_for_grammars_are_part_of_the_promise() -> None:
-    with_grammars = make_contract("gemma", LAYOUT, 0, 0, 8192, grammar_bytes=200 * MIB)
     without = make_contract("gemma", LAYOUT, 0, 0, 8192)
+    with_grammars = replace(without, grammar_bytes=200 * MIB)
     assert with_grammars.contract_bytes - without.contract_bytes == 200 * MIB
     assert with_grammars.parts()["grammar_bytes"] == 200 * MIB
     assert "  grammars              200.0 MiB" in with_grammars.lines()

@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 import zlib
+from dataclasses import replace
 
 from kvell.elastic.arena import ActivationModel
 from kvell.elastic.memory import ElasticMemory
@@ -69,7 +70,7 @@ def make_engine(num_large: int, step_seconds: float, incarnation: int = 0) -> En
     return Engine(
         engine_core,
         Paced(step_seconds),
-        make_contract("fake", layout, 0, 0, MODEL_LEN, dtype="float32"),
+        replace(make_contract("fake", layout, 0, 0, MODEL_LEN), dtype="float32"),
         need,
         incarnation=incarnation,
         page_map=PageMap(engine_core, core),

@@ -206,16 +206,9 @@ def make_contract(
     reserve_bytes: int,
     max_model_len: int,
     beside: tuple[ModelShare, ...] = (),
-    *,
-    shared_bytes: int = 0,
-    floor_bytes: int = 0,
-    cpu_buffer_bytes: int = 0,
-    grammar_bytes: int = 0,
     fitting: Fitting = requests_that_fit,
-    steps: str = "",
-    dtype: str = "",
 ) -> MemoryContract:
-    """Return the contract of an engine before it serves.
+    """Return the contract of an engine before it serves, without what is beside its pool.
 
     :param layout: layout of the whole pool; with several models, groups have their models' names.
     """
@@ -242,12 +235,6 @@ def make_contract(
         ),
         requests_by_length(seen, max_model_len, fitting),
         beside,
-        shared_bytes,
-        floor_bytes,
-        cpu_buffer_bytes,
-        grammar_bytes,
-        steps,
-        dtype,
     )
 
 
