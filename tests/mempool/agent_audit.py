@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
-from kvell.memory import HoldingCore
+from kvell.memory import MemoryCore
 from kvell.mempool.agent import Agent
 from kvell.mempool.holds import Holds
 from kvell.mempool.loans.creditor_ledger import CreditorLedger
 
 
-def audit_holds(holds: Holds, core: HoldingCore) -> list[str]:
+def audit_holds(holds: Holds, core: MemoryCore) -> list[str]:
     leases = {h.handle for h in core.snapshot().holders if h.is_lease}
     return [
         f"{hold.owner}: handle {hold.handle} is not a lease of the core"

@@ -21,10 +21,10 @@ from kvell.cluster.instances import ROLES
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.errors import ChangeSomething
 from kvell.fleet.instance.price_settings import PriceSettings
-from kvell.mempool.network_rendezvous import NetworkRendezvous
 from kvell.mempool.rendezvous import (
     DEFAULT_PD_CACHING,
     FolderRendezvous,
+    NetworkRendezvous,
     PageTransport,
     PdCaching,
     PoolRole,

@@ -1,15 +1,16 @@
-"""The rendezvous of instances: their addresses and their common secret, on one host in a folder."""
+"""The rendezvous of instances: their addresses and their common secret, on one host or several."""
 
 import os
 import secrets
 import shutil
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from kvell.mempool.transfers.methods import ALWAYS, COPIED, SENT, StreamCosts
-from kvell.wire.endpoints import Endpoint
+from kvell.wire.endpoints import Endpoint, tcp_endpoint
 
 PageTransport = Literal["memory", "tcp"]
 """The transport of pages between instances: mapped memory on the same host, or TCP."""
@@ -32,49 +33,6 @@ ADDRESS_BYTES = 256
 """The largest size of a file with an instance's address."""
 FLAGS_FIELD, EXITING_FLAG = 6, 4
 """The flags in ``/proc/<pid>/stat``, counted from the state, and Linux's PF_EXITING."""
-
-
-class Rendezvous(Protocol):
-    """The rendezvous of an instance: a folder of its host, or ``network_rendezvous``."""
-
-    @property
-    def instance(self) -> str:
-        """The name of the instance, unique in the pool."""
-        ...
-
-    @property
-    def pool(self) -> str:
-        """The name of the pool; instances of different pools refuse each other."""
-        ...
-
-    @property
-    def role(self) -> PoolRole:
-        """The role of the instance."""
-        ...
-
-    @property
-    def pd_caching(self) -> PdCaching:
-        """The caching of prefill and decode instances."""
-        ...
-
-    def secret(self) -> bytes:
-        """Return the secret of the pool."""
-        ...
-
-    def address(self) -> Endpoint:
-        """Return the address to listen at."""
-        ...
-
-    def publish(self, address: Endpoint | None) -> None:
-        """Publish the address of this instance's listener."""
-        ...
-
-    def address_of(self, instance: str) -> Endpoint:
-        """Return the address of another instance.
-
-        :raises OSError: when the address is unknown.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -132,6 +90,54 @@ class FolderRendezvous:
             return path
         with path.open("rb") as file:
             return file.read(ADDRESS_BYTES).decode("ascii", "replace")
+
+
+@dataclass(eq=False)
+class NetworkRendezvous:
+    """The rendezvous of instances on several hosts, whose addresses the front sends.
+
+    Pages are sent over TCP.
+
+    :param instance: the name of the instance, unique in the pool.
+    :param pool: the name of the pool; instances of different pools refuse each other.
+    :param host: the address of this host for the other instances.
+    :param key: the secret of the pool.
+    :ivar listens: the address of the listener; "" before :meth:`publish`.
+    """
+
+    instance: str
+    pool: str
+    host: str
+    key: bytes = field(repr=False)
+    role: PoolRole = "mixed"
+    pd_caching: PdCaching = DEFAULT_PD_CACHING
+    listens: str = field(default="", init=False)
+    _known: Mapping[str, str] = field(default_factory=dict, init=False)
+
+    def secret(self) -> bytes:
+        return self.key
+
+    def address(self) -> Endpoint:
+        """Return the address to listen at: a free port of this host's address."""
+        return tcp_endpoint(self.host, 0)
+
+    def publish(self, address: Endpoint | None) -> None:
+        self.listens = address if isinstance(address, str) else ""
+
+    def meet(self, addresses: Mapping[str, str]) -> None:
+        self._known = dict(addresses)
+
+    def address_of(self, instance: str) -> Endpoint:
+        """Return the address of another instance.
+
+        :raises OSError: when the front has not sent it.
+        """
+        if instance not in self._known:
+            raise OSError(f"the address of {instance} is unknown")
+        return self._known[instance]
+
+
+Rendezvous = FolderRendezvous | NetworkRendezvous
 
 
 def stream_costs(place: Rendezvous | None) -> StreamCosts | None:

@@ -24,7 +24,7 @@ from kvell.mempool.loans.messages import (
 )
 from kvell.mempool.transfers.actions import Action, Grant, Pull, Revoke, Send, StopPull
 from kvell.mempool.transfers.messages import MOST_TICKS, Abandon, PeerMessage, Prepare, Transfer
-from tests.mempool.agent_audit import audit_loans
+from tests.mempool.agent_audit import audit_loans, lent_pages
 from tests.mempool.loans.lenders import LENDING_MIXES, LoanNetwork
 from tests.mempool.loans.quiet import over, quiet, used
 from tests.mempool.seen import lent_of
@@ -107,7 +107,7 @@ def test_the_right_to_read_stands_from_when_the_pages_are_filled() -> None:
     (transfer,) = creditor.copying
     network.copy("b", 0, 99)
     (right,) = creditor.granted
-    assert right.sender == "b" and network.granted_pages[right] == network.lending("b").pages()
+    assert right.sender == "b" and network.granted_pages[right] == lent_pages(network.lending("b"))
     assert network.instances["a"].granted == {transfer}, "until it hears that they are filled"
     network.run()
     assert network.instances["a"].granted == set()
@@ -868,7 +868,7 @@ def test_pages_that_are_being_filled_stay_held_when_the_debtor_dies() -> None:
     network.deliver(0)
     died = network.instances["a"].incarnation
     network.act(creditor, creditor.agent.handle(PeerLost("a", died)))
-    assert used(creditor) and network.lending("b").pages()
+    assert used(creditor) and lent_pages(network.lending("b"))
     network.copy("b", 0, 99)
     assert not used(creditor)
 

@@ -7,11 +7,11 @@ import pytest
 
 from kvell.errors import TryLater
 from kvell.memory import GroupKind, LayerSpec, plan_layout
-from kvell.mempool.network_rendezvous import NetworkRendezvous
 from kvell.mempool.pool import MemPool
 from kvell.mempool.rendezvous import (
     SECRET_BYTES,
     FolderRendezvous,
+    NetworkRendezvous,
     PageTransport,
     Rendezvous,
     make_folder,

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from kvell.pages.layout import GroupKind
 from kvell.prefix.groups.policies import (
     ChunkedPolicy,
-    FullPolicy,
     GroupPolicy,
     SlidingPolicy,
     StatePolicy,
@@ -28,7 +27,7 @@ def cached(tokens: str) -> list[bool]:
 
 def test_jenga_fig_11_full_attention_needs_all_a_window_its_last_tokens() -> None:
     """The paper counts earlier tokens as its window: its 2 is our 3."""
-    full = possible_prefixes(FullPolicy(), cached("ABCDEFGHI"))
+    full = possible_prefixes(GroupPolicy(), cached("ABCDEFGHI"))
     sliding = possible_prefixes(SlidingPolicy(3), cached("CDHIJ"))
     assert full == list(range(1, 10))
     assert sliding == [4, 9, 10]
@@ -47,7 +46,7 @@ def test_a_window_of_one_resumes_anywhere() -> None:
 def test_a_prefix_is_possible_when_everything_its_next_token_reads_is_cached(
     hits: list[bool], window: int
 ) -> None:
-    for policy in (FullPolicy(), SlidingPolicy(window), ChunkedPolicy(window)):
+    for policy in (GroupPolicy(), SlidingPolicy(window), ChunkedPolicy(window)):
         assert possible_prefixes(policy, hits) == [
             length
             for length in range(1, len(hits) + 1)
@@ -86,8 +85,8 @@ def test_every_kind_says_what_is_required() -> None:
 
 @given(lengths)
 def test_full_attention_leaves_nothing_behind(length: int) -> None:
-    assert FullPolicy().active_start(length) == 0
-    assert FullPolicy().live_tokens(length) == length
+    assert GroupPolicy().active_start(length) == 0
+    assert GroupPolicy().live_tokens(length) == length
 
 
 @given(lengths, windows)
@@ -106,7 +105,7 @@ def test_a_chunk_keeps_what_the_next_token_reads(length: int, chunk: int) -> Non
     assert policy.active_start(length) == length - len(read)
 
 
-@pytest.mark.parametrize("policy", [FullPolicy(), SlidingPolicy(5), ChunkedPolicy(5)])
+@pytest.mark.parametrize("policy", [GroupPolicy(), SlidingPolicy(5), ChunkedPolicy(5)])
 @given(length=lengths)
 def test_the_most_kept_is_the_most_on_the_way(policy: GroupPolicy, length: int) -> None:
     """What the last token read counts too: it is given back a token later."""
@@ -120,13 +119,13 @@ def test_chunks_of_four_resume_where_one_ended_and_where_they_are_whole_so_far()
     assert possible_prefixes(policy, cached("ABFGHI")) == [1, 2, 4, 8, 9]
 
 
-@pytest.mark.parametrize("policy", [FullPolicy(), SlidingPolicy(7), ChunkedPolicy(7)])
+@pytest.mark.parametrize("policy", [GroupPolicy(), SlidingPolicy(7), ChunkedPolicy(7)])
 def test_all_kinds_of_tokens_are_required(policy: GroupPolicy) -> None:
     assert policy.required_for_hit
 
 
 def test_a_groups_kind_chooses_its_policy() -> None:
-    assert policy_of(group(4, 2)) == FullPolicy()
+    assert policy_of(group(4, 2)) == GroupPolicy()
     sliding = group(4, 2, window=9)
     assert sliding.kind is GroupKind.SLIDING
     assert policy_of(sliding) == SlidingPolicy(9)

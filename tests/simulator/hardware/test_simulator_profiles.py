@@ -12,7 +12,7 @@ from kvell.engine.requests.plan import TokenWork
 from kvell.errors import ChangeSomething
 from kvell.models.config.configs import config_from_dict
 from kvell.models.config.description import describe
-from kvell.prefix.groups.policies import FullPolicy, SlidingPolicy
+from kvell.prefix.groups.policies import GroupPolicy, SlidingPolicy
 from kvell.simulator.clock.events import EventQueue
 from kvell.simulator.hardware.model_cost import LayerCost, ModelCost, model_cost
 from kvell.simulator.hardware.profiles import (
@@ -128,7 +128,7 @@ class TestLinks:
 
 class TestAnalyticModel:
     def test_answers_what_schedulers_ask(self) -> None:
-        model = AnalyticModel(SLOW, ModelCost(1, 2, 1, (LayerCost(FullPolicy(), 1, 1),)))
+        model = AnalyticModel(SLOW, ModelCost(1, 2, 1, (LayerCost(GroupPolicy(), 1, 1),)))
         assert model.step_seconds([work(0, 2)]) == SLOW.step_seconds(
             model.cost.of_step([work(0, 2)])
         )
@@ -143,7 +143,7 @@ def work(start: int, count: int) -> TokenWork:
 class TestModelCost:
     def test_of_a_step(self) -> None:
         # Full: 64 B a token; sliding(5): 32 B a token, at most 4 of them live.
-        layers = (LayerCost(FullPolicy(), 1, 64), LayerCost(SlidingPolicy(5), 1, 32))
+        layers = (LayerCost(GroupPolicy(), 1, 64), LayerCost(SlidingPolicy(5), 1, 32))
         cost = ModelCost(active_weights=10, weight_bytes=1_000, query_size=3, layers=layers)
         step = cost.of_step([work(9, 1), work(0, 2)])
         assert step.read_bytes == 1_000 + 64 * (10 + 2) + 32 * (4 + 2)

@@ -8,11 +8,11 @@ import pytest
 from kvell.clock import VirtualClock
 from kvell.engine.requests.limits import Limits
 from kvell.memory import GroupKind, Layout, create_core, plan_layout
-from kvell.prefix.groups.policies import FullPolicy, SlidingPolicy
+from kvell.prefix.groups.policies import GroupPolicy, SlidingPolicy
 from kvell.simulator.report.metrics import GroupSample, Parts, RunningRequest, needed_bytes, waste
 from tests.simulator.replays import MACHINE, Replay, layer_of, layout_of, make_replay, row
 
-FULL = (GroupKind.FULL, FullPolicy())
+FULL = (GroupKind.FULL, GroupPolicy())
 SLIDING = (GroupKind.SLIDING, SlidingPolicy(9))
 
 

@@ -16,10 +16,9 @@ from kvell.engine.running.moved_images import MovedImages
 from kvell.memory import GroupSpec
 from kvell.mempool.agent import Agent
 from kvell.mempool.entries import Heard, PeerEntry, PeerLost
-from kvell.mempool.network_rendezvous import NetworkRendezvous
 from kvell.mempool.node import PageTransferThread
 from kvell.mempool.owners import Tick
-from kvell.mempool.rendezvous import Rendezvous
+from kvell.mempool.rendezvous import NetworkRendezvous, Rendezvous
 from kvell.mempool.transfers.actions import Action, Grant, Revoke, Send
 from kvell.mempool.transfers.messages import Offer, Transfer, Written
 from kvell.mempool.transports.lent_attention import RightsWords

@@ -4,68 +4,48 @@ Source: Jenga §5.1-5.3, fig. 9.  Positions and lengths are in tokens.  A window
 only *earlier* tokens, so its 2 is 3 here.
 """
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
 
 from kvell.pages.layout import GroupKind, GroupSpec
 
 
-class GroupPolicy(Protocol):
-    """The rules of one layer group; pure functions of token counts."""
+@dataclass(frozen=True)
+class GroupPolicy:
+    """The rules of one layer group; pure functions of token counts.
 
-    @property
-    def required_for_hit(self) -> bool:
-        """Whether a hit needs the group; False if the group is refilled rather than resumed
-        (drafters, consumed embeddings)."""
-        ...
+    This one is full attention: every earlier token is read, so a hit needs all of them.
+
+    :param required_for_hit: False if the group is refilled rather than resumed (drafters, consumed
+        embeddings).
+    """
+
+    required_for_hit: bool = field(default=True, kw_only=True)
 
     def active_start(self, num_tokens: int) -> int:
         """Return the first token that a later step may still read after ``num_tokens``."""
-        ...
+        return 0
 
     def kept_start(self, num_tokens: int) -> int:
         """Return the first token that stays active: the last step read it, or a later one may.
 
         Pages that end before this token lose their user; their last access is now.
         """
-        ...
+        return 0
 
     def live_tokens(self, num_tokens: int) -> int:
         """Return the tokens that a request of ``num_tokens`` keeps between steps."""
-        ...
+        return num_tokens
 
     def most_kept_tokens(self, num_tokens: int) -> int:
         """Return the peak of active tokens between steps up to ``num_tokens``."""
-        ...
-
-
-@dataclass(frozen=True)
-class FullPolicy:
-    """Full attention: every earlier token is read, so a hit needs all of them."""
-
-    required_for_hit: bool = True
-
-    def active_start(self, num_tokens: int) -> int:
-        """Return 0: every token is read again."""
-        return 0
-
-    def kept_start(self, num_tokens: int) -> int:
-        """Return 0: every token stays active."""
-        return 0
-
-    def live_tokens(self, num_tokens: int) -> int:
-        return num_tokens
-
-    def most_kept_tokens(self, num_tokens: int) -> int:
         return num_tokens
 
 
 @dataclass(frozen=True)
-class SlidingPolicy:
+class SlidingPolicy(GroupPolicy):
     """Sliding window: the next token reads the last ``window_tokens - 1``."""
 
     window_tokens: int
-    required_for_hit: bool = True
 
     def active_start(self, num_tokens: int) -> int:
         """Return where the window of the next token starts; the next token is its last."""
@@ -83,7 +63,7 @@ class SlidingPolicy:
 
 
 @dataclass(frozen=True)
-class ChunkedPolicy:
+class ChunkedPolicy(GroupPolicy):
     """Chunked-local attention (Llama 4): a token reads only its own chunk.
 
     Chunks start at multiples of ``chunk_tokens``.  When a chunk ends, all of it is released: the
@@ -91,7 +71,6 @@ class ChunkedPolicy:
     """
 
     chunk_tokens: int
-    required_for_hit: bool = True
 
     def active_start(self, num_tokens: int) -> int:
         """Return where the chunk of the next token starts."""
@@ -107,7 +86,7 @@ class ChunkedPolicy:
 
 
 @dataclass(frozen=True)
-class StatePolicy(FullPolicy):
+class StatePolicy(GroupPolicy):
     """Recurrent state: it represents all tokens before it, so only a kept state can resume.
 
     A state is not made of tokens: no token is released, and the group's unit is one state.
@@ -120,35 +99,28 @@ class StatePolicy(FullPolicy):
 
 
 @dataclass(frozen=True)
-class DroppingPolicy(FullPolicy):
+class DroppingPolicy(GroupPolicy):
     """Full attention over ``budget_tokens`` of a long prompt (PyramidKV).
 
     Only prompts within the budget put pages into the index, and they never drop tokens.
     """
 
-    budget_tokens: int = 0
-
-
-@dataclass(frozen=True)
-class ImagePolicy(FullPolicy):
-    """Keys and values, or embeddings, of image tokens; positions count image tokens."""
+    budget_tokens: int
 
 
 def policy_of(group: GroupSpec) -> GroupPolicy:
-    """Return the policy of a group's kind."""
+    """Return the policy of a group's kind; positions of image groups count image tokens."""
     required = group.required_for_hit
     match group.kind:
-        case GroupKind.FULL:
-            return FullPolicy(required)
         case GroupKind.SLIDING:
-            return SlidingPolicy(group.window_tokens, required)
+            return SlidingPolicy(group.window_tokens, required_for_hit=required)
         case GroupKind.CHUNKED:
-            return ChunkedPolicy(group.window_tokens, required)
+            return ChunkedPolicy(group.window_tokens, required_for_hit=required)
         case GroupKind.STATE:
-            return StatePolicy(required)
+            return StatePolicy(required_for_hit=required)
         case GroupKind.DROPPING:
-            return DroppingPolicy(required, group.window_tokens)
-        case GroupKind.CROSS:
-            return ImagePolicy(required)
+            return DroppingPolicy(group.window_tokens, required_for_hit=required)
+        case GroupKind.FULL | GroupKind.CROSS:
+            return GroupPolicy(required_for_hit=required)
         case GroupKind.VISION:
-            return ImagePolicy(required_for_hit=False)
+            return GroupPolicy(required_for_hit=False)
