@@ -26,7 +26,7 @@ def lent_pages(ledger: CreditorLedger) -> set[tuple[int, int]]:
 
 
 def _pages(agent: Agent) -> Iterator[str]:
-    loans = agent.loans
+    loans = agent
     if len(loans.borrowing) and loans.lending.lends:
         yield "the instance borrows and lends at the same time"
     lent = lent_pages(loans.lending)
@@ -40,7 +40,7 @@ def _pages(agent: Agent) -> Iterator[str]:
 
 
 def _lent(agent: Agent) -> Iterator[str]:
-    ledger, holds = agent.loans.lending, agent.holds
+    ledger, holds = agent.lending, agent.holds
     records = ledger.open
     owners = {record.owner for record in records.values()}
     holding = {record.owner for record in records.values() if record.has_pages}
@@ -68,7 +68,7 @@ def _lent(agent: Agent) -> Iterator[str]:
 
 
 def _debts(agent: Agent) -> Iterator[str]:
-    ledger = agent.loans.borrowing
+    ledger = agent.borrowing
     lent = {loan for loan, debt in ledger.open.items() if debt.state == "lent"}
     for loan in lent ^ ledger.readable.keys():
         yield f"{loan} is readable or lent, not both"

@@ -20,8 +20,18 @@ from kvell.mempool.entries import (
     PullEnded,
 )
 from kvell.mempool.holds import Hold, Holds
-from kvell.mempool.loans.ledger import Ledger, most_lendable
-from kvell.mempool.loans.messages import LoanMessage
+from kvell.mempool.loans.creditor_ledger import DRAIN_TICKS, CreditorLedger, most_lendable
+from kvell.mempool.loans.debtor_ledger import DebtorLedger
+from kvell.mempool.loans.messages import (
+    Borrow,
+    Fill,
+    Filled,
+    GiveBack,
+    GivenBack,
+    Lent,
+    LoanMessage,
+    Recall,
+)
 from kvell.mempool.owners import Tick
 from kvell.mempool.tiers.buffered import BufferedPages
 from kvell.mempool.tiers.received import ReceivedTexts
@@ -106,14 +116,22 @@ class Agent:
         self.asking = Asking(incarnation, self.fingerprint, self.copies)
         if most_lent is None:
             most_lent = most_lendable(core.layout.groups, core.layout.num_large_pages)
-        self.loans = Ledger(instance, incarnation, self.fingerprint, self.holds, numbers, most_lent)
-        self.loans.lending.is_other_pull = self.receiving.__contains__
-        parts = (self.holds, self.sending, self.receiving, self.asking)
-        self.open: tuple[Sized, ...] = (
-            *(part.open for part in parts),
-            self.loans.borrowing.open,
-            self.loans.lending.open,
+        self.borrowing = DebtorLedger(instance, incarnation, self.fingerprint, numbers)
+        self.lending = CreditorLedger(
+            instance, incarnation, self.fingerprint, self.holds, numbers, most_lent
         )
+        self.borrowing.lends = lambda: self.lending.lends
+        self.lending.borrows = lambda: len(self.borrowing) > 0
+        self.lending.is_other_pull = self.receiving.__contains__
+        self._parts = (
+            self.holds,
+            self.sending,
+            self.receiving,
+            self.asking,
+            self.borrowing,
+            self.lending,
+        )
+        self.open: tuple[Sized, ...] = tuple(part.open for part in self._parts)
         """All that is in progress: without any of it, there is no deadline."""
 
     def read_buffer(
@@ -137,8 +155,7 @@ class Agent:
     @property
     def next_deadline(self) -> Tick | None:
         """The next time at which :class:`.Ticked` has an effect; None if there is none."""
-        parts = (self.holds, self.sending, self.receiving, self.asking, self.loans)
-        deadlines = [part.next_deadline for part in parts]
+        deadlines = [part.next_deadline for part in self._parts]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def handle(self, entry: PeerEntry) -> list[Action]:
@@ -164,14 +181,13 @@ class Agent:
         if isinstance(entry, Heard):
             return self._heard(entry.peer, entry.message)
         if isinstance(entry, PullEnded):
-            lending = self.loans.lending
-            part = lending if entry.transfer in lending.pulls else self.receiving
+            part = self.lending if entry.transfer in self.lending.pulls else self.receiving
             return part.on_pulled(entry.transfer, entry.problem)
         if isinstance(entry, PeerLost):
             return self._instance_died(entry.peer, entry.incarnation)
         if isinstance(entry, Draining):
-            self.receiving.is_closed = True
-            return self.loans.drain(self.now)
+            self.receiving.is_closed = self.borrowing.is_closed = self.lending.is_closed = True
+            return self.lending.recall_all(self.now, DRAIN_TICKS)
         if isinstance(entry, PeerMapped):
             if entry.first_large == NOT_IN_PLACE:
                 self.out_of_reach.add(entry.peer)
@@ -182,15 +198,15 @@ class Agent:
             return []
         now = self.now = entry.now
         actions = self.sending.tick(now) + self.receiving.tick(now) + self.asking.tick(now)
-        actions += self.loans.tick(now)
+        actions += self.borrowing.tick(now) + self.lending.tick(now)
         self.holds.release_where(lambda hold: hold.deadline <= now)
         return actions
 
     def _heard(self, peer: str, message: PeerMessage) -> list[Action]:
         if isinstance(message, LoanMessage):
-            return self.loans.on_message(peer, message, self.now)
+            return self._heard_of_loan(peer, message)
         if isinstance(message, Prepare):
-            if message.transfer in self.loans.lending.pulls:
+            if message.transfer in self.lending.pulls:
                 return [Send(peer, Abandon(message.transfer, "it fills a loan"))]
             return self.receiving.prepare(peer, message, self.now)
         if isinstance(message, Prepared):
@@ -209,6 +225,24 @@ class Agent:
         mine = self.sending.on_abandoned(peer, message)
         return mine + self.receiving.on_abandoned(peer, message)
 
+    def _heard_of_loan(self, peer: str, message: LoanMessage) -> list[Action]:
+        borrowing, lending = self.borrowing, self.lending
+        if isinstance(message, Borrow):
+            return lending.borrow(peer, message, self.now)
+        if isinstance(message, Lent):
+            return borrowing.on_lent(peer, message)
+        if isinstance(message, Fill):
+            return lending.fill(peer, message)
+        if isinstance(message, Filled):
+            return borrowing.on_filled(peer, message)
+        if isinstance(message, Recall):
+            return borrowing.on_recalled(peer, message)
+        if isinstance(message, GiveBack):
+            return lending.given_back(peer, message)
+        if isinstance(message, GivenBack):
+            return borrowing.given_back(peer, message)
+        return borrowing.over(peer, message) + lending.over(peer, message)
+
     def _instance_died(self, instance: str, incarnation: int) -> list[Action]:
         """End the transfers and loans of a dead instance, and release its holds here.
 
@@ -219,7 +253,8 @@ class Agent:
         self.out_of_reach.discard(instance)
         actions = self.sending.instance_died(instance) + self.receiving.instance_died(instance)
         actions += self.asking.instance_died(instance)
-        actions += self.loans.instance_died(instance, incarnation)
+        actions += self.borrowing.instance_died(instance, incarnation)
+        actions += self.lending.instance_died(instance, incarnation)
         coming = {transfer.owner for transfer in self.receiving.open.values()}
 
         def is_over(hold: Hold) -> bool:

@@ -37,7 +37,7 @@ def audit_quiet(part: Handovers) -> list[str]:
         "pages that are held": part.holds_pages,
         "a need of a fence": part.wants_fence,
         "requests that were given up": bool(part.borrowed.placed.take_given_up()),
-        "copies of sections": part.agent.loans.is_filling,
+        "copies of sections": part.agent.lending.is_filling or part.agent.borrowing.is_filling,
         "pages that are lent": len(part.lent_pages()) > 0,
     }
     return [f"the part is quiet, and has {what}" for what, has in missed.items() if has]

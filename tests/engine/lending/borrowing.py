@@ -51,7 +51,7 @@ def away(instance: Instance) -> int:
 
 
 def lent(cluster: Cluster, name: str = "d") -> int:
-    return len(cluster.instances[name].handovers.agent.loans.lending)
+    return len(cluster.instances[name].handovers.agent.lending)
 
 
 def preemptions(cluster: Cluster) -> int:

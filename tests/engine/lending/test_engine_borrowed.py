@@ -108,7 +108,7 @@ def test_a_recall_that_finds_a_section_on_its_way_makes_nothing_be_computed_anew
     run(cluster, lambda: away(debtor) == 2)
     cluster.lend(NAME, 1, "d")
     asked = cluster.messages.pop()
-    lending = creditor.handovers.agent.loans.lending
+    lending = creditor.handovers.agent.lending
     cluster.act(creditor, lending.recall([1] * len(cluster.layout.groups), cluster.now, 2_000))
     cluster.deliver(-1)
     cluster.step("p")

@@ -279,7 +279,7 @@ def settle(cluster: Cluster) -> None:
 def silent(cluster: Cluster, creditor: str) -> None:
     """A creditor takes the youngest section back, and does not wait for an answer."""
     lender = cluster.instances[creditor]
-    lending = lender.handovers.agent.loans.lending
+    lending = lender.handovers.agent.lending
     counts = [1] * len(cluster.layout.groups)
     cluster.act(lender, lending.recall(counts, cluster.now, 0))
 
@@ -335,7 +335,7 @@ def test_what_is_kept_for_a_request_that_waits_is_recalled_at_once() -> None:
     assert request.remote_tokens >= 8 * SECTION_TOKENS
     lender = cluster.instances["d"]
     one = [1] * len(cluster.layout.groups)
-    cluster.act(lender, lender.handovers.agent.loans.lending.recall(one, cluster.now, 2_000))
+    cluster.act(lender, lender.handovers.agent.lending.recall(one, cluster.now, 2_000))
     while cluster.messages:
         cluster.deliver(0)
     assert lent(cluster, "d") == 4 and request.remote_tokens == 4 * SECTION_TOKENS

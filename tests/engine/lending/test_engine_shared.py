@@ -74,7 +74,7 @@ def computed(cluster: Cluster) -> int:
 
 
 def pages_lent(cluster: Cluster) -> int:
-    lending = [cluster.instances[name].handovers.agent.loans.lending for name in NAMES]
+    lending = [cluster.instances[name].handovers.agent.lending for name in NAMES]
     return sum(len(one.page_rows()) for one in lending)
 
 
@@ -99,7 +99,7 @@ def test_a_creditor_shows_which_of_its_pages_are_lent() -> None:
         instance = cluster.instances[name]
         pages = PageMap(instance.core, cast(VisibleCore, instance.core.memory)).pages(1)
         lent, used = np.frombuffer(pages.lent, "<u4"), np.frombuffer(pages.used, "<u4")
-        assert lent.sum() == len(instance.handovers.agent.loans.lending.page_rows()) > 0
+        assert lent.sum() == len(instance.handovers.agent.lending.page_rows()) > 0
         assert len(lent) == len(used) and (lent <= used).all()
     end(cluster)
     assert pages_lent(cluster) == 0

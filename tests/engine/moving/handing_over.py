@@ -531,6 +531,6 @@ class Cluster:
                 swapping.begin()
                 assert swapping.buffer.used_large == 0
             assert not instance.core.has_work
-            loans = instance.handovers.agent.loans
+            loans = instance.handovers.agent
             assert not len(loans.borrowing) and not len(loans.lending)
             instance.check_journal()

@@ -93,10 +93,10 @@ class LoanNetwork(Network):
         return self.users[name, self.instances[name].incarnation]
 
     def borrowing(self, name: str) -> DebtorLedger:
-        return self.instances[name].agent.loans.borrowing
+        return self.instances[name].agent.borrowing
 
     def lending(self, name: str) -> CreditorLedger:
-        return self.instances[name].agent.loans.lending
+        return self.instances[name].agent.lending
 
     def pages_lent(self, name: str) -> dict[str, Counts]:
         """Pages of each group that each debtor has of an instance."""
@@ -177,7 +177,7 @@ class LoanNetwork(Network):
                 self.granted_pages[action.transfer] = {(g, page) for g, page in pairs}
             super().act(instance, [action])
         key = instance.name, instance.incarnation
-        lent = lent_pages(instance.agent.loans.lending)
+        lent = lent_pages(instance.agent.lending)
         for group_index, page in self.lent.get(key, set()) - lent:
             instance.write(group_index, page, FREED)
         self.lent[key] = lent
@@ -315,7 +315,7 @@ class LoanNetwork(Network):
 
     def check(self, instance: Instance) -> None:
         """Nobody may read, and nothing is written, where a page is others'."""
-        loans = instance.agent.loans
+        loans = instance.agent
         assert audit_loans(instance.agent) == []
         lent = lent_pages(loans.lending)
         for transfer, copying in instance.copying.items():

@@ -17,6 +17,6 @@ def over(network: LoanNetwork) -> None:
     """Nothing is left of any loan."""
     network.run()
     for instance in network.instances.values():
-        assert not len(instance.agent.loans.borrowing) and not len(instance.agent.loans.lending)
+        assert not len(instance.agent.borrowing) and not len(instance.agent.lending)
         assert not instance.granted and not used(instance) and not instance.copying
         assert instance.agent.next_deadline is None

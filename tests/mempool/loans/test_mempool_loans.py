@@ -8,8 +8,12 @@ import pytest
 
 from kvell.mempool.entries import Draining, Heard, PeerLost, PullEnded
 from kvell.mempool.exchanges import FIRST_TICKS
-from kvell.mempool.loans.creditor_ledger import MOST_STEP_TICKS
-from kvell.mempool.loans.ledger import DRAIN_TICKS, MOST_LOANS_OF_DEBTOR, most_lendable
+from kvell.mempool.loans.creditor_ledger import (
+    DRAIN_TICKS,
+    MOST_LOANS_OF_DEBTOR,
+    MOST_STEP_TICKS,
+    most_lendable,
+)
 from kvell.mempool.loans.messages import (
     Borrow,
     Fill,
@@ -911,7 +915,7 @@ def test_the_audit_says_what_does_not_fit_together() -> None:
     network.lend("a", "b")
     creditor, debtor = network.instances["b"].agent, network.instances["a"].agent
     assert audit_loans(creditor) == audit_loans(debtor) == []
-    (one,) = lent_of(creditor.loans.lending).values()
+    (one,) = lent_of(creditor.lending).values()
     one.state = "revoked"
     assert len(audit_loans(creditor)) == 2
     one.state = "filling"
@@ -920,11 +924,11 @@ def test_the_audit_says_what_does_not_fit_together() -> None:
     one.rows = rows[:1]
     assert "and holds" in audit_loans(creditor)[0]
     one.rows = rows
-    creditor.loans.lending.most_lent = (1,)
+    creditor.lending.most_lent = (1,)
     assert "more than" in audit_loans(creditor)[0]
-    lent_of(creditor.loans.lending).clear()
+    lent_of(creditor.lending).clear()
     assert "holds pages for no loan" in audit_loans(creditor)[0]
-    (mine,) = debtor.loans.borrowing.open.values()
+    (mine,) = debtor.borrowing.open.values()
     mine.deadline, mine.state = None, "granted"
     assert "waits for nothing" in audit_loans(debtor)[-1]
     assert "readable or lent, not both" in audit_loans(debtor)[0]
@@ -936,8 +940,8 @@ def test_an_audit_finds_who_borrows_and_lends_at_once() -> None:
     network = quiet("full")
     network.lend("a", "b")
     agent = network.instances["b"].agent
-    agent.loans.borrowing.lends = lambda: False
-    agent.loans.borrowing.borrow("c", [1], 0, 10)
+    agent.borrowing.lends = lambda: False
+    agent.borrowing.borrow("c", [1], 0, 10)
     assert audit_loans(agent) == ["the instance borrows and lends at the same time"]
 
 

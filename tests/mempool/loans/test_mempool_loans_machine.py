@@ -166,7 +166,7 @@ class LoansMachine(RuleBasedStateMachine):
         network.settle()
         network.believed()
         for name, instance in network.instances.items():
-            loans, user = instance.agent.loans, network.user(name)
+            loans, user = instance.agent, network.user(name)
             standing = loans.borrowing.readable
             assert set(standing) == set(user.filled) and len(loans.borrowing) == len(standing)
             assert not user.granted and not user.sources
@@ -179,7 +179,7 @@ class LoansMachine(RuleBasedStateMachine):
                 network.give_back(name, loan)
         network.run()
         for instance in network.instances.values():
-            assert not len(instance.agent.loans.borrowing) and not len(instance.agent.loans.lending)
+            assert not len(instance.agent.borrowing) and not len(instance.agent.lending)
             assert not len(instance.holds) and not instance.granted and not instance.copying
             assert not any(instance.core.snapshot().used)
 

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kvell.memory import audit
 from kvell.mempool.entries import Heard, PeerMapped, PullEnded, Ticked
 from kvell.mempool.loans.actions import LoanGranted
-from kvell.mempool.loans.ledger import most_lendable
+from kvell.mempool.loans.creditor_ledger import most_lendable
 from kvell.mempool.loans.messages import Loan
 from kvell.mempool.transfers.actions import Action, Ended, Pull, Send
 from kvell.mempool.transfers.messages import PeerMessage, Transfer
@@ -63,7 +63,7 @@ class AnyMessage(RuleBasedStateMachine):
                 one = self.both[name]
                 one.holds.release(one.owners.pop(action.transfer))
             elif isinstance(action, LoanGranted):
-                borrowing = self.both[name].agent.loans.borrowing
+                borrowing = self.both[name].agent.borrowing
                 self.act(name, borrowing.fill(action.loan, range(self.borrowed[action.loan])))
 
     def hear(self, sender: str, message: PeerMessage) -> None:
@@ -112,7 +112,7 @@ class AnyMessage(RuleBasedStateMachine):
         layout = one.core.layout
         counts = [min(1, most) for most in most_lendable(layout.groups, layout.num_large_pages)]
         if any(counts):
-            borrowing = one.agent.loans.borrowing
+            borrowing = one.agent.borrowing
             loan, actions = borrowing.borrow(self.other(name), counts, self.now, self.now + 900)
             self.borrowed[loan] = sum(counts)
             self.act(name, actions)

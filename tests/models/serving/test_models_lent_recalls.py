@@ -72,7 +72,7 @@ class Recalling(Lending):
         assert isinstance(handovers, Handovers)
         agent = handovers.agent
         one = [1] * len(core.memory.layout.groups)
-        handovers.sort_actions(agent.loans.lending.recall(one, agent.now, ticks))
+        handovers.sort_actions(agent.lending.recall(one, agent.now, ticks))
         self.engines[at].loop.act()
 
     def lend_one(self, at: int) -> None:

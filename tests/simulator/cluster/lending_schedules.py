@@ -136,7 +136,7 @@ class LendingRun(Run):
             assert audit_loans(instance.agent) == []
             assert isinstance(instance.core.pool, Handovers)
             assert audit_borrowed(instance.core.pool.borrowed) == []
-            for rights in instance.agent.loans.borrowing.readable.values():
+            for rights in instance.agent.borrowing.readable.values():
                 self._check_right(rights.peer, rights.incarnation, rights.right)
 
         instance.watch = audited
@@ -145,12 +145,12 @@ class LendingRun(Run):
         """A right that stands is one of a loan whose pages are held."""
         at = self.cluster.instances.get(creditor)
         if at is not None and at.incarnation == incarnation and right in at.rights:
-            assert at.agent.loans.lending.lends
+            assert at.agent.lending.lends
 
     def _check_end(self) -> None:
         super()._check_end()
         for instance in self.cluster.instances.values():
-            loans = instance.agent.loans
+            loans = instance.agent
             assert not len(loans.borrowing) and not len(loans.lending), instance.name
             assert isinstance(instance.core.pool, Handovers)
             assert not len(instance.core.pool.borrowed)

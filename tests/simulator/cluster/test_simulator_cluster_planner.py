@@ -48,13 +48,13 @@ def test_each_instance_is_on_one_side_and_no_sections_are_left() -> None:
     assert debtor.counts.borrowed and not debtor.counts.lent
     assert creditor.counts.lent and not creditor.counts.borrowed
     for one in (debtor, creditor):
-        assert not len(one.agent.loans.lending) and not len(one.agent.loans.borrowing)
+        assert not len(one.agent.lending) and not len(one.agent.borrowing)
 
 
 def test_instances_of_another_host_are_asked_for_nothing() -> None:
     apart = run_of(hosts={"mixed-1": "another"})
     assert not cluster_figures(apart)["sections"]["lent"]
-    refused = apart.instances["mixed-1"].agent.loans
+    refused = apart.instances["mixed-1"].agent
     assert not len(refused.lending) and not len(refused.borrowing)
 
 

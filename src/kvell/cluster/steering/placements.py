@@ -15,7 +15,7 @@ from kvell.cluster.instance_load import InstanceLoad
 from kvell.cluster.steering.relief import ROOM_PART
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.protocol.statistics import InstanceFacts, ModelLengths
-from kvell.mempool.loans.ledger import LENDABLE_PARTS
+from kvell.mempool.loans.creditor_ledger import LENDABLE_PARTS
 from kvell.vocabulary import RequestId
 
 Placement = tuple[RequestPlacementEntry, ...]

@@ -92,7 +92,7 @@ class BorrowingRequests:
 
     def __init__(self, scheduler: Scheduler, agent: Agent, model_lens: Mapping[str, int]) -> None:
         self._core, self._scheduler, self._agent = agent.core, scheduler, agent
-        self._loans = agent.loans.borrowing
+        self._loans = agent.borrowing
         self.section_tokens = scheduler.limits.section_tokens
         self.borrowers: dict[RequestId, DistributedRequest] = {}
         self.joining: dict[RequestId, DistributedRequest] = {}

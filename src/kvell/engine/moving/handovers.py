@@ -297,7 +297,7 @@ class Handovers(PoolPart):
         )
         agent.receiving.admits = scheduler.admission.has_room_for
         agent.receiving.is_legible = is_legible
-        agent.loans.lending.is_wanted = scheduler.wants_memory
+        agent.lending.is_wanted = scheduler.wants_memory
         if scheduler.swapping is not None and scheduler.buffer_large is not None:
             swapping = scheduler.swapping
             agent.read_buffer(swapping.buffer, scheduler.buffer_large, swapping.cached_pages)
@@ -488,23 +488,24 @@ class Handovers(PoolPart):
     @property
     @override
     def copies(self) -> tuple[int, bool]:
-        loans = self.agent.loans
-        return loans.num_filled, not self.is_quiet and loans.is_filling
+        mine, its = self.agent.borrowing, self.agent.lending
+        is_filling = not self.is_quiet and (mine.is_filling or its.is_filling)
+        return mine.num_filled + its.num_filled, is_filling
 
     @override
     def lent_pages(self) -> Ints:
-        return self.agent.loans.lending.page_rows() if self.agent.loans.lending.lends else NO_PAGES
+        return self.agent.lending.page_rows() if self.agent.lending.lends else NO_PAGES
 
     @override
     def sections(self) -> dict[str, int]:
         counts = {"loans": self._loans, "loaned_bytes": self._loaned_bytes}
-        return {"lent": len(self.agent.loans.lending), **self.borrowed.tally(), **counts}
+        return {"lent": len(self.agent.lending), **self.borrowed.tally(), **counts}
 
     @override
     def plan_borrows(self, plan: StepPlan, rows: NewPages) -> StepPlan:
-        if len(self.agent.loans.lending) and self._scheduler.lacks_memory(plan):
+        if len(self.agent.lending) and self._scheduler.lacks_memory(plan):
             counts = [int(group.kind is GroupKind.FULL) for group in self._core.layout.groups]
-            self.sort_actions(self.agent.loans.lending.recall(counts, self.agent.now, RECALL_TICKS))
+            self.sort_actions(self.agent.lending.recall(counts, self.agent.now, RECALL_TICKS))
         plan, actions = self.borrowed.on_planned(plan, rows)
         self._actions += actions
         return plan
@@ -571,7 +572,7 @@ class Handovers(PoolPart):
 
     def _count_loan(self, news: LoanNews) -> None:
         """Count a filled loan, unless it shares pages that another loan has copied."""
-        borrowing = self.agent.loans.borrowing
+        borrowing = self.agent.borrowing
         if isinstance(news, LoanFilled) and not borrowing.is_shared(news.loan):
             pages = [len(pages) for pages in borrowing.readable[news.loan].pages]
             self._loans += 1

@@ -16,6 +16,9 @@ that the debtor learns of it even if messages are lost.
 A loan that *shares* the pages of another changes from GRANTED to LENT without being filled.  A
 recall of shared pages recalls all loans that share them.
 
+While an instance borrows, in any state of the loan, it refuses to lend; while it lends, it does not
+borrow.  Two instances that ask each other at the same moment are therefore both refused.
+
 Source: Infinite-LLM §5.2.2 and §6.2.
 """
 
@@ -25,7 +28,7 @@ from typing import Literal
 
 import numpy as np
 
-from kvell.memory import Ints
+from kvell.memory import GroupKind, GroupSpec, Ints
 from kvell.mempool.exchanges import FIRST_TICKS, Exchange, ExchangeSide, send
 from kvell.mempool.holds import Holds
 from kvell.mempool.loans.actions import Counts, decode_counts, decode_pages
@@ -102,6 +105,26 @@ MOST_LOANS = SLOTS // 2
 """The most concurrent loans of all debtors: transfers need slots of rights too."""
 
 
+DRAIN_TICKS: Tick = 30_000
+"""The time, 30 seconds, that debtors have to return the loans of a draining instance."""
+MOST_LOANS_OF_DEBTOR = 1024
+LENDABLE_PARTS = 32
+"""An instance lends at most 31/32 of its memory; it recalls what it needs."""
+
+
+def most_lendable(groups: Sequence[GroupSpec], num_large_pages: int) -> list[int]:
+    """Return the pages of each group that may be lent: 31/32 with full attention, else none.
+
+    The other kinds release pages as a text grows, or keep a whole text in one state.
+    """
+    return [
+        group.pages_per_large * num_large_pages * (LENDABLE_PARTS - 1) // LENDABLE_PARTS
+        if group.kind is GroupKind.FULL
+        else 0
+        for group in groups
+    ]
+
+
 class CreditorLedger(ExchangeSide[Loan, LentPages]):
     """The loans of one incarnation of a creditor.
 
@@ -118,7 +141,7 @@ class CreditorLedger(ExchangeSide[Loan, LentPages]):
         holds: Holds,
         numbers: RightNumbers,
         most_lent: Sequence[int],
-        most_loans: int,
+        most_loans: int = MOST_LOANS_OF_DEBTOR,
     ) -> None:
         super().__init__()
         self._instance, self._incarnation = instance, incarnation

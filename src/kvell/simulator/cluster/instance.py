@@ -310,8 +310,8 @@ class VirtualInstance(PoolIO):
             raise RuntimeError(f"step {plan.step} computes nothing, and requests wait")
         self.meter.on_planned(plan)
         step = self._steps.begin(self, plan)
-        copied = self.agent.loans.num_filled
-        seconds = step.seconds + self._reads.seconds(plan, self.agent.loans.lending)
+        copied = self.agent.borrowing.num_filled + self.agent.lending.num_filled
+        seconds = step.seconds + self._reads.seconds(plan, self.agent.lending)
         seconds += self._answering_seconds
         seconds += (copied - self._copied_sections) * self._reads.copied_seconds
         self._copied_sections = copied
