@@ -12,7 +12,7 @@ from kvell.engine.protocol.notices import (
 )
 from kvell.engine.requests.block_hashes import BlockHashes, root_digest
 from kvell.engine.requests.limits import ModelRules
-from kvell.memory import DROPPED, NAMED, GroupKind, GroupSpec, HoldingCore, Tokens
+from kvell.memory import DROPPED, IMAGE_KINDS, NAMED, GroupKind, GroupSpec, HoldingCore, Tokens
 
 
 @dataclass(frozen=True)
@@ -93,14 +93,6 @@ class BlockChanges:
 
 STATE_BLOCK_TOKENS = 16
 """Tokens in a block of a model that has only states."""
-KINDS = (
-    GroupKind.FULL,
-    GroupKind.SLIDING,
-    GroupKind.CHUNKED,
-    GroupKind.STATE,
-    GroupKind.DROPPING,
-)
-"""Kinds of groups with reported blocks; pages of images are found by content, not by a prefix."""
 
 
 @dataclass
@@ -238,7 +230,8 @@ def indexed_groups(
 
 
 def _is_told(spec: GroupSpec) -> bool:
-    return spec.kind in KINDS and spec.required_for_hit
+    """Return whether blocks are reported; pages of images are found by content, not by a prefix."""
+    return spec.kind not in IMAGE_KINDS and spec.required_for_hit
 
 
 def _block_tokens(groups: Sequence[GroupSpec], spec: GroupSpec) -> int:

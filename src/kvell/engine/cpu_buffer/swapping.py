@@ -26,10 +26,8 @@ from kvell.engine.requests.plan import NewPages
 from kvell.engine.requests.request import Request
 from kvell.memory import IMAGE_KINDS, GroupKind, GroupSpec, MemoryCore
 from kvell.mempool.tiers.buffered import BufferedPages
+from kvell.mempool.tiers.lookup import SERVED_KINDS
 from kvell.vocabulary import RequestId
-
-SWAPPABLE = frozenset({GroupKind.FULL, GroupKind.SLIDING, GroupKind.CHUNKED, GroupKind.STATE})
-"""Kinds whose pages are all the state of computed tokens."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +183,7 @@ class Swapping:
         rows = self._core.held_pages(request.handle)[:, 1:]
         groups = self._core.layout.groups
         sizes = np.asarray([g.page_tokens if g.kind.counts_tokens else 0 for g in groups])
-        swappable = np.asarray([g.kind in SWAPPABLE for g in groups])
+        swappable = np.asarray([g.kind in SERVED_KINDS for g in groups])
         is_computed = rows[:, 1] * sizes[rows[:, 0]] < request.computed
         kept: NewPages = rows[is_computed & swappable[rows[:, 0]]]
         return kept
@@ -196,7 +194,7 @@ class Swapping:
         A borrowing request is not swapped, since it would lose its remote sections anyway.
         """
         kinds = {g.kind for g in self._core.layout.groups if g.model == request.model}
-        if not kinds <= SWAPPABLE | _empty_kinds(request) or request.remote_tokens:
+        if not kinds <= SERVED_KINDS | _empty_kinds(request) or request.remote_tokens:
             return False
         return request.computed > self._core.hit_tokens(request.handle)
 

@@ -1,12 +1,12 @@
 """Admission of waiting requests in turn, parked ones, and those that arrived with pages; pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
 
 from kvell.engine.cpu_buffer.parking import ROOM_TOKENS
-from kvell.engine.planning.chunks import Chunks, OffloadedPrompts
+from kvell.engine.planning.chunks import Chunks, OffloadedPrompts, ints_of
 from kvell.engine.planning.plan_draft import PlanDraft
 from kvell.engine.planning.request_queues import RequestQueues, makes_way
 from kvell.engine.requests.cache_roots import DROPPING_ROOT, kept_root
@@ -257,8 +257,8 @@ class Admission:
             draft.admitted.append(request.request_id)
 
     def has_room_for(self, handle: int, computed: int) -> bool:
-        others = _ints(request.handle for request in self._seats.running)
-        until = _ints(request.end_for_now + 1 for request in self._seats.running)
+        others = ints_of(request.handle for request in self._seats.running)
+        until = ints_of(request.end_for_now + 1 for request in self._seats.running)
         return self._core.fits(handle, computed + 1, 1, others, until)
 
     def _start(self, request: Request, draft: PlanDraft) -> bool:
@@ -302,8 +302,8 @@ class Admission:
 
         Of a prompt that is longer than the memory, only the local part must fit.
         """
-        others = _ints(r.handle for r in self._seats.running)
-        until = _ints(r.end_for_now + 1 + room_tokens for r in self._seats.running)
+        others = ints_of(r.handle for r in self._seats.running)
+        until = ints_of(r.end_for_now + 1 + room_tokens for r in self._seats.running)
         chunk = min(request.remaining, self._limits.min_chunk_tokens)
         self._chunks.memory.before_admission(
             chunk, self._chunks.planned_tokens(draft), len(draft.work)
@@ -373,7 +373,3 @@ class Admission:
             return  # it has no answer
         count, total = self.outputs.get(request.model, (0, 0))
         self.outputs[request.model] = (count + 1, total + len(request.output))
-
-
-def _ints(values: Iterable[int]) -> NewPages:
-    return np.fromiter(values, np.int32)

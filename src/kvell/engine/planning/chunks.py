@@ -10,7 +10,7 @@ import numpy as np
 from kvell.cost.swap_rule import WAYS
 from kvell.elastic.page_buffer import first_pages
 from kvell.engine.cpu_buffer.parking import Parking
-from kvell.engine.cpu_buffer.swapping import SWAPPABLE, Swapping
+from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.engine.planning.plan_draft import PlanDraft
 from kvell.engine.planning.proposals import Ints, propose
 from kvell.engine.planning.protected import ProtectedPrefixes
@@ -21,9 +21,10 @@ from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import TO_DRAFT, NewPages
 from kvell.engine.requests.request import NO_HANDLE, Request, RequestState
 from kvell.memory import IMAGE_KINDS, GroupKind, MemoryCore
+from kvell.mempool.tiers.lookup import SERVED_KINDS
 from kvell.vocabulary import RequestId, StepNumber
 
-_TEXT_KINDS = frozenset({GroupKind.FULL, GroupKind.SLIDING, GroupKind.CHUNKED})
+TEXT_KINDS = frozenset({GroupKind.FULL, GroupKind.SLIDING, GroupKind.CHUNKED})
 
 
 class Speculation:
@@ -56,7 +57,7 @@ class Speculation:
         self.is_on = limits.num_speculative_tokens > 0
         self._core = core
         self._limits = limits
-        self._is_text = all(g.kind in _TEXT_KINDS and not g.counts_images for g in groups)
+        self._is_text = all(g.kind in TEXT_KINDS and not g.counts_images for g in groups)
         self._page_tokens = sorted({group.page_tokens for group in groups})
         self._drafted_models = {group.model for group in core.layout.groups if group.is_draft}
 
@@ -300,7 +301,7 @@ class Chunks:
         if until < least:
             return False
         if request.state is not RequestState.OFFLOADED:
-            _, rows = self._core.grow(_ints([request.handle]), _ints([until]))
+            _, rows = self._core.grow(ints_of([request.handle]), ints_of([until]))
             draft.add_pages(rows, [request.handle])
         if not request.is_decoding:
             draft.prompt_tokens_of[request.turn.tenant] += until - request.computed
@@ -376,14 +377,14 @@ class Chunks:
         others = {request.handle for request in self._seats.running if request.is_decoding}
         others |= {request.handle for request in self._seats.offloaded}
         chunks = [work for work in draft.work if work.handle not in others]
-        handles = _ints(work.handle for work in chunks)
-        rows = self._core.checkpoint(handles, _ints(w.start + w.count for w in chunks))
+        handles = ints_of(work.handle for work in chunks)
+        rows = self._core.checkpoint(handles, ints_of(w.start + w.count for w in chunks))
         rows[:, 0] = handles[rows[:, 0]]
         draft.cut({(int(handle), int(end)) for handle, _, end, _, _ in rows})
         return rows
 
 
-def _ints(values: Iterable[int]) -> NewPages:
+def ints_of(values: Iterable[int]) -> NewPages:
     return np.fromiter(values, np.int32)
 
 
@@ -500,7 +501,7 @@ class OffloadedPrompts:
 
     def _can_be_there(self, request: Request) -> bool:
         kinds = {group.kind for group in self._groups if group.model == request.model}
-        is_plain = kinds <= SWAPPABLE | IMAGE_KINDS and not (
+        is_plain = kinds <= SERVED_KINDS | IMAGE_KINDS and not (
             request.spec.images or request.spec.pooling
         )
         is_new = request.handle == NO_HANDLE and not request.output and not request.runs_alone

@@ -30,7 +30,7 @@ from dataclasses import replace
 from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.engine.planning.admission import Admission
-from kvell.engine.planning.chunks import Chunks, OffloadedPrompts
+from kvell.engine.planning.chunks import TEXT_KINDS, Chunks, OffloadedPrompts
 from kvell.engine.planning.plan_draft import PlanDraft
 from kvell.engine.planning.request_queues import RequestQueues
 from kvell.engine.planning.step_memory import StepMemory
@@ -39,12 +39,10 @@ from kvell.engine.protocol.messages import Event, Tokens
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import PageCopy, StepPlan, TokenWork
 from kvell.engine.requests.request import Request
-from kvell.memory import GroupKind, Layout, MemoryCore
+from kvell.memory import Layout, MemoryCore
 from kvell.vocabulary import RequestId, StepNumber
 
 MOST_DEPTH = 1
-
-_TEXT_KINDS = frozenset({GroupKind.FULL, GroupKind.SLIDING, GroupKind.CHUNKED})
 
 
 class Fences:
@@ -71,7 +69,7 @@ class Fences:
         self._models = {
             group.model
             for group in layout.groups
-            if group.kind not in _TEXT_KINDS or group.counts_images or group.holds_embeddings
+            if group.kind not in TEXT_KINDS or group.counts_images or group.holds_embeddings
         }
         self.is_needed = limits.depth > 0 and (self._has_drafts or bool(self._models))
 

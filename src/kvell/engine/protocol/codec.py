@@ -5,16 +5,11 @@ The body of a frame is the msgpack array ``[name of the message type, {field: va
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
-from kvell.engine.protocol import messages as protocol
-from kvell.engine.protocol.logprobs import PromptLogprobs
-from kvell.engine.protocol.messages import Command, Drained, Event, Introduce, Lead, Led
-from kvell.engine.protocol.notices import IndexNotice, WatchIndex
-from kvell.engine.protocol.pages import AskLargePage, AskPages, LargePage, Pages
-from kvell.engine.protocol.statistics import Stats
+from kvell.engine.protocol.messages import Command, Event, Tokens
 from kvell.wire.decoding import MalformedError, decode
 from kvell.wire.frames import ProtocolError, frame
 
@@ -32,40 +27,8 @@ def _names(kind: Any) -> Iterable[str]:
     return (field.name for field in dataclasses.fields(kind))
 
 
-_COMMANDS = _by_name(
-    (
-        protocol.Submit,
-        protocol.Cancel,
-        protocol.Migrate,
-        protocol.MoveKvCache,
-        Introduce,
-        Lead,
-        protocol.AskStats,
-        protocol.ResetPrefixCache,
-        AskPages,
-        AskLargePage,
-        WatchIndex,
-        protocol.KeepAlive,
-        protocol.Drain,
-    )
-)
-_EVENTS = _by_name(
-    (
-        protocol.Ready,
-        protocol.Acknowledgement,
-        PromptLogprobs,
-        protocol.Tokens,
-        protocol.Finished,
-        protocol.MigrationRefused,
-        Stats,
-        Pages,
-        LargePage,
-        IndexNotice,
-        protocol.Heartbeat,
-        Led,
-        Drained,
-    )
-)
+_COMMANDS = _by_name(get_args(Command))
+_EVENTS = _by_name(get_args(Event))
 _ENCODER = msgspec.msgpack.Encoder()
 _ENVELOPE = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
 _FIELDS = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
@@ -74,8 +37,8 @@ _DECODERS = {
 }
 
 
-_TOKENS = msgspec.msgpack.Decoder(tuple[str, protocol.Tokens])
-_TOKENS_HEAD = _ENCODER.encode((protocol.Tokens.__name__,))[1:]
+_TOKENS = msgspec.msgpack.Decoder(tuple[str, Tokens])
+_TOKENS_HEAD = _ENCODER.encode((Tokens.__name__,))[1:]
 
 
 def encode_frame(message: Message) -> bytes:

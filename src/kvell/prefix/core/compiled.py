@@ -104,15 +104,7 @@ class CompiledCore(_core.CompiledCore):
         )
 
 
-KINDS = (
-    GroupKind.FULL,
-    GroupKind.SLIDING,
-    GroupKind.CHUNKED,
-    GroupKind.STATE,
-    GroupKind.CROSS,
-    GroupKind.VISION,
-    GroupKind.DROPPING,
-)
+KINDS = tuple(GroupKind)
 """The kinds by their number in the extension (``Kind`` in rules.h)."""
 
 
