@@ -18,6 +18,7 @@ violation; after a change the window is empty again.
 """
 
 from collections import deque
+from collections.abc import Hashable
 
 ALPHA = 2
 WINDOW_ITERATIONS = 5
@@ -49,7 +50,7 @@ class CpuBuffer:
     ) -> None:
         self.physical_chunks = physical_chunks
         self.logical_chunks = min(physical_chunks, logical_chunks)
-        self.held: dict[int, int] = {}
+        self.held: dict[Hashable, int] = {}
         self._is_fixed = is_fixed
         self._wanted_chunks = 0
         self._late: deque[tuple[bool, bool]] = deque(maxlen=WINDOW_ITERATIONS)
@@ -84,7 +85,7 @@ class CpuBuffer:
             self._wanted_chunks = 0
             self._late.clear()
 
-    def hold(self, holder: int, chunks: int, *, whatever_size: bool = False) -> bool:
+    def hold(self, holder: Hashable, chunks: int, *, whatever_size: bool = False) -> bool:
         """Take chunks for a holder, all or none; return False if they are not free.
 
         :param whatever_size: take them in any case: the holder is in the buffer already.
@@ -95,6 +96,6 @@ class CpuBuffer:
             self.held[holder] = self.held.get(holder, 0) + chunks
         return True
 
-    def release(self, holder: int) -> int:
+    def release(self, holder: Hashable) -> int:
         """Free a holder's chunks; return how many it held."""
         return self.held.pop(holder, 0)

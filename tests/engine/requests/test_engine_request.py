@@ -91,10 +91,10 @@ def test_a_step_is_counted_in_the_smallest_bucket_that_holds_it() -> None:
     sizes = StepSizes()
     for tokens in (1, 2, 8, 9, 16_384, 16_385):
         sizes.add(tokens)
-    found = sizes.by_size()
+    found = sizes.by_size
     assert len(found) == len(STEP_TOKENS_BUCKETS) + 1
-    assert found[:3] == (1, 2, 1)
-    assert found[-2:] == (1, 1)
+    assert found[:3] == [1, 2, 1]
+    assert found[-2:] == [1, 1]
     assert sum(found) == 6
     assert sizes.tokens == 1 + 2 + 8 + 9 + 16_384 + 16_385
 
@@ -102,12 +102,12 @@ def test_a_step_is_counted_in_the_smallest_bucket_that_holds_it() -> None:
 def test_nothing_was_drafted_yet() -> None:
     draft_tokens = DraftTokens()
     draft_tokens.add(0, 0)
-    assert (draft_tokens.drafts, draft_tokens.draft_tokens, draft_tokens.accepted_tokens) == (
+    assert (draft_tokens.drafts, draft_tokens.draft_tokens, sum(draft_tokens.accepted)) == (
         0,
         0,
         0,
     )
-    assert draft_tokens.accepted_by_position() == ()
+    assert draft_tokens.accepted == []
 
 
 def test_right_draft_tokens_are_counted_by_their_place() -> None:
@@ -117,8 +117,8 @@ def test_right_draft_tokens_are_counted_by_their_place() -> None:
     draft_tokens.add(3, 0)
     assert draft_tokens.drafts == 3
     assert draft_tokens.draft_tokens == 9
-    assert draft_tokens.accepted_by_position() == (2, 1, 0, 0)
-    assert draft_tokens.accepted_tokens == 3
+    assert draft_tokens.accepted == [2, 1, 0, 0]
+    assert sum(draft_tokens.accepted) == 3
 
 
 def test_a_team_is_counted_from_its_first_step() -> None:

@@ -8,7 +8,7 @@ step already computes it.  The same inputs in the same order give the same plans
 relies on this, and the simulator runs this code.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -51,34 +51,6 @@ from kvell.vocabulary import RequestId, StepNumber
 
 NO_TEXT_ROOT = "\0nothing"
 """Cache root of a holder that only evicts pages; nothing is ever cached under it."""
-
-
-def reset_prefix_cache(memory: MemoryCore, scheduler: Scheduler, step: StepNumber) -> None:
-    """Evict all cached pages, also in the CPU buffer; pages that requests use stay."""
-    scheduler.drop_reserves()
-    evict_unused(memory, step)
-
-
-def abandon(
-    memory: MemoryCore, scheduler: Scheduler, plans: Iterable[StepPlan], step: StepNumber
-) -> None:
-    """Drop all requests and the cache, in whatever state an exception has left them.
-
-    The pool's contents are not trusted: a step may have been interrupted before it copied or
-    computed what its plan says.
-
-    :param plans: the plans in flight, which the runner may not have seen.
-    :raises RuntimeError: if the audit finds a problem afterwards.
-    """
-    released = [handle for plan in plans for handle in plan.released]
-    scheduler.drop_reserves()
-    held = [holder.handle for holder in memory.snapshot().holders]
-    for handle in held:
-        memory.close(handle, renew=False)
-    scheduler.clear((*released, *held))
-    evict_unused(memory, step)
-    if problems := audit(memory.layout, memory.snapshot()):
-        raise RuntimeError(problems[0])
 
 
 def evict_unused(memory: MemoryCore, step: StepNumber) -> None:
@@ -403,13 +375,30 @@ class EngineCore:
 
     def forget_prefixes(self) -> list[Event]:
         """Evict all cached pages, also in the CPU buffer; pages that requests use stay."""
-        reset_prefix_cache(self.memory, self.scheduler, self.step)
+        self.scheduler.drop_reserves()
+        evict_unused(self.memory, self.step)
         return self._noticed()
 
     def abandon(self) -> None:
+        """Drop all requests and the cache, in whatever state an exception has left them.
+
+        The pool's contents are not trusted: a step may have been interrupted before it copied or
+        computed what its plan says.  The runner may not have seen the plans in flight.
+
+        :raises RuntimeError: if the audit finds a problem afterwards.
+        """
         self.requests.clear()
         self.constrained.clear()
-        abandon(self.memory, self.scheduler, self._in_flight.abandon(), self.step)
+        released = [handle for step in self._in_flight for handle in step.plan.released]
+        self._in_flight.clear()
+        self.scheduler.drop_reserves()
+        held = [holder.handle for holder in self.memory.snapshot().holders]
+        for handle in held:
+            self.memory.close(handle, renew=False)
+        self.scheduler.clear((*released, *held))
+        evict_unused(self.memory, self.step)
+        if problems := self.audit():
+            raise RuntimeError(problems[0])
 
     @property
     def step_memory(self) -> StepMemory:

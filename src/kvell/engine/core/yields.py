@@ -44,11 +44,6 @@ class StepsInFlight(deque[StepInFlight]):
             raise ValueError(f"a result of step {step} was not asked for")
         return self[0]
 
-    def abandon(self) -> list[StepPlan]:
-        plans = [step.plan for step in self]
-        self.clear()
-        return plans
-
     def has(self, request: Request) -> bool:
         return any(request is member for step in self for member in step.requests)
 

@@ -43,10 +43,9 @@ class Parking:
     ) -> None:
         self.parked: list[Request] = []
         self.sizes = sizes
-        self.count = self._last_key = 0
+        self.count = 0
         self.chunk_tokens = chunk_tokens
         self._core, self._swapping = core, swapping
-        self._keys: dict[RequestId, int] = {}
         self._since: dict[RequestId, int] = {}
         self._step = 0
 
@@ -96,9 +95,7 @@ class Parking:
 
     def hold(self, request: Request, size_bytes: int) -> None:
         """Count a request's pages in the buffer, until it leaves."""
-        self._last_key += 1
-        self.sizes.hold(self._last_key, self._larges(size_bytes), whatever_size=True)
-        self._keys[request.request_id] = self._last_key
+        self.sizes.hold(request.request_id, self._larges(size_bytes), whatever_size=True)
 
     def park(self, request: Request, size_bytes: int, *, gave_way: bool = True) -> None:
         """Park a request whose pages have been copied to the buffer.
@@ -123,15 +120,11 @@ class Parking:
             self.parked.remove(request)
 
     def leave(self, request: Request) -> None:
-        key = self._keys.pop(request.request_id, None)
-        if key is not None:
-            self.sizes.release(key)
+        self.sizes.release(request.request_id)
         self.lift(request)
 
     def clear(self) -> None:
-        for key in self._keys.values():
-            self.sizes.release(key)
-        self._keys.clear()
+        self.sizes.held.clear()
         self._since.clear()
         self.parked.clear()
 

@@ -37,15 +37,12 @@ class StepSizes:
 
     def __init__(self) -> None:
         self.tokens = 0
-        self._counts = [0] * (len(STEP_TOKENS_BUCKETS) + 1)
+        self.by_size = [0] * (len(STEP_TOKENS_BUCKETS) + 1)
+        """Number of steps per bucket, not cumulative; the last has no upper bound."""
 
     def add(self, tokens: int) -> None:
         self.tokens += tokens
-        self._counts[bisect_left(STEP_TOKENS_BUCKETS, tokens)] += 1
-
-    def by_size(self) -> tuple[int, ...]:
-        """Return the number of steps per bucket, not cumulative; the last has no upper bound."""
-        return tuple(self._counts)
+        self.by_size[bisect_left(STEP_TOKENS_BUCKETS, tokens)] += 1
 
 
 class DraftTokens:
@@ -54,7 +51,8 @@ class DraftTokens:
     def __init__(self) -> None:
         self.drafts = 0
         self.draft_tokens = 0
-        self._accepted: list[int] = []
+        self.accepted: list[int] = []
+        """By position after the newest token, the number of accepted draft tokens."""
 
     def add(self, proposed: int, accepted: int) -> None:
         """Count ``proposed`` draft tokens of a request's step, the first ``accepted`` accepted."""
@@ -62,17 +60,9 @@ class DraftTokens:
             return
         self.drafts += 1
         self.draft_tokens += proposed
-        self._accepted += [0] * (proposed - len(self._accepted))
+        self.accepted += [0] * (proposed - len(self.accepted))
         for position in range(accepted):
-            self._accepted[position] += 1
-
-    @property
-    def accepted_tokens(self) -> int:
-        return sum(self._accepted)
-
-    def accepted_by_position(self) -> tuple[int, ...]:
-        """Return the accepted draft tokens at each position after the newest token."""
-        return tuple(self._accepted)
+            self.accepted[position] += 1
 
 
 class TeamCounts:
