@@ -84,7 +84,7 @@ class Parking:
             chosen.append(other)
             need_bytes -= size_bytes
         is_enough = need_bytes <= 0 and bool(chosen)
-        return chosen if is_enough and self._swapping.has_room(chosen) else []
+        return chosen if is_enough and self._swapping.can_take(chosen) else []
 
     def allows(self, size_bytes: int) -> bool:
         larges = self._larges(size_bytes)

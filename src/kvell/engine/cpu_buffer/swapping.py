@@ -102,7 +102,7 @@ class Swapping:
         """Return the bytes that a request would take in the buffer; 0 if it cannot be swapped."""
         return self.buffer.size_bytes(self._need([request]))
 
-    def has_room(self, requests: Sequence[Request]) -> bool:
+    def can_take(self, requests: Sequence[Request]) -> bool:
         """Evict prefixes as needed; return whether the buffer can take all requests."""
         return self.fits_all(self._need(requests))
 

@@ -34,7 +34,7 @@ class GroupPolicy:
 
     def live_tokens(self, num_tokens: int) -> int:
         """Return the tokens that a request of ``num_tokens`` keeps between steps."""
-        return num_tokens
+        return num_tokens - self.active_start(num_tokens)
 
     def most_kept_tokens(self, num_tokens: int) -> int:
         """Return the peak of active tokens between steps up to ``num_tokens``."""
@@ -55,9 +55,6 @@ class SlidingPolicy(GroupPolicy):
         """Return where the window of the last computed token starts: one token earlier."""
         return max(0, num_tokens - self.window_tokens)
 
-    def live_tokens(self, num_tokens: int) -> int:
-        return min(num_tokens, self.window_tokens - 1)
-
     def most_kept_tokens(self, num_tokens: int) -> int:
         return min(num_tokens, self.window_tokens)
 
@@ -77,9 +74,6 @@ class ChunkedPolicy(GroupPolicy):
         return num_tokens // self.chunk_tokens * self.chunk_tokens
 
     kept_start = active_start
-
-    def live_tokens(self, num_tokens: int) -> int:
-        return num_tokens % self.chunk_tokens
 
     def most_kept_tokens(self, num_tokens: int) -> int:
         return min(num_tokens, self.chunk_tokens - 1)
