@@ -63,31 +63,44 @@ Key = TypeVar("Key", bound=Hashable)
 Entry = TypeVar("Entry", bound=Exchange)
 
 
-class Exchanges(dict[Key, Entry]):
-    """The open exchanges of one side, by key, in the order of their begin."""
+class ExchangeSide(Generic[Key, Entry]):
+    """One side of a protocol.
+
+    :ivar open: the exchanges that have not ended, by key, in their order of begin.
+    """
+
+    def __init__(self) -> None:
+        self.open: dict[Key, Entry] = {}
+
+    def __len__(self) -> int:
+        return len(self.open)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self.open
 
     @property
     def next_deadline(self) -> Tick | None:
         """The next time at which an exchange ends or a message is resent; None if there is none."""
-        ticks = [entry.deadline for entry in self.values() if entry.deadline is not None]
-        repeats = [entry.unanswered.at for entry in self.values() if entry.unanswered is not None]
+        entries = self.open.values()
+        ticks = [entry.deadline for entry in entries if entry.deadline is not None]
+        repeats = [entry.unanswered.at for entry in entries if entry.unanswered is not None]
         return min(ticks + repeats, default=None)
 
     def of(self, peer: str, key: Key) -> Entry | None:
-        entry = self.get(key)
+        entry = self.open.get(key)
         return entry if entry is not None and entry.peer == peer else None
 
     def late(self, now: Tick) -> list[Key]:
         return [
             key
-            for key, entry in self.items()
+            for key, entry in self.open.items()
             if entry.deadline is not None and entry.deadline <= now
         ]
 
     def resend(self, now: Tick) -> list[Send]:
         """Send the messages again that have waited long enough, with the time that remains."""
         sends = []
-        for entry in self.values():
+        for entry in self.open.values():
             if entry.unanswered is not None and entry.unanswered.is_due(now):
                 message = entry.unanswered.message
                 if entry.deadline is not None and isinstance(message, Borrow | Recall):
@@ -99,30 +112,9 @@ class Exchanges(dict[Key, Entry]):
         """Return the exchanges with an incarnation of an instance and earlier ones; 0: with all."""
         return [
             key
-            for key, entry in self.items()
+            for key, entry in self.open.items()
             if entry.peer == instance and not 0 < incarnation < entry.incarnation
         ]
-
-
-class ExchangeSide(Generic[Key, Entry]):
-    """One side of a protocol.
-
-    :ivar open: the exchanges that have not ended; always the same container.
-    """
-
-    def __init__(self) -> None:
-        self.open: Exchanges[Key, Entry] = Exchanges()
-
-    def __len__(self) -> int:
-        return len(self.open)
-
-    def __contains__(self, key: Key) -> bool:
-        return key in self.open
-
-    @property
-    def next_deadline(self) -> Tick | None:
-        """The next time at which a tick has an effect; None if there is none."""
-        return self.open.next_deadline
 
 
 def send(entry: Exchange, message: PeerMessage, now: Tick) -> Send:

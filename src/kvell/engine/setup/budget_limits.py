@@ -1,7 +1,5 @@
 """Requirements of a KV budget (``--kv-budget``) on other options."""
 
-from typing import TYPE_CHECKING
-
 from kvell.engine.setup.options import EngineOptions
 from kvell.errors import ChangeSomething
 from kvell.memory import (
@@ -10,9 +8,6 @@ from kvell.memory import (
 from kvell.models.config.budgets import OBSERVED_TOKENS
 from kvell.models.paged_model import PagedModel
 from kvell.pages.sizing import GROUPED
-
-if TYPE_CHECKING:
-    pass
 
 FLAG = "--kv-budget"
 

@@ -209,7 +209,7 @@ class CreditorLedger(ExchangeSide[Loan, LentPages]):
     def fill(self, debtor: str, message: Fill) -> list[Action]:
         """Begin to pull the debtor's pages, or its pages at another creditor."""
         loan = message.loan
-        entry = self.open.of(debtor, loan)
+        entry = self.of(debtor, loan)
         if (
             entry is None
             or message.right != entry.right.number
@@ -261,7 +261,7 @@ class CreditorLedger(ExchangeSide[Loan, LentPages]):
         return [*ended, Send(debtor, GivenBack(message.loan))]
 
     def over(self, debtor: str, message: LoanOver) -> list[Action]:
-        entry = self.open.of(debtor, message.loan)
+        entry = self.of(debtor, message.loan)
         return [] if entry is None else self._ended(message.loan, entry)
 
     def recall(self, counts: Sequence[int], now: Tick, ticks: Tick) -> list[Action]:
@@ -309,17 +309,17 @@ class CreditorLedger(ExchangeSide[Loan, LentPages]):
             for loan, entry in self.open.items()
             if self._waits_on(entry, now)
         ]
-        for loan in self.open.late(now):
+        for loan in self.late(now):
             entry = self.open[loan]
             if entry.state == "lent":
                 actions += self._revoked(loan, entry, now)
             else:
                 actions += [*self._ended(loan, entry), _over(loan.debtor, loan, TOO_LONG)]
-        return actions + self.open.resend(now)
+        return actions + self.resend(now)
 
     def instance_died(self, instance: str, incarnation: int) -> list[Action]:
         """End the loans of a dead incarnation of a debtor and of earlier ones; 0: of all."""
-        gone = self.open.of_instance(instance, incarnation)
+        gone = self.of_instance(instance, incarnation)
         return [action for loan in gone for action in self._ended(loan, self.open[loan])]
 
     def _problem(self, debtor: str, message: Borrow) -> str:

@@ -189,7 +189,7 @@ class DebtorLedger(ExchangeSide[Loan, Debt]):
         return self._returned(loan, debt)
 
     def on_lent(self, creditor: str, message: Lent) -> list[Action]:
-        debt = self.open.of(creditor, message.loan)
+        debt = self.of(creditor, message.loan)
         if debt is None:
             return [_over(creditor, message.loan, UNKNOWN)]
         if debt.state != "asked":  # a duplicate, or the answer to a duplicate ``Borrow``
@@ -209,7 +209,7 @@ class DebtorLedger(ExchangeSide[Loan, Debt]):
 
     def on_filled(self, creditor: str, message: Filled) -> list[Action]:
         """Handle the creditor's notice that it has pulled the pages."""
-        debt = self.open.of(creditor, message.loan)
+        debt = self.of(creditor, message.loan)
         if debt is None:
             return [_over(creditor, message.loan, UNKNOWN)]
         if debt.state != "filling":
@@ -221,7 +221,7 @@ class DebtorLedger(ExchangeSide[Loan, Debt]):
 
     def on_recalled(self, creditor: str, message: Recall) -> list[Action]:
         """Handle a recall: the creditor wants its pages back, or has taken them."""
-        debt = self.open.of(creditor, message.loan)
+        debt = self.of(creditor, message.loan)
         if debt is None:
             return [_over(creditor, message.loan, UNKNOWN)]
         if debt.state in ("asked", "returning"):  # the unanswered message is resent anyway
@@ -234,14 +234,14 @@ class DebtorLedger(ExchangeSide[Loan, Debt]):
         return [LoanRecalled(message.loan, deadline)] if is_sooner else []
 
     def given_back(self, creditor: str, message: GivenBack) -> list[Action]:
-        debt = self.open.of(creditor, message.loan)
+        debt = self.of(creditor, message.loan)
         if debt is not None and debt.state == "returning":
             del self.open[message.loan]
         return []
 
     def over(self, creditor: str, message: LoanOver) -> list[Action]:
         """Handle the creditor's refusal, or its notice that it has no such loan."""
-        debt = self.open.of(creditor, message.loan)
+        debt = self.of(creditor, message.loan)
         if debt is None or debt.state == "returning":
             return []
         if debt.state == "asked":
@@ -250,15 +250,15 @@ class DebtorLedger(ExchangeSide[Loan, Debt]):
 
     def tick(self, now: Tick) -> list[Action]:
         self._now = now
-        late = self.open.late(now)
+        late = self.late(now)
         actions = [action for loan in late for action in self._late(loan, self.open[loan])]
-        return actions + self.open.resend(now)
+        return actions + self.resend(now)
 
     def instance_died(self, instance: str, incarnation: int) -> list[Action]:
         """End the loans of a dead incarnation of a creditor and of earlier ones; 0: of all."""
         actions: list[Action] = []
         problem = f"{instance} died"
-        for loan in self.open.of_instance(instance, incarnation):
+        for loan in self.of_instance(instance, incarnation):
             debt = self.open[loan]
             if debt.state == "asked":
                 actions += self._refused(loan, problem)

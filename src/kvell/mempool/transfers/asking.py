@@ -92,7 +92,7 @@ class Asking(ExchangeSide[int, Exchange]):
     def on_declined(self, owner: str, message: Declined) -> list[Action]:
         """Handle an instance's refusal to send a text."""
         is_mine = message.incarnation == self._incarnation
-        if self.open.of(owner, message.number) is None or not is_mine:
+        if self.of(owner, message.number) is None or not is_mine:
             return []
         return self._over(message.number, message.why)
 
@@ -112,11 +112,11 @@ class Asking(ExchangeSide[int, Exchange]):
         return [_declined(*answered, action.problem)]
 
     def tick(self, now: Tick) -> list[Action]:
-        late = self.open.late(now)
+        late = self.late(now)
         return [action for number in late for action in self._over(number, "it timed out")]
 
     def instance_died(self, instance: str) -> list[Action]:
-        gone = self.open.of_instance(instance)
+        gone = self.of_instance(instance)
         return [a for number in gone for a in self._over(number, f"{instance} died")]
 
     def _over(self, number: int, why: str) -> list[Action]:

@@ -145,7 +145,7 @@ class Receiving(ExchangeSide[Transfer, _IncomingTransfer]):
 
     def offer(self, sender: str, message: Offer) -> list[Action]:
         """Begin to pull the missing pages, or pull the rest once all is written."""
-        coming = self.open.of(sender, message.transfer)
+        coming = self.of(sender, message.transfer)
         if message.transfer in self._came:
             return [Send(sender, Pulled(message.transfer))]
         if coming is None or coming.is_over:
@@ -203,7 +203,7 @@ class Receiving(ExchangeSide[Transfer, _IncomingTransfer]):
         return [Send(coming.peer, Pulled(transfer)), arrived]
 
     def on_abandoned(self, sender: str, message: Abandon) -> list[Action]:
-        if self.open.of(sender, message.transfer) is None:
+        if self.of(sender, message.transfer) is None:
             return []
         return self.end(message.transfer)
 
@@ -217,12 +217,12 @@ class Receiving(ExchangeSide[Transfer, _IncomingTransfer]):
         return [a for transfer in unwanted for a in self._over(transfer, "it is not needed")]
 
     def tick(self, now: Tick) -> list[Action]:
-        late = self.open.late(now)
+        late = self.late(now)
         actions = [a for transfer in late for a in self._over(transfer, "it timed out")]
-        return actions + self.open.resend(now)
+        return actions + self.resend(now)
 
     def instance_died(self, instance: str) -> list[Action]:
-        gone = self.open.of_instance(instance)
+        gone = self.of_instance(instance)
         return [action for transfer in gone for action in self.end(transfer)]
 
     def _over(self, transfer: Transfer, why: str) -> list[Action]:

@@ -143,7 +143,7 @@ class Sending(ExchangeSide[Transfer, _OutgoingTransfer]):
 
     def on_prepared(self, sender: str, message: Prepared) -> list[Action]:
         """Handle the receiver's notice that it has room, and its missing pages."""
-        sent = self.open.of(sender, message.transfer)
+        sent = self.of(sender, message.transfer)
         if sent is None:
             return [Send(sender, Abandon(message.transfer, "it has ended"))]
         if sent.missing is not None:  # a repetition: an offer may have been lost
@@ -156,13 +156,13 @@ class Sending(ExchangeSide[Transfer, _OutgoingTransfer]):
         return [RoomGranted(message.transfer), *self._offered(message.transfer, sent)]
 
     def on_pulled(self, sender: str, message: Pulled) -> list[Action]:
-        sent = self.open.of(sender, message.transfer)
+        sent = self.of(sender, message.transfer)
         if sent is None or not sent.is_offered:
             return []
         return self._ended(message.transfer, "")
 
     def on_abandoned(self, sender: str, message: Abandon) -> list[Action]:
-        if self.open.of(sender, message.transfer) is None:
+        if self.of(sender, message.transfer) is None:
             return []
         return self._ended(message.transfer, message.why)
 
@@ -172,12 +172,12 @@ class Sending(ExchangeSide[Transfer, _OutgoingTransfer]):
 
     def tick(self, now: Tick) -> list[Action]:
         self._now = now
-        late = self.open.late(now)
+        late = self.late(now)
         actions = [action for transfer in late for action in self._over(transfer, "it timed out")]
-        return actions + self.open.resend(now)
+        return actions + self.resend(now)
 
     def instance_died(self, instance: str) -> list[Action]:
-        gone = self.open.of_instance(instance)
+        gone = self.of_instance(instance)
         return [action for transfer in gone for action in self._ended(transfer, f"{instance} died")]
 
     def _offered(self, transfer: Transfer, sent: _OutgoingTransfer) -> list[Action]:
