@@ -30,7 +30,7 @@ from kvell.models.config.description import describe
 from kvell.simulator.clock.links import Link
 from kvell.simulator.cluster.cluster import ClusterSpec, VirtualCluster
 from kvell.simulator.cluster.figures import cluster_figures
-from kvell.simulator.cluster.network import Links
+from kvell.simulator.cluster.instance import Links
 from kvell.simulator.hardware.model_cost import model_cost
 from kvell.simulator.hardware.profiles import load_link, load_profile
 from kvell.simulator.replay.runner import Machine

@@ -11,7 +11,7 @@ from kvell.cost.prices import prices_of
 from kvell.memory import plan_layout
 from kvell.simulator.clock.links import Link
 from kvell.simulator.cluster.cluster import ClusterSpec
-from kvell.simulator.cluster.network import Links
+from kvell.simulator.cluster.instance import Links
 from kvell.simulator.hardware.model_cost import model_cost
 from kvell.simulator.hardware.profiles import load_link, load_profile
 from kvell.simulator.replay.runner import Machine

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from kvell import LLM, AsyncEngine
-from kvell.fleet.instance.supervisor import RestartPolicy
 from kvell.fleet.started.front_limits import FrontLimits
+from kvell.fleet.started.supervisor import RestartPolicy
 from kvell.vocabulary import MIB
 from tests.front.scenarios import until
 

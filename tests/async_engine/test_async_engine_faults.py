@@ -7,8 +7,8 @@ import pytest
 
 from kvell.async_engine import AsyncEngine
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.fleet.instance.supervisor import RestartPolicy
 from kvell.fleet.started.front_limits import FrontLimits
+from kvell.fleet.started.supervisor import RestartPolicy
 from kvell.vocabulary import MIB
 from tests.async_engine.conftest import SharedEngine, greedy_rows
 from tests.async_engine.faults import KINDS, disturbed, whole

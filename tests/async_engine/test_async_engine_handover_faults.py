@@ -15,8 +15,8 @@ from kvell import LLM
 from kvell.async_engine import AsyncEngine
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import RequestFailed
-from kvell.fleet.instance.supervisor import RestartPolicy
 from kvell.fleet.started.front_limits import FrontLimits
+from kvell.fleet.started.supervisor import RestartPolicy
 from kvell.front.request_log import LogEntry
 from kvell.models.loading.random_weights import write_random_model
 from kvell.vocabulary import MIB

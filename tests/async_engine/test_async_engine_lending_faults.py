@@ -11,8 +11,8 @@ import pytest
 
 from kvell.async_engine import AsyncEngine
 from kvell.engine.lending.placement import NOBODY_LENDS
-from kvell.fleet.instance.supervisor import RestartPolicy
 from kvell.fleet.started.front_limits import FrontLimits
+from kvell.fleet.started.supervisor import RestartPolicy
 from tests.async_engine.fault_cases import ACTS, LENDING_REFUSALS, SHAPES
 from tests.async_engine.faults import REFUSALS
 from tests.async_engine.handover_faults import (

@@ -18,8 +18,8 @@ from kvell.engine.protocol.statistics import Stats
 from kvell.engine.requests.block_hashes import BlockHashes
 from kvell.fleet.fleet import MemberStatus
 from kvell.fleet.instance.instance_process import InstanceLine
-from kvell.fleet.instance.supervisor import RestartPolicy, Supervisor
 from kvell.fleet.started.front_limits import FrontLimits
+from kvell.fleet.started.supervisor import RestartPolicy, Supervisor
 from kvell.front.front import Front
 from kvell.front.request_log import LogEntry
 from kvell.vocabulary import RequestId

@@ -6,8 +6,8 @@ from kvell.async_engine import AsyncEngine
 from kvell.engine.protocol.messages import Finished
 from kvell.fleet.fleet import Fleet, Handle
 from kvell.fleet.instance.instance_process import InstanceLine
-from kvell.fleet.instance.supervisor import Supervisor
 from kvell.fleet.started.members import Members
+from kvell.fleet.started.supervisor import Supervisor
 from kvell.front.front import Front
 from kvell.front.request_log import LogEntry, Output
 from kvell.front.request_queue import RequestQueue

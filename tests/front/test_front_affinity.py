@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from kvell.fleet.instance.supervisor import RestartPolicy
 from kvell.fleet.started.front_limits import FrontLimits
+from kvell.fleet.started.supervisor import RestartPolicy
 from kvell.front.front import Affinity, Front
 
 CommandFactory = Callable[..., list[str]]

@@ -17,7 +17,7 @@ from kvell.engine.protocol.pages import LargePage, Miss, PageOwner, Pages
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import Bound, ChangeSomething, TryLater
-from kvell.fleet.instance.supervisor import RestartPolicy, death_of
+from kvell.fleet.started.supervisor import RestartPolicy, death_of
 from kvell.front.front import RequestNames
 from kvell.front.request_log import EndedRequest, LogEntry, Mailbox, Output
 from kvell.front.request_queue import RequestQueue

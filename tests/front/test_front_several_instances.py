@@ -15,8 +15,8 @@ from kvell.engine.protocol.messages import Finished
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething
 from kvell.fleet.fleet import MemberStatus
-from kvell.fleet.instance.supervisor import RestartPolicy
 from kvell.fleet.started.front_limits import FrontLimits
+from kvell.fleet.started.supervisor import RestartPolicy
 from kvell.front.front import Front
 from kvell.testing.instance import CRASH_TOKEN, fake_token
 from tests.engine.works import spec_of

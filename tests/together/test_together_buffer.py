@@ -11,8 +11,8 @@ from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.engine.engine import Engine
 from kvell.mempool.rendezvous import PageTransport
 from kvell.vocabulary import MIB
-from tests.engine.seen import use_rule
 from tests.elastic.buffer_audit import audit_pages
+from tests.engine.seen import use_rule
 from tests.engine.swapping import Always
 from tests.models.cases import long_unless
 from tests.models.harness import prompt_ids

@@ -112,7 +112,7 @@ PAGES = (
                     "kvell.async_engine.Prompt",
                     "kvell.StreamedOutput",
                     "kvell.fleet.started.front_limits.FrontLimits",
-                    "kvell.fleet.instance.supervisor.RestartPolicy",
+                    "kvell.fleet.started.supervisor.RestartPolicy",
                     "kvell.engine.setup.engine_settings.EngineSettings",
                     "kvell.engine.setup.options.EngineOptions",
                     "kvell.cluster.routing.policies.ROUTINGS",
@@ -122,7 +122,7 @@ PAGES = (
                 "What instances say of themselves",
                 (
                     "kvell.fleet.fleet.MemberStatus",
-                    "kvell.fleet.instance.supervisor.InstanceState",
+                    "kvell.fleet.fleet.InstanceState",
                     *_of("kvell.engine.protocol.placements", "RequestPlacementEntry"),
                     *_of(
                         "kvell.engine.protocol.statistics",

@@ -4,15 +4,23 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar
 
 from kvell.cluster.routed_request import InstanceDeath
 from kvell.engine.protocol.messages import AskStats, Command, Event, Heartbeat, ResetPrefixCache
 from kvell.engine.protocol.pages import LargePage, Pages
 from kvell.engine.protocol.statistics import InstanceFacts, InstanceReport, Stats
 from kvell.errors import InstanceDied, TryLater
-from kvell.fleet.instance.supervisor import GIVEN_UP, InstanceState
 from kvell.fleet.instance.watch import Watch
+
+InstanceState = Literal[
+    "starting", "serving", "restarting", "failing", "draining", "failed", "gone"
+]
+"""The state of an instance; only one that is ``serving`` takes requests.  ``failing``: it was
+restarted in vain too often for requests to wait, and restarts continue; ``failed``: the user must
+change something first; ``gone``: it was drained and has ended."""
+GIVEN_UP: frozenset[InstanceState] = frozenset(("failing", "failed"))
+"""States of an instance that no request waits for."""
 
 CLOSING = InstanceDeath("the server is shutting down", "closing")
 DRAINED = InstanceDeath("the instance was taken out of service", "drained")
@@ -162,6 +170,7 @@ class Member(Generic[H_co]):
         return True
 
     def instance_ready(self, facts: InstanceFacts) -> None:
+        """Handle an incarnation that can serve; called again after each reconnection."""
         self.report = InstanceReport(facts)
         self._fleet.on_ready(self.instance_id, facts)
 
@@ -180,6 +189,7 @@ class Member(Generic[H_co]):
         self._callbacks.on_event(self.instance_id, event)
 
     def instance_lost(self, death: InstanceDeath) -> None:
+        """Handle the end of the incarnation, which sends nothing more."""
         if self.report is not None:
             self.report = InstanceReport(self.report.facts)
         if self._stats_waiter is not None:
@@ -190,6 +200,7 @@ class Member(Generic[H_co]):
         self._callbacks.on_lost(self.instance_id, death)
 
     def instance_given_up(self) -> None:
+        """Stop waiting for the instance; called again after each restart in vain."""
         self._callbacks.on_given_up(self.instance_id)
 
     def instance_cut(self) -> None:

@@ -36,13 +36,13 @@ from kvell.engine.protocol.statistics import InstanceFacts, Stats
 from kvell.errors import InstanceDied
 from kvell.fleet.fleet import (
     CLOSING,
+    GIVEN_UP,
     Fleet,
     Handle,
     MemberCallbacks,
     MemberStatus,
     stats_of,
 )
-from kvell.fleet.instance.supervisor import GIVEN_UP
 from kvell.fleet.instance.watch import pages_of
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.fleet.started.host import Host

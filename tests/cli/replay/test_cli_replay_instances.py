@@ -17,7 +17,7 @@ from kvell.errors import ChangeSomething
 from kvell.front.request_queue import RequestQueue
 from kvell.memory import GroupKind, LayerSpec
 from kvell.simulator.clock.links import Link
-from kvell.simulator.cluster.network import Links
+from kvell.simulator.cluster.instance import Links
 from kvell.simulator.hardware.profiles import LINKS_DIR, hardware_names
 from kvell.simulator.replay.runner import CalibratedMachine, Machine
 from kvell.simulator.report.timeline import read_timeline

@@ -14,11 +14,11 @@ import sys
 import threading
 
 import kvell.fleet.manager.manager as manager_module
-from kvell.fleet.instance.supervisor import RestartPolicy
 from kvell.fleet.manager.manager import Manager, Superseded
 from kvell.fleet.placing.cluster_site import ClusterSite
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.fleet.started.pool_settings import PoolSettings
+from kvell.fleet.started.supervisor import RestartPolicy
 from kvell.serving.fronts import read_secret
 from tests.fleet.faults.machines.placement import NodePlacement
 

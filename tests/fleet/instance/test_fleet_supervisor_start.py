@@ -8,8 +8,8 @@ from typing import cast
 import pytest
 
 from kvell.cluster.routed_request import InstanceDeath
-from kvell.engine.protocol.messages import Event
 from kvell.engine.protocol.statistics import InstanceFacts
+from kvell.fleet.fleet import Fleet, Handle, Member, MemberCallbacks
 from kvell.fleet.instance.instance_process import (
     FIRST_PAUSE_SECONDS,
     LONGEST_PAUSE_SECONDS,
@@ -19,7 +19,7 @@ from kvell.fleet.instance.instance_process import (
     hang_up_after,
     reach,
 )
-from kvell.fleet.instance.supervisor import USER_MUST_CHANGE, RestartPolicy, Supervisor
+from kvell.fleet.started.supervisor import USER_MUST_CHANGE, RestartPolicy, Supervisor
 from kvell.wire.frames import ProtocolError
 from tests.front.scenarios import until
 
@@ -34,20 +34,17 @@ PROBLEMS = (
 FACTS = InstanceFacts(1, 8, "fake", 64, 1 << 20)
 
 
-class Listening:
+def never(*news: object) -> None:
+    raise AssertionError(f"no instance was ready: {news}")
+
+
+class Listening(Member[Supervisor]):
     def __init__(self) -> None:
+        fleet = Fleet[Handle](MemberCallbacks(never, never, never, self.count, never, never))
+        super().__init__("mixed-0", "mixed", fleet)
         self.given_up = 0
 
-    def instance_ready(self, facts: InstanceFacts) -> None:
-        raise AssertionError("it never is")
-
-    def instance_said(self, event: Event) -> None:
-        raise AssertionError("it never says anything")
-
-    def instance_lost(self, death: InstanceDeath) -> None:
-        raise AssertionError("it was never there")
-
-    def instance_given_up(self) -> None:
+    def count(self, _instance_id: str) -> None:
         self.given_up += 1
 
 

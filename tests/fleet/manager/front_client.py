@@ -13,7 +13,6 @@ from typing_extensions import override
 
 from kvell.clock import VirtualClock
 from kvell.fleet.instance.instance_process import InstanceProcess, LaunchPlan, Site, dial
-from kvell.fleet.instance.supervisor import RestartPolicy
 from kvell.fleet.manager.manager import MOST_GAP_SECONDS, Manager
 from kvell.fleet.manager.messages import (
     Answer,
@@ -29,6 +28,7 @@ from kvell.fleet.manager.messages import (
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.fleet.started.host import Host
 from kvell.fleet.started.pool_settings import PoolSettings
+from kvell.fleet.started.supervisor import RestartPolicy
 from kvell.wire.frames import FrameReader
 from kvell.wire.greeting import Greeting
 from tests.front.scenarios import until

@@ -15,7 +15,7 @@ from kvell.engine.protocol.messages import Heartbeat
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.protocol.statistics import InstanceReport, LoadStats
 from kvell.fleet.fleet import MemberCallbacks
-from kvell.fleet.instance.supervisor import Supervisor
+from kvell.fleet.started.supervisor import Supervisor
 from kvell.fleet.manager.manager import entries
 from kvell.fleet.manager.messages import (
     Answer,

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import pytest
 
 from kvell.fleet.instance.instance_process import InstanceLine
-from kvell.fleet.instance.supervisor import RestartPolicy
 from kvell.fleet.manager.manager import Manager
 from kvell.fleet.placing.cluster_site import ClusterSite
 from kvell.fleet.started.front_limits import FrontLimits
+from kvell.fleet.started.supervisor import RestartPolicy
 from kvell.front.front import Front
 from tests.fleet.placing.host_placement import HostPlacement
 from tests.fleet.placing.placed_front import placed_front

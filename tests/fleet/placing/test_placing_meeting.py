@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from kvell.errors import ChangeSomething, TryLater
-from kvell.fleet.instance.supervisor import RestartPolicy
 from kvell.fleet.manager.settings import ClusterSettings
 from kvell.fleet.placing import meeting
 from kvell.fleet.placing.meeting import answer, meet
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.fleet.started.pool_settings import PoolSettings
+from kvell.fleet.started.supervisor import RestartPolicy
 from tests.front.scenarios import run
 
 SETTINGS = ClusterSettings(

@@ -18,11 +18,12 @@ from kvell.engine.protocol.messages import HEARTBEAT_SECONDS, Command, Finished
 from kvell.engine.protocol.pages import AskLargePage, AskPages, LargePage, Pages
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething, InstanceDied, TryLater
+from kvell.fleet.fleet import InstanceState
 from kvell.fleet.followed.followed_members import FollowedCluster, ManagerAddress
-from kvell.fleet.instance.supervisor import InstanceState, RestartPolicy, Watchdog
 from kvell.fleet.instance.watch import MOST_QUESTIONS, Watch, pages_of
 from kvell.fleet.placing.cluster_site import ClusterSite
 from kvell.fleet.started.members import MOST_RESTARTS, Candidate, Members, scaling
+from kvell.fleet.started.supervisor import RestartPolicy, Watchdog
 from kvell.front.front import Front
 from kvell.testing.instance import LARGE_PAGES
 from tests.depth import many

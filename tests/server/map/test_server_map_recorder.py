@@ -7,8 +7,7 @@ from kvell.clock import VirtualClock
 from kvell.cluster.instance_load import InstanceLoad
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.protocol.statistics import InstanceReport, LoadStats, Stats
-from kvell.fleet.fleet import MemberStatus
-from kvell.fleet.instance.supervisor import InstanceState
+from kvell.fleet.fleet import InstanceState, MemberStatus
 from kvell.front.front import Front
 from kvell.front.request_queue import Entries
 from kvell.server.map.history import HISTORY_SECONDS, MOST_INSTANCES, HistoryRow

@@ -8,7 +8,7 @@ from kvell.engine.requests.limits import Limits
 from kvell.memory import GroupKind, LayerSpec
 from kvell.simulator.clock.links import Link
 from kvell.simulator.cluster.cluster import ClusterSpec, VirtualCluster
-from kvell.simulator.cluster.network import Links
+from kvell.simulator.cluster.instance import Links
 from kvell.simulator.traces.rows import TraceRow
 from tests.simulator.cluster.runs import MACHINE, POOL_TOKENS, layout_of_one_layer
 from tests.simulator.replays import row

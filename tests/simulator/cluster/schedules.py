@@ -23,8 +23,7 @@ from kvell.mempool.transfers.methods import ALWAYS
 from kvell.pages.stages import BY_LAYER
 from kvell.simulator.clock.links import Link
 from kvell.simulator.cluster.cluster import ClusterSpec, VirtualCluster
-from kvell.simulator.cluster.instance import Input, VirtualInstance
-from kvell.simulator.cluster.network import Links
+from kvell.simulator.cluster.instance import Input, Links, VirtualInstance
 from kvell.simulator.traces.rows import TraceRow
 from tests.mempool.agent_audit import audit_holds
 from tests.pages.pools import Chunk, group, pool_of, state

@@ -18,7 +18,7 @@ from kvell.mempool.transfers.receiving import Receiving
 from kvell.simulator.clock.links import Link
 from kvell.simulator.cluster.cluster import ClusterSpec, VirtualCluster
 from kvell.simulator.cluster.figures import cluster_figures
-from kvell.simulator.cluster.network import REVOKED, STOPPED, UNREACHED, Links
+from kvell.simulator.cluster.instance import REVOKED, STOPPED, UNREACHED, Links
 from kvell.simulator.traces.rows import TraceRow
 from kvell.vocabulary import RequestId
 from tests.depth import some

@@ -15,8 +15,7 @@ from kvell.mempool.transports.neighbours import MOST_NEIGHBOURS
 from kvell.simulator.clock.links import Link
 from kvell.simulator.cluster.cluster import ClusterSpec
 from kvell.simulator.cluster.figures import cluster_figures
-from kvell.simulator.cluster.instance import PeerMappings
-from kvell.simulator.cluster.network import Links
+from kvell.simulator.cluster.instance import Links, PeerMappings
 from kvell.vocabulary import SECTION_TOKENS
 from tests.depth import scaled
 from tests.simulator.cluster.lending_schedules import (

@@ -18,8 +18,8 @@ from kvell.mempool.transfers.actions import Pull
 from kvell.mempool.transfers.messages import Abandon, Transfer, Written
 from kvell.simulator.clock.links import Link
 from kvell.simulator.clock.transport import VirtualTransport
+from kvell.simulator.cluster.instance import REVOKED, STOPPED, UNREACHED, Links, Network
 from kvell.simulator.cluster.loop import Loop
-from kvell.simulator.cluster.network import REVOKED, STOPPED, UNREACHED, Links, Network
 
 LINKS = Links(
     Link(0.5, 100.0), Link(1.0), hang_up_seconds=2.0, unreached_seconds=10.0, stop_seconds=0.25
@@ -64,8 +64,8 @@ class Place:
         self.network = Network(self.loop, self.transport, LINKS, PAGE_BYTES, hosts)
         self.a, self.b, self.c = (self.enter(name, i + 1) for i, name in enumerate("abc"))
 
-    def enter(self, name: str, incarnation: int) -> Ear:
-        ear = Ear(name, incarnation, self.loop)
+    def enter(self, name: str, incarnation: int) -> Any:
+        ear: Any = Ear(name, incarnation, self.loop)
         self.network.enter(ear)
         return ear
 

@@ -7,7 +7,7 @@ from kvell.engine.lending.distributed_request import section_bytes
 from kvell.engine.requests.limits import Limits
 from kvell.simulator.cluster.cluster import VirtualCluster
 from kvell.simulator.cluster.figures import cluster_figures
-from kvell.simulator.cluster.reads import NeighbourReads
+from kvell.simulator.cluster.instance import NeighbourReads
 from kvell.vocabulary import SECTION_TOKENS
 from tests.simulator.cluster.lending_schedules import order
 from tests.simulator.cluster.planned import LAYOUT, ROWS, run_of, spec_of, waits

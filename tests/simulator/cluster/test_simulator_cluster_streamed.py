@@ -11,7 +11,7 @@ from kvell.mempool.transfers.messages import Offer
 from kvell.mempool.transfers.methods import ALWAYS, StreamCosts
 from kvell.simulator.clock.links import Link
 from kvell.simulator.cluster.cluster import ClusterSpec, VirtualCluster
-from kvell.simulator.cluster.network import Links
+from kvell.simulator.cluster.instance import Links
 from tests.simulator.cluster.runs import ONE_EACH, run_of
 from tests.simulator.cluster.schedules import Fault, Run, Scenario, in_stages
 from tests.simulator.cluster.schedules import row as drawn_row

@@ -10,7 +10,6 @@ import numpy.typing as npt
 from kvell.engine.requests.plan import StepPlan, StepResult, TokenWork
 from kvell.memory import GroupKind, GroupSpec, Ints, Layout
 from kvell.simulator.cluster.device import Device
-from kvell.simulator.replay.runner import TraceRunner
 from kvell.simulator.traces.prompts import PromptMaker
 from kvell.simulator.traces.rows import TraceRow
 
@@ -67,7 +66,7 @@ class WrittenPages(Device):
 
     def __init__(self, layout: Layout, texts: Texts) -> None:
         self._layout, self._texts = layout, texts
-        super().__init__(TraceRunner(texts.prompts))
+        super().__init__(texts.prompts)
         self._places: dict[int, dict[tuple[int, int], int]] = {}
         self._behind: dict[int, WrittenPages] = {}
         self.tokens_computed = self.borrowed_reads = 0

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kvell.cost.prices import ExecCosts
     from kvell.memory import LayerSpec
     from kvell.simulator.clock.links import Link
-    from kvell.simulator.cluster.network import Links
+    from kvell.simulator.cluster.instance import Links
     from kvell.simulator.replay.runner import StepTimer
 
 LINKS = {
@@ -113,7 +113,7 @@ class Together:
 
         :raises ChangeSomething: if there is no such link, or the hardware has no usual link.
         """
-        from kvell.simulator.cluster.network import Links
+        from kvell.simulator.cluster.instance import Links
 
         return Links(self.pages_link(hardware, machine)) if sum(counts.values()) > 1 else None
 

@@ -19,7 +19,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import exp
 from typing import Literal
 
 from kvell.cluster.instance_load import InstanceLoad, Movable
@@ -99,7 +98,7 @@ class RoleChanger:
         before, self._looked_seconds = self._looked_seconds, now_seconds
         kept = 0.0
         if before is not None:
-            kept = exp(-max(0.0, now_seconds - before) / self._rules.memory_seconds)
+            kept = math.exp(-max(0.0, now_seconds - before) / self._rules.memory_seconds)
         for role, now in work.items():
             self._average[role] = kept * self._average[role] + (1 - kept) * now
 

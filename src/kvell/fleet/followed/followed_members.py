@@ -12,7 +12,6 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from typing_extensions import override
@@ -22,7 +21,7 @@ from kvell.cluster.steering.epochs import HighestEpoch
 from kvell.cluster.steering.steering import OTHER
 from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.errors import ChangeSomething, KvellError, TryLater
-from kvell.fleet.fleet import CLOSING, DRAINED, Fleet, Member, MemberCallbacks
+from kvell.fleet.fleet import CLOSING, DRAINED, GIVEN_UP, Fleet, Member, MemberCallbacks
 from kvell.fleet.followed.instance_link import InstanceLink
 from kvell.fleet.instance.instance_process import (
     DialedLine,
@@ -32,7 +31,6 @@ from kvell.fleet.instance.instance_process import (
     dial_instance,
     reach,
 )
-from kvell.fleet.instance.supervisor import GIVEN_UP
 from kvell.fleet.manager.messages import (
     BEAT_SECONDS,
     MOST_MOVABLE,
@@ -253,7 +251,7 @@ class ManagerLink:
 LINE_SECONDS = 5.0
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def start_lines(
     what: Callable[[], str], pause_seconds: float = LINE_SECONDS
 ) -> AsyncIterator[None]:

@@ -18,7 +18,7 @@ from kvell.cluster.routed_request import InstanceDeath
 from kvell.engine.protocol.messages import Command, Event, Tokens
 from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.errors import InstanceDied, KvellError
-from kvell.fleet.fleet import Handle, Member
+from kvell.fleet.fleet import Handle, InstanceState, Member
 from kvell.fleet.instance.instance_process import (
     DialedLine,
     InstanceStartError,
@@ -27,8 +27,8 @@ from kvell.fleet.instance.instance_process import (
     hear_ready,
     reach,
 )
-from kvell.fleet.instance.supervisor import InstanceState, Watchdog
 from kvell.fleet.manager.messages import RosterEntry
+from kvell.fleet.started.supervisor import Watchdog
 from kvell.wire.frames import ProtocolError
 
 NEWS_SECONDS = 3.0

@@ -22,7 +22,7 @@ import msgspec
 
 from kvell.cluster.instance_load import Movable
 from kvell.cluster.routed_request import Cause
-from kvell.fleet.instance.supervisor import InstanceState
+from kvell.fleet.fleet import InstanceState
 from kvell.wire.decoding import decode
 from kvell.wire.frames import frame
 

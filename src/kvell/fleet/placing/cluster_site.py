@@ -23,7 +23,6 @@ from kvell.fleet.instance.instance_process import (
     filled_in,
     said_last,
 )
-from kvell.fleet.instance.supervisor import USER_MUST_CHANGE
 from kvell.fleet.manager.messages import MANAGER
 from kvell.fleet.placing.placement import (
     IncarnationEnd,
@@ -33,6 +32,7 @@ from kvell.fleet.placing.placement import (
     Placement,
     PlacingError,
 )
+from kvell.fleet.started.supervisor import USER_MUST_CHANGE
 from kvell.wire.frames import ProtocolError
 from kvell.wire.greeting import Greeting, new_incarnation
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from kvell.fleet.instance.supervisor import RestartPolicy
+from kvell.fleet.started.supervisor import RestartPolicy
 
 
 @dataclass(frozen=True)

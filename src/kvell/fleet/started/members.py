@@ -11,11 +11,18 @@ from kvell.cluster.steering.epochs import Leadership
 from kvell.engine.protocol.messages import Introduce
 from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.errors import ChangeSomething
-from kvell.fleet.fleet import CLOSING, DRAINED, Fleet, Member, MemberCallbacks
+from kvell.fleet.fleet import (
+    CLOSING,
+    DRAINED,
+    Fleet,
+    InstanceState,
+    Member,
+    MemberCallbacks,
+)
 from kvell.fleet.instance.instance_process import InstanceProcess, LaunchPlan, Site
-from kvell.fleet.instance.supervisor import InstanceState, Supervisor
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.fleet.started.pool_settings import PoolSettings
+from kvell.fleet.started.supervisor import Supervisor
 from kvell.wire.greeting import new_incarnation
 
 RANKS: dict[InstanceState, int] = {"serving": 0, "starting": 3, "restarting": 3, "failing": 4}

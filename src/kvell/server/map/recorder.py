@@ -1,9 +1,8 @@
 """Samples of a front for the memory map's history, taken once a second."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Generic, TypeVar
 
 from kvell.engine.protocol.statistics import LoadStats, Stats
@@ -35,7 +34,7 @@ async def running(work: Callable[[], Coroutine[object, object, None]]) -> AsyncI
         yield
     finally:
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
+        with suppress(asyncio.CancelledError):
             await task
 
 

@@ -44,12 +44,18 @@ from kvell.simulator.clock.links import Link
 from kvell.simulator.clock.transport import VirtualTransport
 from kvell.simulator.cluster.device import Device
 from kvell.simulator.cluster.front import VirtualFront
-from kvell.simulator.cluster.instance import Record, VirtualInstance
+from kvell.simulator.cluster.instance import (
+    IN_ONE_MEMORY,
+    Links,
+    NeighbourReads,
+    Network,
+    PricedSteps,
+    Record,
+    VirtualInstance,
+)
 from kvell.simulator.cluster.loop import Loop
 from kvell.simulator.cluster.meter import InstanceMeter, Metering, moment_of
-from kvell.simulator.cluster.network import Links, Network
-from kvell.simulator.cluster.reads import IN_ONE_MEMORY, NeighbourReads, PricedSteps
-from kvell.simulator.replay.runner import Acceptance, StepTimer, TraceRunner
+from kvell.simulator.replay.runner import Acceptance, StepTimer
 from kvell.simulator.replay.schedule import Arrivals, Schedule
 from kvell.simulator.report.timeline import Moment
 from kvell.simulator.traces.prompts import PromptMaker
@@ -172,8 +178,7 @@ class VirtualCluster:
         self._wall = wall
         self.wall_seconds = 0.0
         self._prompts = prompts or PromptMaker(rows)
-        runner = TraceRunner(self._prompts, acceptance)
-        self._device: MakeDevice = device or (lambda _: Device(runner))
+        self._device: MakeDevice = device or (lambda _: Device(self._prompts, acceptance))
         self._records = records
         self.instances: dict[str, VirtualInstance] = {}
         self.past: list[VirtualInstance] = []
@@ -307,7 +312,10 @@ class VirtualCluster:
             if kept:
                 says = partial(self._notice, name, self.instances[name].incarnation, kept)
                 self.loop.after(self._front_seconds(name) + late_seconds, says)
-        self._say_later(name, events, self._front_seconds(name))
+        if events:
+            step = self.instances[name].core.step
+            told = partial(self.front.on_events, name, events, step)
+            self.loop.after(self._front_seconds(name), told)
 
     def _on_sampled(self) -> None:
         if self._metering is not None and self._metering.timeline is not None:
@@ -320,11 +328,6 @@ class VirtualCluster:
     def _notice(self, name: str, incarnation: int, notices: Sequence[Event]) -> None:
         if self.front.queue.line(name).incarnation == incarnation:
             self.front.on_events(name, notices)
-
-    def _say_later(self, name: str, events: Sequence[Event], seconds: float) -> None:
-        if events:
-            step = self.instances[name].core.step
-            self.loop.after(seconds, partial(self.front.on_events, name, events, step))
 
     def _tell(self, name: str, command: Command) -> None:
         instance = self.instances.get(name)

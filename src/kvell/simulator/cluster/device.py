@@ -3,23 +3,16 @@
 from collections.abc import Sequence
 from typing import Self
 
-from kvell.engine.requests.plan import StepPlan, StepResult
+from kvell.engine.requests.plan import StepPlan
 from kvell.memory import Ints
 from kvell.simulator.replay.runner import TraceRunner
 
 
-class Device:
+class Device(TraceRunner):
     """Pages of one incarnation of an instance, and the model that computes into them.
 
     This one answers with the tokens of a trace, and its pages have sizes and no content.
     """
-
-    def __init__(self, runner: TraceRunner) -> None:
-        self._runner = runner
-
-    def run(self, plan: StepPlan) -> StepResult:
-        """Begin a step; its result is available before it ends."""
-        return self._runner.run(plan)
 
     def finish(self, plan: StepPlan, missed: Sequence[int]) -> None:
         """End a step and its reads.

@@ -13,7 +13,6 @@ import logging
 import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
 
 from kvell.cluster.routed_request import InstanceDeath
 from kvell.engine.protocol.messages import (
@@ -26,6 +25,7 @@ from kvell.engine.protocol.messages import (
 )
 from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.errors import InstanceDied, KvellError
+from kvell.fleet.fleet import InstanceState, Member
 from kvell.fleet.instance.instance_process import InstanceLine, InstanceProcess, InstanceStartError
 from kvell.wire.frames import ProtocolError
 
@@ -124,36 +124,8 @@ class Watchdog:
 
 logger = logging.getLogger(__name__)
 
-InstanceState = Literal[
-    "starting", "serving", "restarting", "failing", "draining", "failed", "gone"
-]
-"""The state of an instance; only one that is ``serving`` takes requests.  ``failing``: it was
-restarted in vain too often for requests to wait, and restarts continue; ``failed``: the user must
-change something first; ``gone``: it was drained and has ended."""
-GIVEN_UP: frozenset[InstanceState] = frozenset(("failing", "failed"))
-"""States of an instance that no request waits for."""
 USER_MUST_CHANGE = 2
 """Exit status of an instance that has written to stderr what the user must change."""
-
-
-class InstanceListener(Protocol):
-    """The listener of a supervisor, called from the event loop."""
-
-    def instance_ready(self, facts: InstanceFacts) -> None:
-        """Handle an incarnation that can serve; called again after each reconnection."""
-        ...
-
-    def instance_said(self, event: Event) -> None:
-        """Handle an event after Ready."""
-        ...
-
-    def instance_lost(self, death: InstanceDeath) -> None:
-        """Handle the end of the incarnation, which sends nothing more."""
-        ...
-
-    def instance_given_up(self) -> None:
-        """Stop waiting for the instance; called again after each restart in vain."""
-        ...
 
 
 class Supervisor:
@@ -169,7 +141,7 @@ class Supervisor:
         self,
         name: str,
         launch: Callable[[], Awaitable[InstanceProcess]],
-        listener: InstanceListener,
+        listener: "Member[Supervisor]",
         policy: RestartPolicy,
         startup_seconds: float,
         silence_seconds: float,
