@@ -20,6 +20,7 @@ from rich.table import Table
 from bench import result_file
 from kvell.cli.plan.configs import load_config
 from kvell.cli.terminal.session import Session
+from kvell.cost.analytic import DeviceProfile, ModelCost
 from kvell.engine.core.core import EngineCore
 from kvell.engine.protocol.messages import Finished, Submit
 from kvell.engine.protocol.request_spec import RequestSpec
@@ -28,8 +29,8 @@ from kvell.engine.requests.limits import Limits, ModelRules
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.memory import LayerSpec, Layout, Manager, create_core, longest_request, plan_layout
 from kvell.models.config.description import describe
-from kvell.simulator.hardware.model_cost import ModelCost, model_cost
-from kvell.simulator.hardware.profiles import DEFAULT_HARDWARE, DeviceProfile, load_profile
+from kvell.simulator.hardware.model_cost import model_cost
+from kvell.simulator.hardware.profiles import DEFAULT_HARDWARE, load_profile
 from kvell.vocabulary import GIB, RequestId
 
 RESULTS = result_file.path_of("two_models", result_file.VIRTUAL)

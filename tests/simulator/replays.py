@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from kvell.clock import Clock, VirtualClock
+from kvell.cost.analytic import DeviceProfile, ModelCost
 from kvell.engine.core.core import EngineCore
 from kvell.engine.core.journal import Journal
 from kvell.engine.cpu_buffer.parking import Parking
@@ -25,15 +26,13 @@ from kvell.simulator.cluster.cluster import ALONE, ClusterSpec, EngineParts, Vir
 from kvell.simulator.cluster.figures import engine_figures
 from kvell.simulator.cluster.instance import VirtualInstance
 from kvell.simulator.cluster.meter import Metering
-from kvell.simulator.hardware.model_cost import ModelCost
-from kvell.simulator.hardware.profiles import DeviceProfile
 from kvell.simulator.replay.request_figures import RequestFigures
 from kvell.simulator.replay.runner import Acceptance, Machine, StepTimer
 from kvell.simulator.replay.schedule import Arrivals
 from kvell.simulator.report.metrics import StepMeans
 from kvell.simulator.report.timeline import Timeline
 from kvell.simulator.traces.prompts import PromptMaker
-from kvell.simulator.traces.trace import TraceRow
+from kvell.simulator.traces.rows import TraceRow
 
 PROFILE = DeviceProfile("test", 1e9, 1.0, 1e9, 1.0, 1.0)
 MACHINE = Machine(PROFILE, ModelCost(1, 0, 1))

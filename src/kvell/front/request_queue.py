@@ -7,10 +7,8 @@
                │ └── attempts left ─┴─ instance dies ──► error, gone
                └─ drop ──► gone
 
-The commands of a front to its instances: pure, and shared by the real and the virtual front.
-
-Each input returns commands in order, each with its instance.  Submissions that an input makes
-possible come last.
+The real and the virtual front share this code.  Each input returns commands in order, each with its
+instance.  Submissions that an input makes possible come last.
 """
 
 import itertools
@@ -252,47 +250,6 @@ def _next_in_turn(
     return None
 
 
-class InFlight:
-    """The owner of the requests that instances have: gives them to instances, and takes them back.
-
-    Nothing else adds a request to an :class:`.InstanceLoad` or removes one.
-
-    :ivar entries: the requests by id, oldest first; not to be changed.
-    """
-
-    def __init__(self, lines: Mapping[str, InstanceLoad]) -> None:
-        self._lines = lines
-        self.entries: dict[RequestId, LogEntry] = {}
-
-    def submit(self, entry: LogEntry, line: InstanceLoad, now: float) -> None:
-        line.pace.crowd.pass_to(now)
-        line.add(entry)
-        self.entries[entry.request_id] = entry
-        if entry.submitted_seconds is None:
-            entry.submitted_seconds = now
-
-    def hand_over(self, entry: LogEntry, line: InstanceLoad, now: float) -> None:
-        line.pace.crowd.pass_to(now)
-        self._remove(entry, now)
-        line.add(entry)
-        line.on_tokens(entry, 0)
-
-    def take_back(self, entry: LogEntry, now: float) -> None:
-        del self.entries[entry.request_id]
-        self._remove(entry, now)
-
-    def take_back_all(self, line: InstanceLoad) -> list[LogEntry]:
-        return [self.entries.pop(entry.request_id) for entry in line.lost()]
-
-    def going_to(self, instance_id: str) -> list[LogEntry]:
-        return [entry for entry in self.entries.values() if entry.goes_to == instance_id]
-
-    def _remove(self, entry: LogEntry, now: float) -> None:
-        line = self._lines[entry.line]
-        line.pace.crowd.pass_to(now)
-        line.remove(entry)
-
-
 Command = Submit | Cancel | Migrate | MoveKvCache | WatchIndex
 Commands = list[tuple[str, Command]]
 """Commands, each with its instance."""
@@ -328,7 +285,8 @@ class RequestQueue:
     ) -> None:
         self._max_waiting, self._observer, self._locality = max_waiting, observer, locality
         self.lines: dict[str, InstanceLoad] = {}
-        self._in_flight = InFlight(self.lines)
+        self._in_flight: dict[RequestId, LogEntry] = {}
+        """Requests that instances have, oldest first."""
         self._steering = Steering(roles, moves=moves) if steers else None
         self._short: set[str] = set()
         self.role_changes = 0
@@ -347,14 +305,14 @@ class RequestQueue:
 
     @property
     def in_flight(self) -> int:
-        return len(self._in_flight.entries)
+        return len(self._in_flight)
 
     @property
     def room(self) -> int:
         return max(0, self._most_waiting() - len(self._waiting))
 
     def entries(self) -> Entries:
-        in_flight, waiting = list(self._in_flight.entries.values()), list(self._waiting)
+        in_flight, waiting = list(self._in_flight.values()), list(self._waiting)
         return Entries(in_flight, waiting, self._waiting.idle_wait, dict(self._routes.transfers))
 
     def line(self, instance_id: str) -> InstanceLoad:
@@ -403,7 +361,7 @@ class RequestQueue:
         if len(self.lines) > 1:
             self.placements.check(entry)
         name, waiting = entry.request_id, self._waiting
-        if name in self._in_flight.entries or waiting.get(name) is not None:
+        if name in self._in_flight or waiting.get(name) is not None:
             raise ChangeSomething("request_id", entry.shown_id, "is in use", "choose another")
         has_place = self._max_waiting > 0 and not waiting  # the common case
         if not (has_place or waiting.has_place(entry.spec.tenant, self._most_waiting())):
@@ -426,7 +384,11 @@ class RequestQueue:
             return []
         chosen: list[LogEntry] = []
         for entry, line in self._waiting.going(open_lines, now):
-            self._in_flight.submit(entry, line, now)
+            line.pace.crowd.pass_to(now)
+            line.add(entry)
+            self._in_flight[entry.request_id] = entry
+            if entry.submitted_seconds is None:
+                entry.submitted_seconds = now
             chosen.append(entry)
         return [(entry.line, entry.submission()) for entry in chosen]
 
@@ -436,7 +398,7 @@ class RequestQueue:
         """End a request early; return commands to instances."""
         if (waiting := self._waiting.get(request_id)) is not None:
             self._end(waiting, Finished(request_id, waiting.attempt, end_as), now)
-        entry = self._in_flight.entries.get(request_id)
+        entry = self._in_flight.get(request_id)
         if entry is None or entry.end_as != "cancelled":
             return []
         entry.end_as = end_as
@@ -492,13 +454,13 @@ class RequestQueue:
         return self._steer(now)
 
     def note_acceptance(self, event: Acknowledgement) -> None:
-        entry = self._in_flight.entries.get(event.request_id)
+        entry = self._in_flight.get(event.request_id)
         if entry is not None and entry.trace is not None and entry.attempt == event.attempt:
             entry.trace.on_accepted()
 
     def tokens(self, event: Tokens, now: float) -> None:
         """Pass new tokens to their reader; drop those of unknown requests and old attempts."""
-        entry = self._in_flight.entries.get(event.request_id)
+        entry = self._in_flight.get(event.request_id)
         if entry is None or not (fresh := entry.take_tokens(event)):
             return
         count = len(fresh)
@@ -517,7 +479,7 @@ class RequestQueue:
 
     def on_scores(self, event: PromptLogprobs) -> None:
         """Pass on a prompt's log probabilities; drop those of unknown requests and old attempts."""
-        if (entry := self._in_flight.entries.get(event.request_id)) is not None:
+        if (entry := self._in_flight.get(event.request_id)) is not None:
             entry.take_scores(event)
 
     def on_finished(self, event: Finished, now: float) -> list[tuple[str, Migrate]]:
@@ -526,7 +488,7 @@ class RequestQueue:
         An instance that drains by itself (SIGTERM), or that got requests from others, may still be
         sent a request.  Its line closes, or pauses, and the request returns to the queue's head.
         """
-        entry = self._in_flight.entries.get(event.request_id)
+        entry = self._in_flight.get(event.request_id)
         if entry is None or event.attempt != entry.attempt:
             return []
         if entry.early and entry.has_gap and event.reason in ("stop", "length"):
@@ -537,7 +499,10 @@ class RequestQueue:
         taker = self._routes.taker(entry) if event.reason == "moved" else None
         if taker is not None:
             self._routes.on_moved(entry, taker, event.moved_bytes)
-            self._in_flight.hand_over(entry, taker, now)
+            taker.pace.crowd.pass_to(now)
+            self._take_back(entry, now)
+            taker.add(entry)
+            taker.on_tokens(entry, 0)
             return [] if taker.is_open else self.evacuate(taker.instance_id)
         if entry.goes_to:
             self._routes.set_target(entry, "")
@@ -546,7 +511,8 @@ class RequestQueue:
             line.on_tokens(entry, 0)
         if entry.placement:
             self.placements.on_ended(entry)
-        self._in_flight.take_back(entry, now)
+        del self._in_flight[entry.request_id]
+        self._take_back(entry, now)
         self._waiting.may_lend = True
         if event.not_taken and not entry.is_dropped:
             line.took_none(event.not_taken)
@@ -557,6 +523,11 @@ class RequestQueue:
         # The oldest request of a failed step is reported first, and stays first.
         self._waiting.put_back([entry], behind_returned=True)
         return []
+
+    def _take_back(self, entry: LogEntry, now: float) -> None:
+        line = self.lines[entry.line]
+        line.pace.crowd.pass_to(now)
+        line.remove(entry)
 
     def evacuate(self, instance_id: str) -> list[tuple[str, Migrate]]:
         """Let others continue the requests of an instance; return commands to it.
@@ -581,7 +552,7 @@ class RequestQueue:
 
         :raises ChangeSomething: if no instance has the request, or the other takes none.
         """
-        entry, line = self._in_flight.entries.get(request_id), self.lines.get(target)
+        entry, line = self._in_flight.get(request_id), self.lines.get(target)
         if entry is None:
             raise ChangeSomething("request_id", request_id, "is not served now", "choose another")
         if line is None or not line.is_open or entry.line == target:
@@ -593,7 +564,7 @@ class RequestQueue:
         return [(entry.line, Migrate(request_id, entry.attempt, target))]
 
     def stays(self, event: MigrationRefused) -> None:
-        entry = self._in_flight.entries.get(event.request_id)
+        entry = self._in_flight.get(event.request_id)
         if entry is not None and entry.attempt == event.attempt:
             self._routes.set_target(entry, "")
 
@@ -619,7 +590,7 @@ class RequestQueue:
         :param num_blocks: 0: move the whole request; else lend this number of its sections.
         """
         name = RequestId(request_id)
-        entry = self._in_flight.entries.get(name)
+        entry = self._in_flight.get(name)
         if num_blocks:
             if entry is None or entry.goes_to or entry.line == target or target not in self.lines:
                 return []
@@ -644,11 +615,12 @@ class RequestQueue:
         The next attempt continues after the emitted tokens.  Return commands to other instances
         that requests were moving to.
         """
-        lost = self._in_flight.take_back_all(self.line(instance_id))
+        lost = [self._in_flight.pop(entry.request_id) for entry in self.line(instance_id).lost()]
         if self._locality is not None:
             self._locality.lost(instance_id)
-        for entry in self._in_flight.going_to(instance_id):
-            self._routes.set_target(entry, "")  # it stays where it is
+        for entry in self._in_flight.values():
+            if entry.goes_to == instance_id:
+                self._routes.set_target(entry, "")  # it stays where it is
         again: list[LogEntry] = []
         commands: list[tuple[str, Cancel]] = []
         for entry in lost:
@@ -669,7 +641,7 @@ class RequestQueue:
         self.line(instance_id).will_serve = False
         self.refuse_too_long(now)
         commands: Commands = []
-        for entry, problem in list(self.placements.outgrown(self._in_flight.entries.values())):
+        for entry, problem in list(self.placements.outgrown(self._in_flight.values())):
             if not entry.is_dropped:
                 entry.must_change = problem
                 commands += [*self.drop(entry.request_id, "refused", now), *self.due(now)]

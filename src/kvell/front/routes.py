@@ -5,8 +5,8 @@
     request ──router──► mixed                       computes it and answers
             └─router──► prefill ──goes_to──► decode  computes it; continues it
 
-The instances that have computed a session's texts, as far as the front remembers.  A request
-without a session has a digest of the beginning of its conversation or prompt instead.
+The front remembers which instances have computed a session's texts.  A request without a session
+has a digest of the beginning of its conversation or prompt instead.
 
 A request whose session was elsewhere first fetches what is cached there, because reading pages of
 another instance is faster than computing them again.  Source: MemServe §6.2, equation 2, of which

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 import kvell.fleet.manager.manager as manager_module
 from kvell.cluster.instance_load import Movable
+from kvell.cluster.steering.lending.algorithm import Move
 from kvell.cluster.steering.lending.planner import RESERVED_ROUNDS
-from kvell.cluster.steering.steering import Move, Orders, Steering
+from kvell.cluster.steering.steering import Orders, Steering
 from kvell.engine.protocol.messages import Heartbeat
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.protocol.statistics import InstanceReport, LoadStats

@@ -1,10 +1,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from kvell.cost.analytic import DeviceProfile, ModelCost
 from kvell.memory import GroupKind, LayerSpec, Layout, plan_layout
 from kvell.simulator.cluster.cluster import ClusterSpec, VirtualCluster
-from kvell.simulator.hardware.model_cost import ModelCost
-from kvell.simulator.hardware.profiles import DeviceProfile
 from kvell.simulator.replay.runner import Machine
 from kvell.simulator.traces.rows import TraceRow
 from tests.simulator.cluster.schedules import row as drawn_row

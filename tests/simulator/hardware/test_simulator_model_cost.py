@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from kvell.cost.analytic import ModelCost
 from kvell.engine.requests.plan import TokenWork
 from kvell.models.config.config_fields import text_config
 from kvell.models.config.configs import config_from_dict, read_config
 from kvell.models.config.description import describe
 from kvell.pages.layout import GroupKind, LayerSpec
-from kvell.simulator.hardware.model_cost import ModelCost, layer_costs, model_cost
+from kvell.simulator.hardware.model_cost import layer_costs, model_cost
 from tests.engine.works import work_of
 
 CONFIGS = Path(__file__).parents[3] / "bench" / "configs"

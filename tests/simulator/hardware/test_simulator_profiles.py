@@ -6,7 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvell.cost.analytic import AnalyticModel, LinkProfile
+from kvell.cost.analytic import (
+    AnalyticModel,
+    DeviceProfile,
+    LayerCost,
+    LinkProfile,
+    ModelCost,
+    StepCost,
+)
 from kvell.cost.model import prefill_seconds
 from kvell.engine.requests.plan import TokenWork
 from kvell.errors import ChangeSomething
@@ -14,12 +21,10 @@ from kvell.models.config.configs import config_from_dict
 from kvell.models.config.description import describe
 from kvell.prefix.groups.policies import GroupPolicy, SlidingPolicy
 from kvell.simulator.clock.events import EventQueue
-from kvell.simulator.hardware.model_cost import LayerCost, ModelCost, model_cost
+from kvell.simulator.hardware.model_cost import model_cost
 from kvell.simulator.hardware.profiles import (
     HARDWARE_DIR,
     LINKS_DIR,
-    DeviceProfile,
-    StepCost,
     hardware_names,
     load_link,
     load_profile,

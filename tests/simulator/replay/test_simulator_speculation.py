@@ -8,15 +8,15 @@ import pytest
 from msgspec import structs
 
 from kvell.clock import VirtualClock
+from kvell.cost.analytic import ModelCost
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import TO_DRAFT, StepPlan, TokenWork
 from kvell.memory import LayerSpec, Manager, as_draft, create_core, longest_request, plan_layout
-from kvell.simulator.hardware.model_cost import ModelCost
 from kvell.simulator.replay.runner import Acceptance, Machine, TraceRunner, draft_passes
 from kvell.simulator.traces.drawing import keyed_fraction
 from kvell.simulator.traces.prompts import PromptMaker
-from kvell.simulator.traces.trace import TraceRow
+from kvell.simulator.traces.rows import TraceRow
 from kvell.vocabulary import StepNumber
 from tests.engine.works import work_of
 from tests.simulator.replays import PROFILE, Replay, layer_of, row

@@ -9,7 +9,8 @@ from kvell.clock import VirtualClock
 from kvell.engine.requests.limits import Limits
 from kvell.memory import GroupKind, Layout, create_core, plan_layout
 from kvell.prefix.groups.policies import GroupPolicy, SlidingPolicy
-from kvell.simulator.report.metrics import GroupSample, Parts, RunningRequest, needed_bytes, waste
+from kvell.simulator.report.metrics import Parts, RunningRequest, needed_bytes, waste
+from kvell.simulator.report.timeline import GroupMoment
 from tests.simulator.replays import MACHINE, Replay, layer_of, layout_of, make_replay, row
 
 FULL = (GroupKind.FULL, GroupPolicy())
@@ -122,4 +123,4 @@ def test_one_page_size_wastes_what_lies_behind_windows() -> None:
 
 
 def test_waste_of_nothing_is_none() -> None:
-    assert waste([GroupSample(0, 0, 0, 0, 5)]) == 0.0
+    assert waste([GroupMoment("full", 0, 0, 0, 0, 5)]) == 0.0

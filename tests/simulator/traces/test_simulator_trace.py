@@ -14,8 +14,8 @@ from kvell.engine.protocol.messages import Submit
 from kvell.errors import ChangeSomething
 from kvell.simulator.traces.hints import add_hints, is_wrong
 from kvell.simulator.traces.prompts import PromptMaker
-from kvell.simulator.traces.rows import TraceRow
-from kvell.simulator.traces.trace import ImageRow, ideal_hit_rate, read_trace, repeat, write_trace
+from kvell.simulator.traces.rows import ImageRow, TraceRow, ideal_hit_rate, repeat
+from kvell.simulator.traces.trace import read_trace, write_trace
 from tests.simulator.replays import layout_of, make_replay, row
 
 GOOD = {"arrival_s": 0.5, "prompt_tokens": 9, "output_tokens": 2}

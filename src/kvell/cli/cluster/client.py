@@ -2,9 +2,8 @@
 
 It uses the standard library; only ``kvell bench serve`` needs a client for concurrent streams.
 
-The state of a server's instances: the body of ``GET /cluster``.
-
-Further fields are left out of tables, and shown by ``--json``.
+It reads the body of ``GET /cluster``.  Further fields are left out of tables, and shown by
+``--json``.
 """
 
 import http.client

@@ -8,9 +8,8 @@
 
 Only one process decides, because several would each send a request to the same instance.
 
-Role changes of instances, if prompts or answers would be late and the other role has time.
-
-A role only decides what the front sends to an instance; the instance itself has none.  So one that
+Instances change their roles if prompts or answers would be late and the other role has time.  A
+role only decides what the front sends to an instance; the instance itself has none.  So one that
 computes prompts continues with answers from the next request on, and nothing has to start.
 Source: DESIGN §9; MemServe leaves the ratio to the operator.
 """
@@ -22,6 +21,7 @@ from itertools import accumulate
 from typing import Literal
 
 from kvell.cluster.instance_load import InstanceLoad, Movable
+from kvell.cluster.steering.lending.algorithm import Move
 from kvell.cluster.steering.lending.planner import LoanPlanner
 from kvell.cluster.steering.relief import DEFAULT_RELIEF, Relief, relief
 from kvell.cost.prices import FIT_BATCH
@@ -160,20 +160,6 @@ LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
-    """A move of a request, or of a part of its pages, to another instance.
-
-    :param num_blocks: 0: the whole request moves; else the target lends memory for this number of
-        its sections, the paper's ``move_kvcache`` (Infinite-LLM §6.2).
-    """
-
-    request_id: str
-    source: str
-    target: str
-    num_blocks: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Orders:
     """The orders to instances and fronts.
 
@@ -245,9 +231,8 @@ class Steering:
         moving = {name for move in moves for name in (move.source, move.target)}
         settled = self._look + 1 + self._settling_looks
         self._settles_at |= dict.fromkeys(moving, settled)
-        loans = self._loans.plan(instances, self._settles_at.keys()) if self._lends else []
-        for loan in loans:
-            moves.append(Move(loan.req_id, loan.source, loan.target, loan.num_blocks))
+        if self._lends:
+            moves += self._loans.plan(instances, self._settles_at.keys())
         return moves
 
     def _whole(

@@ -288,8 +288,6 @@ def _cleared(holders: Holders, live: int) -> Holders:
     return {block_hash: kept for block_hash, bits in holders.items() if (kept := bits & live)}
 
 
-__all__ = ["PromptTree", "TreeGroup"]
-
 TTL_SECONDS = 600.0
 GUESS_SECONDS = 30.0
 ASK_AGAIN_SECONDS = 30.0

@@ -1,8 +1,7 @@
 """An instance process, on this machine or another, at the other end of a socket.
 
-Connections to processes that listen for the fronts and the manager of their cluster.
-
-A new connection to an instance after a cut, before the instance counts as dead.
+A process of a cluster listens for fronts and the manager, which dial it.  After a cut it is dialed
+again before it counts as dead.
 
 ::
 

@@ -191,25 +191,19 @@ def entries(
     :param endings: the end of each instance's last incarnation, if one has ended.
     """
     return tuple(
-        _entry(member, member.instance_id in leaving, roles, endings.get(member.instance_id))
+        RosterEntry(
+            member.instance_id,
+            roles.get(member.instance_id, member.role),
+            "draining" if member.instance_id in leaving and member.is_serving else process.state,
+            member.incarnation,
+            process.address,
+            process.host,
+            process.pid or 0,
+            process.restarts,
+            endings.get(member.instance_id),
+        )
         for member in members
-    )
-
-
-def _entry(
-    member: OwnMember, is_leaving: bool, roles: Mapping[str, str], ended: Ended | None
-) -> RosterEntry:
-    supervisor = member.supervisor
-    return RosterEntry(
-        member.instance_id,
-        roles.get(member.instance_id, member.role),
-        "draining" if is_leaving and supervisor.state == "serving" else supervisor.state,
-        member.incarnation,
-        supervisor.address,
-        supervisor.host,
-        supervisor.pid or 0,
-        supervisor.restarts,
-        ended,
+        for process in (member.supervisor,)
     )
 
 

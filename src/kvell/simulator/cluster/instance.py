@@ -210,9 +210,9 @@ class Network:
     def pull(self, reader: "VirtualInstance", action: Pull) -> None:
         transfer, rows = action.transfer, action.rows
         source = self._alive.get(transfer.sender)
-        is_there = source is not None and source.incarnation == transfer.incarnation
-        if source is None or not is_there:
-            self._tell(reader, PullEnded(transfer, UNREACHED), self._links.hang_up_seconds)
+        if source is None or source.incarnation != transfer.incarnation:
+            ended = PullEnded(transfer, UNREACHED)
+            self._loop.after(self._links.hang_up_seconds, partial(reader.hear, ended))
             return
         key = _key(reader, transfer)
         copy = self._copies[key] = _Copy(reader, source, transfer, rows, action.stages)
@@ -372,9 +372,6 @@ class Network:
         if not problem and copy.transfer.number not in copy.source.rights:
             problem = REVOKED
         copy.reader.hear(PullEnded(copy.transfer, problem))
-
-    def _tell(self, endpoint: "VirtualInstance", entry: PeerEntry, seconds: float) -> None:
-        self._loop.after(seconds, lambda: endpoint.hear(entry))
 
     def _meet(self, endpoint: "VirtualInstance", other: "VirtualInstance") -> None:
         pair = _address(endpoint), _address(other)

@@ -14,8 +14,6 @@ from kvell.models.config.description import ModelDescription, text_config
 from kvell.models.config.layer_kinds import LAYER_KINDS, layer_types
 from kvell.pages.grouping import group_of
 
-__all__ = ["LayerCost", "ModelCost", "layer_costs", "model_cost"]
-
 RECURRENT_SQUARES = 6
 """Weights of a recurrent layer in squares of the hidden size: Mamba with an expansion of two."""
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")

@@ -6,19 +6,9 @@ Users may edit them; :mod:`kvell.cost.analytic` defines the fields.
 from dataclasses import fields
 from pathlib import Path
 
-from kvell.cost.analytic import DeviceProfile, LinkProfile, StepCost
+from kvell.cost.analytic import DeviceProfile, LinkProfile
 from kvell.errors import ChangeSomething
 from kvell.wire.decoding import MalformedError, decode_toml, read_bounded
-
-__all__ = [
-    "DEFAULT_HARDWARE",
-    "DeviceProfile",
-    "LinkProfile",
-    "StepCost",
-    "hardware_names",
-    "load_link",
-    "load_profile",
-]
 
 HARDWARE_DIR = Path(__file__).with_name("data")
 LINKS_DIR = HARDWARE_DIR / "links"

@@ -6,10 +6,9 @@ from typing import Protocol
 import numpy as np
 from msgspec import structs
 
+from kvell.cost.analytic import DeviceProfile, ModelCost
 from kvell.cost.calibration import Calibration
 from kvell.engine.requests.plan import StepPlan, StepResult, TokenWork, verify
-from kvell.simulator.hardware.model_cost import ModelCost
-from kvell.simulator.hardware.profiles import DeviceProfile
 from kvell.simulator.traces.drawing import keyed_fraction
 from kvell.simulator.traces.prompts import PromptMaker
 

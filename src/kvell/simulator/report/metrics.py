@@ -16,21 +16,7 @@ from typing import NamedTuple
 from kvell.memory import Facts, GroupKind, GroupPolicy, GroupSpec, LayerSpec, Layout, policy_of
 from kvell.pages.snapshot import PoolTotals
 from kvell.prefix.groups.needs import dropped_tokens, end_position, kept_from, kept_to, live_units
-
-
-@dataclass(frozen=True)
-class GroupSample:
-    """One group at one moment, in bytes."""
-
-    needed_bytes: int
-    used_bytes: int
-    unwritten_bytes: int
-    stranded_bytes: int
-    cached_bytes: int
-
-    @property
-    def allocated_bytes(self) -> int:
-        return self.used_bytes + self.unwritten_bytes
+from kvell.simulator.report.timeline import GroupMoment
 
 
 @dataclass(frozen=True)
@@ -39,7 +25,7 @@ class Sample:
 
     running: int
     leaves_waiting: bool
-    groups: tuple[GroupSample, ...]
+    groups: tuple[GroupMoment, ...]
 
 
 class RunningRequest(NamedTuple):
@@ -68,7 +54,8 @@ class MemoryMeter:
         self, running: Collection[RunningRequest], totals: PoolTotals, *, leaves_waiting: bool
     ) -> Sample:
         groups = tuple(
-            GroupSample(
+            GroupMoment(
+                group.name,
                 needed_bytes(group, parts, running, totals.used_pages[g]),
                 totals.used_pages[g] * group.page_stride_bytes,
                 totals.unwritten_pages[g] * group.page_stride_bytes,
@@ -171,7 +158,7 @@ class StepMeans:
             for g, group in enumerate(self._layout.groups)
         ]
 
-    def _figures(self, group: GroupSpec, samples: Sequence[GroupSample]) -> dict[str, float | str]:
+    def _figures(self, group: GroupSpec, samples: Sequence[GroupMoment]) -> dict[str, float | str]:
         return {
             "name": group.name,
             "layers": len(group.layers),
@@ -184,11 +171,11 @@ class StepMeans:
             "stranded": mean([self._stranded([s]) for s in samples]),
         }
 
-    def _stranded(self, groups: Sequence[GroupSample]) -> float:
+    def _stranded(self, groups: Sequence[GroupMoment]) -> float:
         return sum(group.stranded_bytes for group in groups) / self._layout.pool_bytes
 
 
-def waste(groups: Sequence[GroupSample]) -> float:
+def waste(groups: Sequence[GroupMoment]) -> float:
     allocated = sum(group.allocated_bytes for group in groups)
     return 1 - sum(group.needed_bytes for group in groups) / allocated if allocated else 0.0
 

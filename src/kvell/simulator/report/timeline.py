@@ -35,6 +35,10 @@ class GroupMoment:
     stranded_bytes: int
     cached_bytes: int
 
+    @property
+    def allocated_bytes(self) -> int:
+        return self.used_bytes + self.unwritten_bytes
+
 
 @dataclass(frozen=True)
 class Moment:

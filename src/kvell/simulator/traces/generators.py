@@ -15,7 +15,7 @@ from kvell.simulator.traces.drawing import (
 )
 from kvell.simulator.traces.lengths import INFINITE_LLM, K, contexts, fixed_lengths
 from kvell.simulator.traces.rows import BlockIds, ImageRow, TraceRow
-from kvell.simulator.traces.sessions import loogle_like, react_like, sharegpt_like
+from kvell.simulator.traces.sessions import loogle_like, next_turn, react_like, sharegpt_like
 
 SYSTEM_BLOCK_TOKENS = 16
 SYSTEM_PROMPT_TOKENS = (128, 256, 512, 1_024)
@@ -46,23 +46,14 @@ def _conversation(draw: Draw, system: BlockIds, before: int) -> list[TraceRow]:
     now_s = before / REQUESTS_PER_SECOND * float(draw.uniform(0.5, 1.5))
     rows = [_first_turn(draw, system, now_s, f"chat-{before}")]
     for _ in range(int(draw.geometric(LAST_TURN)) - 1):
-        rows.append(_next_turn(draw, rows[-1]))
+        pause_s = float(draw.exponential(MEAN_PAUSE_SECONDS))
+        rows.append(next_turn(rows[-1], _question_tokens(draw), _answer_tokens(draw), pause_s))
     return rows
 
 
 def _first_turn(draw: Draw, system: BlockIds, now_s: float, session: str) -> TraceRow:
     prompt = len(system) * SYSTEM_BLOCK_TOKENS + _question_tokens(draw)
     return TraceRow(now_s, prompt, _answer_tokens(draw), system, SYSTEM_BLOCK_TOKENS, session)
-
-
-def _next_turn(draw: Draw, last: TraceRow) -> TraceRow:
-    return TraceRow(
-        last.arrival_s + float(draw.exponential(MEAN_PAUSE_SECONDS)),
-        last.num_tokens + _question_tokens(draw),
-        _answer_tokens(draw),
-        session=last.session,
-        continues=True,
-    )
 
 
 def _question_tokens(draw: Draw) -> int:

@@ -58,7 +58,9 @@ def _task(examples: BlockIds, draw: Draw, session: str, now_s: float) -> list[Tr
     rows = [first]
     for _ in range(_evenly(draw, STEPS_PER_TASK) - 1):
         result, thought = _evenly(draw, OBSERVATION_TOKENS), _evenly(draw, THOUGHT_TOKENS)
-        rows.append(_next(rows[-1], result, thought, float(draw.exponential(MEAN_TOOL_SECONDS))))
+        rows.append(
+            next_turn(rows[-1], result, thought, float(draw.exponential(MEAN_TOOL_SECONDS)))
+        )
     return rows
 
 
@@ -70,7 +72,7 @@ def _conversation(draw: Draw, session: str, now_s: float) -> list[TraceRow]:
         if rows[-1].num_tokens + question + answer > CHAT_TOKENS:
             break
         pause_s = float(draw.exponential(MEAN_PAUSE_SECONDS))
-        rows.append(_next(rows[-1], question, answer, pause_s))
+        rows.append(next_turn(rows[-1], question, answer, pause_s))
     return rows
 
 
@@ -80,7 +82,7 @@ def _turn(draw: Draw) -> tuple[int, int]:
     return question, answer
 
 
-def _next(last: TraceRow, question: int, answer: int, pause_s: float) -> TraceRow:
+def next_turn(last: TraceRow, question: int, answer: int, pause_s: float) -> TraceRow:
     prompt = last.num_tokens + question
     at_s = last.arrival_s + pause_s
     return TraceRow(at_s, prompt, answer, session=last.session, continues=True)

@@ -25,25 +25,10 @@ from kvell.simulator.traces.formats.tables import Line, table_rows
 from kvell.simulator.traces.lines_file import filled_lines, open_lines
 from kvell.simulator.traces.rows import (
     MAX_IMAGE_ID,
-    BlockIds,
     ImageRow,
     TraceRow,
     continuation_problem,
-    ideal_hit_rate,
-    ideal_hit_tokens,
-    repeat,
 )
-
-__all__ = [
-    "BlockIds",
-    "ImageRow",
-    "TraceRow",
-    "ideal_hit_rate",
-    "ideal_hit_tokens",
-    "read_trace",
-    "repeat",
-    "write_trace",
-]
 
 OWN = LineFormat(
     "Kvell's",

@@ -53,7 +53,7 @@ def moves_of(*one: Debtor | Creditor) -> list[tuple[str, str, str, int]]:
     debtors = [each for each in one if isinstance(each, Debtor)]
     creditors = [each for each in one if isinstance(each, Creditor)]
     found = plan_moves(debtors, creditors)
-    return [(each.req_id, each.source, each.target, each.num_blocks) for each in found]
+    return [(each.request_id, each.source, each.target, each.num_blocks) for each in found]
 
 
 def test_the_longest_request_goes_in_part_to_where_most_memory_is() -> None:
@@ -284,12 +284,12 @@ def test_a_plan_keeps_to_all_bounds_and_lets_all_make_more_tokens(
     for one in moves:
         came[one.target] += one.num_blocks
         went[one.source] += one.num_blocks
-        of[one.req_id] += one.num_blocks
+        of[one.request_id] += one.num_blocks
     sides = {party.instance_id: party.facts for party in debtors}
     sides |= {party.instance_id: party.facts for party in creditors}
-    ways = {(one.req_id, reading_of(sides[one.source], sides[one.target])) for one in moves}
+    ways = {(one.request_id, reading_of(sides[one.source], sides[one.target])) for one in moves}
     assert None not in {way for _, way in ways}
-    assert len(ways) == len({one.req_id for one in moves}), "one way for all of a request"
+    assert len(ways) == len({one.request_id for one in moves}), "one way for all of a request"
     for lender in before_creditors:
         assert came[lender.instance_id] <= max(0, min(lender.room, lender.blocks))
     for borrower in before_debtors:

@@ -8,11 +8,10 @@ from hypothesis import given
 
 from kvell.cluster.steering.lending.model import SLOWDOWN, PerformanceModel, ThroughputInputs
 from kvell.cost.amounts import shape_of
-from kvell.cost.analytic import AnalyticModel
+from kvell.cost.analytic import AnalyticModel, ModelCost
 from kvell.cost.model import attended_tokens_per_second, batch_seconds
 from kvell.cost.prices import BATCHES, ExecCosts, prices_of
 from kvell.memory import GroupKind, LayerSpec
-from kvell.simulator.hardware.model_cost import ModelCost
 from kvell.simulator.hardware.profiles import load_profile
 from tests.cluster.steering.lending.loads import BLOCK, COSTS, COVERED, SECTION, loads, models
 

@@ -80,7 +80,7 @@ class Rounds:
                 self._said[one.instance_id] = InstanceReport(FACTS, said)
         heard = [replace(one, report=self._said[one.instance_id]) for one in instances]
         moves = self.planner.plan(heard)
-        return [(one.req_id, one.source, one.target, one.num_blocks) for one in moves]
+        return [(one.request_id, one.source, one.target, one.num_blocks) for one in moves]
 
 
 DEBTOR = party("d", 8, waiting=2, longest=(40, 3))

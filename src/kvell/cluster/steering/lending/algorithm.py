@@ -26,7 +26,6 @@ import numpy as np
 from kvell.cluster.steering.lending.market import Creditor, Debtor, Market, OfferedSections
 from kvell.cluster.steering.lending.model import Numbers
 from kvell.cluster.steering.placements import READINGS, Reading
-from kvell.vocabulary import RequestId
 
 LEAST_GAIN = 0.01
 """A loan must make both sides together faster by this part of the debtor's throughput: else noise
@@ -35,13 +34,17 @@ NONE: Numbers = np.zeros(1)
 
 
 @dataclass(frozen=True, slots=True)
-class SectionMove:
-    """The paper's ``move_kvcache(req_id, num_blocks, dst_inst)``."""
+class Move:
+    """A move of a request, or of a part of its pages, to another instance.
 
-    req_id: RequestId
+    :param num_blocks: 0: the whole request moves; else the target lends memory for this number of
+        its sections, the paper's ``move_kvcache(req_id, num_blocks, dst_inst)`` (§6.2).
+    """
+
+    request_id: str
     source: str
     target: str
-    num_blocks: int
+    num_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ class LoanPart:
     count: int
 
 
-def plan_moves(debtors: Iterable[Debtor], creditors: Iterable[Creditor]) -> list[SectionMove]:
+def plan_moves(debtors: Iterable[Debtor], creditors: Iterable[Creditor]) -> list[Move]:
     """Return the moves of a plan; no instance is on both sides of it.
 
     :param debtors: with other ids than the creditors.
@@ -63,25 +66,25 @@ def plan_moves(debtors: Iterable[Debtor], creditors: Iterable[Creditor]) -> list
         for debtor in debtors
         if debtor.load.needs_memory and debtor.load.batch <= debtor.model.small_batch
     ]
-    moves: list[SectionMove] = []
+    moves: list[Move] = []
     for debtor in sorted(small, key=lambda debtor: (debtor.load.batch, debtor.instance_id)):
         left = {entry.req_id: entry.num_blocks for entry in debtor.longest}
         for reading in READINGS:
             supply = OfferedSections(debtor, reading, left)
             moved = _borrowed(debtor, supply, market, reading)
-            debtor.reading = dict(debtor.reading) | {move.req_id: reading for move in moved}
+            debtor.reading = dict(debtor.reading) | {move.request_id: reading for move in moved}
             moves += moved
     return moves
 
 
-def reactive_moves(debtors: Iterable[Debtor], creditors: Iterable[Creditor]) -> list[SectionMove]:
+def reactive_moves(debtors: Iterable[Debtor], creditors: Iterable[Creditor]) -> list[Move]:
     """Return moves that give debtors back the memory that they keep free, and no more.
 
     Sections go to the instance with the most memory, whatever they cost there: the placement of
     figure 5b, with which Infinite-LLM compares Algorithm 1.  Waiting requests move nothing.
     """
     market = Market(creditors)
-    moves: list[SectionMove] = []
+    moves: list[Move] = []
     for debtor in sorted(debtors, key=lambda debtor: (debtor.load.spare_bytes, debtor.instance_id)):
         left = {entry.req_id: entry.num_blocks for entry in debtor.longest}
         for reading in READINGS:
@@ -93,7 +96,7 @@ def reactive_moves(debtors: Iterable[Debtor], creditors: Iterable[Creditor]) -> 
                 missing = -(debtor.load.spare_bytes // debtor.facts.section_bytes)
                 part = LoanPart(creditor, min(missing, len(supply), creditor.room))
                 moved = _moves(debtor, part, supply, reading)
-                debtor.reading = dict(debtor.reading) | {move.req_id: reading for move in moved}
+                debtor.reading = dict(debtor.reading) | {move.request_id: reading for move in moved}
                 moves += moved
                 market.put_back([creditor], reading)
     return moves
@@ -140,8 +143,8 @@ def _is_gain(before: float, after: float, creditors: float) -> bool:
 
 def _borrowed(
     debtor: Debtor, supply: OfferedSections, market: Market, reading: Reading
-) -> list[SectionMove]:
-    moves: list[SectionMove] = []
+) -> list[Move]:
+    moves: list[Move] = []
     while len(supply) and debtor.blocks > 0:
         parts = _gaining(debtor, len(supply), market, reading)
         if not parts:
@@ -179,9 +182,7 @@ def _gaining(debtor: Debtor, most: int, market: Market, reading: Reading) -> lis
     return []
 
 
-def _moves(
-    debtor: Debtor, part: LoanPart, supply: OfferedSections, reading: Reading
-) -> list[SectionMove]:
+def _moves(debtor: Debtor, part: LoanPart, supply: OfferedSections, reading: Reading) -> list[Move]:
     creditor = part.creditor
     tokens = part.count * debtor.facts.section_tokens
     size_bytes = part.count * debtor.facts.section_bytes
@@ -189,11 +190,11 @@ def _moves(
     creditor.load = creditor.load.lending(tokens, size_bytes)
     creditor.room -= part.count
     creditor.spared -= part.count
-    moves: list[SectionMove] = []
+    moves: list[Move] = []
     for name, count in supply.take(part.count):
         now = min(count, debtor.blocks, creditor.blocks)
         debtor.blocks -= now
         creditor.blocks -= now
         if now:
-            moves.append(SectionMove(name, debtor.instance_id, creditor.instance_id, now))
+            moves.append(Move(name, debtor.instance_id, creditor.instance_id, now))
     return moves

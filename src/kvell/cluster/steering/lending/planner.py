@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from kvell.cluster.instance_load import SHORT_PART, InstanceLoad
-from kvell.cluster.steering.lending.algorithm import SectionMove, plan_moves, reactive_moves
+from kvell.cluster.steering.lending.algorithm import Move, plan_moves, reactive_moves
 from kvell.cluster.steering.lending.market import Creditor, Debtor
 from kvell.cluster.steering.lending.model import PerformanceModel, ThroughputInputs
 from kvell.cluster.steering.placements import NO_LOANS, Reading, lendable_blocks, reading_of
@@ -30,7 +30,7 @@ from kvell.cluster.steering.relief import ROOM_PART
 from kvell.engine.protocol.statistics import InstanceFacts, InstanceReport, LoadStats
 from kvell.vocabulary import RequestId
 
-Away = Counter[tuple[RequestId, str]]
+Away = Counter[tuple[str, str]]
 """Sections of each request at each creditor."""
 
 
@@ -132,7 +132,7 @@ class Reservation:
     :ivar until: last round of the reservation.
     """
 
-    move: SectionMove
+    move: Move
     blocks: int
     until: int
 
@@ -160,9 +160,7 @@ class LoanPlanner:
     def parties(self) -> set[str]:
         return {name for loan in self._reserved for name in (loan.move.source, loan.move.target)}
 
-    def plan(
-        self, instances: Sequence[InstanceLoad], busy: Collection[str] = ()
-    ) -> list[SectionMove]:
+    def plan(self, instances: Sequence[InstanceLoad], busy: Collection[str] = ()) -> list[Move]:
         """Return the moves to make now; none until all have sent heartbeats since the last plan."""
         loads = {
             party.instance_id: party.report.load
@@ -179,12 +177,13 @@ class LoanPlanner:
         self._reserved = [  # neither expired, nor arrived
             loan
             for loan in self._reserved
-            if loan.until >= self._round and away[loan.move.req_id, loan.move.target] < loan.blocks
+            if loan.until >= self._round
+            and away[loan.move.request_id, loan.move.target] < loan.blocks
         ]
         held_up = {loan.move.source for loan in self._reserved}
         coming: Counter[str] = Counter()
         for loan in self._reserved:
-            there = away[loan.move.req_id, loan.move.target]
+            there = away[loan.move.request_id, loan.move.target]
             coming[loan.move.target] += min(loan.move.num_blocks, loan.blocks - there)
         lent: Counter[str] = Counter()
         for (_, lender), count in placed.away.items():
@@ -207,7 +206,7 @@ class LoanPlanner:
                     creditors.append(creditor)
         moves = (reactive_moves if self._is_reactive else plan_moves)(debtors, creditors)
         for move in moves:
-            blocks = placed.away[move.req_id, move.target] + move.num_blocks
+            blocks = placed.away[move.request_id, move.target] + move.num_blocks
             until = self._round + self._rounds_reserved
             self._reserved.append(Reservation(move, blocks, until))
         return moves
