@@ -47,11 +47,13 @@ class Ear:
     rights: set[int] = field(default_factory=set)
     heard: list[tuple[float, PeerEntry]] = field(default_factory=list)
 
-    def hear(self, entry: PeerEntry) -> None:
+    def on_peer_entry(self, entry: PeerEntry) -> None:
         self.heard.append((round(self.loop.now_seconds, 6), entry))
 
-    def meet(self, other: "Ear", *, is_near: bool) -> None:
-        self.hear(PeerMapped(other.name, other.incarnation, 64 if is_near else NOT_IN_PLACE))
+    def connect_peer(self, other: "Ear", *, is_near: bool) -> None:
+        self.on_peer_entry(
+            PeerMapped(other.name, other.incarnation, 64 if is_near else NOT_IN_PLACE)
+        )
 
     def answer(self, seconds: float) -> float | None:
         return seconds

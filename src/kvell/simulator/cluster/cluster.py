@@ -314,8 +314,8 @@ class VirtualCluster:
                 self.loop.after(self._front_seconds(name) + late_seconds, says)
         if events:
             step = self.instances[name].core.step
-            told = partial(self.front.on_events, name, events, step)
-            self.loop.after(self._front_seconds(name), told)
+            arrive = partial(self.front.on_events, name, events, step)
+            self.loop.after(self._front_seconds(name), arrive)
 
     def _on_sampled(self) -> None:
         if self._metering is not None and self._metering.timeline is not None:

@@ -212,7 +212,7 @@ class Network:
         source = self._alive.get(transfer.sender)
         if source is None or source.incarnation != transfer.incarnation:
             ended = PullEnded(transfer, UNREACHED)
-            self._loop.after(self._links.hang_up_seconds, partial(reader.hear, ended))
+            self._loop.after(self._links.hang_up_seconds, partial(reader.on_peer_entry, ended))
             return
         key = _key(reader, transfer)
         copy = self._copies[key] = _Copy(reader, source, transfer, rows, action.stages)
@@ -262,7 +262,7 @@ class Network:
     def _heard(self, target: "VirtualInstance", sender: str, message: PeerMessage) -> None:
         """Handle a message; a hint for pulls takes effect immediately, not between two steps."""
         if not isinstance(message, Written):
-            target.hear(Heard(sender, message))
+            target.on_peer_entry(Heard(sender, message))
         elif message.transfer.sender == sender:
             key = _key(target, message.transfer)
             stage = self._written[key] = max(message.stage, self._written.get(key, -1))
@@ -298,13 +298,13 @@ class Network:
         def told() -> None:
             if self._is_cut(name, lost):
                 self._met.discard((_address(me), _address(other)))
-                me.hear(entry)
+                me.on_peer_entry(entry)
 
         self._loop.after(self._links.unreached_seconds, told)
 
     def _give_up(self, sender: "VirtualInstance", target: str) -> None:
         if self._is_cut(sender.name, target):
-            sender.hear(PeerLost(target, 0))
+            sender.on_peer_entry(PeerLost(target, 0))
 
     def _is_cut(self, name: str, other: str) -> bool:
         return frozenset((name, other)) in self._cut
@@ -371,7 +371,7 @@ class Network:
             copy.reader.device.read(copy.source.device, rows)
         if not problem and copy.transfer.number not in copy.source.rights:
             problem = REVOKED
-        copy.reader.hear(PullEnded(copy.transfer, problem))
+        copy.reader.on_peer_entry(PullEnded(copy.transfer, problem))
 
     def _meet(self, endpoint: "VirtualInstance", other: "VirtualInstance") -> None:
         pair = _address(endpoint), _address(other)
@@ -379,12 +379,12 @@ class Network:
             return
         self._met.add(pair)
         is_near = self._hosts.get(endpoint.name, "") == self._hosts.get(other.name, "")
-        endpoint.meet(other, is_near=is_near)
+        endpoint.connect_peer(other, is_near=is_near)
 
     def _lose(self, endpoint: "VirtualInstance", lost: PeerLost, seconds: float) -> None:
         def see() -> None:
             self._met.discard((_address(endpoint), f"{lost.peer}#{lost.incarnation}"))
-            endpoint.hear(lost)
+            endpoint.on_peer_entry(lost)
 
         self._loop.after(seconds, see)
 
@@ -654,12 +654,12 @@ class VirtualInstance(PoolIO):
     def role(self) -> str:
         return self.name.rpartition("-")[0]
 
-    def hear(self, entry: PeerEntry) -> None:
+    def on_peer_entry(self, entry: PeerEntry) -> None:
         if isinstance(entry, PeerLost):
             self.behind.lose(entry.peer, entry.incarnation)
         self.take(entry)
 
-    def meet(self, other: "VirtualInstance", *, is_near: bool) -> None:
+    def connect_peer(self, other: "VirtualInstance", *, is_near: bool) -> None:
         far = BY_QUERIES if self._steps.asks else NOT_IN_PLACE
         first = self.behind.put(other) if is_near else far
         self._inbox.append(PeerMapped(other.name, other.incarnation, first))
