@@ -244,6 +244,9 @@ def test_its_address_is_known_though_ray_writes_it_last(
     stand_in: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """It says that it runs, and then makes the file, and then writes into it."""
+    stand_in("import signal; print('Ray runtime started.', flush=True); signal.pause()")
+    with RayNode(NodeSettings("10.0.0.2:6379"), os.environ) as node:
+        assert node.address == "10.0.0.2:6379", "that of the cluster which it joins"
     file = tmp_path / "ray_current_cluster"
     texts = iter(["", "10.0.0.1:6379\n"])
 
@@ -255,11 +258,8 @@ def test_its_address_is_known_though_ray_writes_it_last(
 
     looks = SimpleNamespace(monotonic=time.monotonic, sleep=between_looks)
     monkeypatch.setattr(ray_node, "time", looks)
-    stand_in("import signal; print('Ray runtime started.', flush=True); signal.pause()")
     with RayNode(NodeSettings(), os.environ, tmp_path) as node:
         assert node.address == "10.0.0.1:6379"
-    with RayNode(NodeSettings("10.0.0.2:6379"), os.environ) as node:
-        assert node.address == "10.0.0.2:6379", "that of the cluster which it joins"
 
 
 def test_one_that_does_not_listen_is_killed(
