@@ -68,7 +68,8 @@ class Pair:
         prompt = np.random.default_rng(0).integers(100, 40000, context).astype("<i4")
         sampling = SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)
         self.engines[0].handle(Submit(RequestSpec(NAME, prompt.tobytes(), sampling)))
-        self._go_on(lambda: self.engines[0].core.counters.num_decoding == 1)
+        core = self.engines[0].core
+        self._go_on(lambda: sum(one.is_decoding for one in core.running) == 1)
 
     def _engine(self, path: Path, dtype: str, name: str, folder: Path) -> Engine:
         model = load_model(path, dtype, "cpu", quiet)

@@ -188,10 +188,6 @@ class EngineStats:
         self._finished[reason] = self._finished.get(reason, 0) + 1
 
     @property
-    def num_decoding(self) -> int:
-        return sum(1 for request in self._scheduler.seats.running if request.is_decoding)
-
-    @property
     def num_waiting(self) -> int:
         """Number of requests that hold no pages: queued or parked."""
         parking = self._scheduler.parking
