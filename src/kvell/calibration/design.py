@@ -16,7 +16,7 @@ class Point:
     """A step: requests that decode, and a prompt that arrives.
 
     :param decodes: requests, each with ``context_tokens`` before its token.
-    :param new_tokens: of the prompt, after ``cached_tokens``; 0 for no prompt.
+    :param new_tokens: the prompt's tokens after ``cached_tokens``; 0 for no prompt.
     """
 
     decodes: int = 0

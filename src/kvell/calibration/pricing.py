@@ -41,7 +41,7 @@ class OwnPricing:
     """A :data:`kvell.engine.opened.Pricing`: an instance's prices by its own calibration.
 
     :param file: calibration that the user gave; None to calibrate now, or at an earlier start.
-    :param transport: of pages from other instances, ``memory`` or ``tcp``.
+    :param transport: the transport of pages from other instances: ``memory`` or ``tcp``.
     """
 
     kept: KeptCalibrations

@@ -82,7 +82,7 @@ class Rig:
     """An engine that is brought to the start of a step, and timed.
 
     :param engine: over ``model``; it has no other user.
-    :param seed: of the prompts; prompts share no prefix unless a step is meant to hit one.
+    :param seed: the seed of the prompts, which share no prefix unless a step is meant to hit one.
     """
 
     def __init__(self, engine: Engine, model: SkippingModel, clock: Clock, seed: int = 0) -> None:

@@ -136,7 +136,7 @@ def calibrate(
     """Time steps of the engine, fit operators to most of them and judge the fit by the rest.
 
     :param quick: fewer points and rounds: for a first look, not for figures.
-    :param threads: of the engine's steps; None: torch's number.
+    :param threads: the number of threads of the engine's steps; None: torch's number.
     """
     warmer = subject.engine.warm()  # as a server does: no step waits for a first touch
     if warmer is not None:

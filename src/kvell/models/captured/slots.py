@@ -77,8 +77,8 @@ class Places:
     """The places of all numbers in a slot of a bucket.
 
     :param rows: the size of the bucket.
-    :param fixed: all numbers of which there are always as many.
-    :param page_ids: of all attention groups, one after the other.
+    :param fixed: the part of a slot whose length does not depend on the step.
+    :param page_ids: the page ids of all attention groups, one group after the other.
     """
 
     rows: int
@@ -99,7 +99,7 @@ class Places:
 class SlotLimits:
     """The limits of steps that slots hold.
 
-    :param pool_tokens: of all requests together, unless they share pages.
+    :param pool_tokens: the most tokens of all requests together, unless they share pages.
     """
 
     rows: int
@@ -125,7 +125,7 @@ def places_of(
 ) -> Places:
     """Return the places of a bucket's numbers.
 
-    :param groups: of the model, in its order; None for one without text tokens.
+    :param groups: the model's groups, in its order; None for one without text tokens.
     :param spares: by group, the page that pads of a state group use.
     :param tilings: by group, those of kernels that read their work from memory.
     """
@@ -164,10 +164,10 @@ def places_of(
 class DecodeRows:
     """A step in which each request computes one token, on the host.
 
-    :param token_ids: of requests whose token the host knows; any number for others.
+    :param token_ids: the tokens that the host knows; any number for other requests.
     :param sources: seat whose last token is computed; NO_SEAT for ``token_ids``.
     :param targets: seat that keeps the token that is drawn; NO_SEAT if none does.
-    :param groups: of attention the fields of GroupBatch, of states those of HostStateBatch.
+    :param groups: the fields of GroupBatch for attention, those of HostStateBatch for states.
     """
 
     token_ids: npt.NDArray[np.integer]

@@ -38,7 +38,7 @@ METHODS = frozenset(
 class StoredForm:
     """The form of a quantised matrix.
 
-    :param scale_bits: of a scale, with its zero point.
+    :param scale_bits: bits of a scale with its zero point.
     :param rows: outputs that share a scale; 0: all.
     :param columns: inputs that share a scale; 0: all.
     :param input_bits: further bits for each input.

@@ -1,4 +1,4 @@
-"""Positions of tokens if images are grids: (time, row, column) instead of one number.
+"""Positions of tokens in a prompt with image grids: (time, row, column) instead of one number.
 
 ::
 

@@ -10,9 +10,7 @@ Other files of the directory, and tensors under names that the index gives to an
 the model's. Files are checked by their headers alone, so that an interrupted download is reported
 in one line instead of failing somewhere inside a library.
 
-Checks of the header of a safetensors file, before any library maps the file.
-
-::
+The header of a safetensors file is checked before any library maps the file::
 
     header length, u64 | header, JSON | data
                          name → dtype, shape, first and last byte in the data

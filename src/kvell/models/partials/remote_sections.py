@@ -56,7 +56,7 @@ class RemoteSections:
 
     :param creditors: by name, of :mod:`kvell.models.partials._partials`.
         The set may change between passes.
-    :param number: of the model among those of its instance, whose queries use the same connections.
+    :param number: the model's index in its instance, whose models share their connections.
     """
 
     def __init__(self, creditors: Mapping[str, "_partials.Creditor"], number: int = 0) -> None:
@@ -153,7 +153,7 @@ class LayerQueries:
 
         :param layer: its index among the layers that attend to text.
         :param query: [T, heads, head_size] of all requests.
-        :param params: of the call that the records are for; sinks are left to it.
+        :param params: the parameters of the call that the records are for; it applies the sinks.
         """
         served = self._layers[layer]
         group = self._index.get(served.group)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class ServedLayer:
     """One layer of a model that attends to text.
 
-    :param pages: of its keys and values.
+    :param pages: the pages of its keys and values.
     :param group: index of its group among those of its model, or of the layout.
     :param is_full: whether each token reads all tokens before it.
     """
@@ -31,7 +31,7 @@ class ServedLayers:
     Scales and soft caps of scores, and the dtype of rows, are those of each query, so a creditor
     needs only pages.
 
-    :param instruction_set: of the kernels; those of another one round differently.
+    :param instruction_set: the instruction set of the kernels; others round differently.
     """
 
     instruction_set: str

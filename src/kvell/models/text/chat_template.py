@@ -1,14 +1,12 @@
 """A model's chat template: its file, the format of its input, and templates that users give.
 
-Detection of a chat template's content format: a text or a list of parts.
+A template takes content as a text or as a list of parts. One that reads parts shows nothing of a
+text, and raises no error. So it is probed with both, for each role; one that shows neither reads
+parts if it has a loop over them, as in vLLM.
 
-A template that reads parts shows nothing of a text, and raises no error. So it is probed with both,
-for each role; one that shows neither reads parts if it has a loop over them, as in vLLM.
-
-Arguments of function calls in the form that a chat template takes.
-
-Most templates write arguments with ``tojson``, or iterate over them: these take objects, as in
-vLLM.  Some (DeepSeek V3's) join them to other text: these take the text that clients send.
+A template takes the arguments of function calls as objects or as text. Most templates write them
+with ``tojson``, or iterate over them: these take objects, as in vLLM. Some (DeepSeek V3's) join
+them to other text: these take the text that clients send.
 """
 
 import json

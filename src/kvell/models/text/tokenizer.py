@@ -132,7 +132,7 @@ def _lacking(path: Path) -> Iterator[ChangeSomething]:
 def own_code(config: dict[str, object]) -> str:
     """Return the class of a tokenizer that is code in the model's directory; "" if it is none.
 
-    :param config: of the tokenizer.
+    :param config: the fields of ``tokenizer_config.json``.
     """
     mapped = config.get("auto_map")
     named = mapped.get("AutoTokenizer") if isinstance(mapped, dict) else mapped
