@@ -665,7 +665,10 @@ class VirtualInstance(PoolIO):
         self._inbox.append(PeerMapped(other.name, other.incarnation, first))
 
     def answer(self, seconds: float) -> float | None:
-        """Compute attention for another instance after earlier queries; which has sent them."""
+        """Compute attention over lent pages for another instance, after earlier queries.
+
+        :returns: the time until it has ended; None while this instance is paused.
+        """
         if self._is_paused:
             return None
         now_seconds = self._loop.now_seconds

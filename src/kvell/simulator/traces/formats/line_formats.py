@@ -27,7 +27,7 @@ class LineFormat:
     def has_any(self, fields: Collection[str]) -> bool:
         return not (self.required | self.optional).isdisjoint(fields)
 
-    def lacking(self, fields: Collection[str]) -> list[str]:
+    def missing_fields(self, fields: Collection[str]) -> list[str]:
         return sorted(self.required.difference(fields))
 
     def foreign(self, fields: Collection[str]) -> list[str]:
@@ -44,7 +44,7 @@ class LineFormat:
                 f"line has {name_list(foreign)}, but the first line's format, {self.name}, has not"
             )
             raise ChangeSomething("--trace", place, problem, REMEDY)
-        if missing := self.lacking(fields):
+        if missing := self.missing_fields(fields):
             raise wrong(place, missing[0], f"is missing; the first line's format is {self.name}")
 
 
@@ -53,7 +53,7 @@ def format_of(place: str, raw: Mapping[str, object], formats: Sequence[LineForma
 
     :raises ChangeSomething: if the line's fields fit no format, or several.
     """
-    complete = [each for each in formats if not each.lacking(raw)]
+    complete = [each for each in formats if not each.missing_fields(raw)]
     fits = [each for each in complete if not each.foreign(raw)]
     if len(fits) == 1 and (not fits[0].takes_more or complete == fits):
         return fits[0]
@@ -69,11 +69,11 @@ def format_of(place: str, raw: Mapping[str, object], formats: Sequence[LineForma
 
 def _distance(each: LineFormat, fields: Collection[str]) -> tuple[bool, int]:
     is_alien = each.required.isdisjoint(fields)
-    return is_alien, len(each.lacking(fields)) + len(each.foreign(fields))
+    return is_alien, len(each.missing_fields(fields)) + len(each.foreign(fields))
 
 
 def _differences(each: LineFormat, fields: Collection[str]) -> list[str]:
-    missing = each.lacking(fields)
+    missing = each.missing_fields(fields)
     foreign = each.foreign(fields)
     return [
         *([f"it lacks {name_list(missing)}"] if missing else []),
