@@ -12,7 +12,9 @@ from kvell.elastic.arena import ActivationNeed
 from kvell.models.captured.graphs import Graphs
 from kvell.models.captured.passes import SlotStep, StepRecords
 from kvell.models.captured.slots import SlotLimits
+from kvell.models.config.config_fields import text_config
 from kvell.models.config.description import ModelDescription
+from kvell.models.config.state_sizes import state_shapes
 from kvell.models.forward.forward_batch import ForwardBatch, ModelMemory
 from kvell.models.forward.kv_memory import layer_pages, storing_layer
 from kvell.models.forward.segments import LayerCallbacks
@@ -20,7 +22,7 @@ from kvell.models.fused.decoder import FusedDecoder, PassRecord
 from kvell.models.images.image_store import ImageStore
 from kvell.models.partials.remote_sections import RemoteSections
 from kvell.models.partials.served_layers import ServedLayers
-from kvell.models.states.state_memory import state_memory
+from kvell.models.states.state_memory import StateMemory, state_memory
 from kvell.pages.layout import IMAGE_KINDS, GroupKind, Layout
 
 if TYPE_CHECKING:
@@ -123,19 +125,25 @@ class PagedModel:
         :raises ValueError: if layout, description and pool do not match.
         """
         latent_sizes = self._modules.latent_sizes if self._modules else {}
-        shapes = self._modules.state_shapes if self._modules else self._fused.state_shapes
         pages = layer_pages(layout, self.description, pool, self.kv_dtype, latent_sizes)
         groups = {
             layer.index: layout.group_of_layer(storing_layer(layer))
             for layer in self.description.layers
             if layer.index in pages and layer.kind is not GroupKind.STATE
         }
-        memory = ModelMemory(pages, groups, state_memory(layout, shapes, pool, self.dtype))
+        memory = ModelMemory(pages, groups, self._state_memory(layout, pool))
         if self._modules:
             self._modules.attach(layout, pool, memory)
         else:
             self._fused.attach(pages, groups, memory.states)
         self._memory = memory
+
+    def _state_memory(self, layout: Layout, pool: torch.Tensor) -> StateMemory:
+        layers = [x.index for x in self.description.layers if x.kind is GroupKind.STATE]
+        if not layers:
+            return StateMemory({}, {})
+        shapes = state_shapes(text_config(self.module.config), self.description.architecture)
+        return state_memory(layout, dict.fromkeys(layers, shapes), pool, self.dtype)
 
     def capture(
         self,

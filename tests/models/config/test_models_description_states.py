@@ -10,7 +10,7 @@ from transformers import FalconH1Config
 from kvell.errors import ChangeSomething
 from kvell.models.config.configs import config_from_dict, read_config
 from kvell.models.config.description import ModelDescription, describe
-from kvell.models.config.state_sizes import StateShape, is_recurrent, state_bytes, state_shape
+from kvell.models.config.state_sizes import StateShapes, is_recurrent, state_bytes, state_shapes
 from kvell.pages.layout import GroupKind, LayerSpec
 
 
@@ -193,12 +193,12 @@ def test_a_recurrence_without_known_fields_is_refused() -> None:
     text = SimpleNamespace(hidden_size=32, mamba_d_conv=4)
     assert not is_recurrent(text)
     with pytest.raises(ChangeSomething, match="shape is not known"):
-        state_shape(text, "odd")
+        state_shapes(text, "odd")
 
 
 def test_shapes_are_told_by_fields_not_by_names() -> None:
     text = SimpleNamespace(model_type="new", conv_L_cache=5, hidden_size=10)
-    assert state_shape(text, "new") == StateShape(conv=40, recurrent=0)
+    assert state_shapes(text, "new") == StateShapes(channels=10, window=4, recurrent=())
     assert state_bytes(text, 2, "new") == 80
 
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from kvell.models.states.state_pages import StatePages, StateShapes, state_pages
+from kvell.models.config.state_sizes import StateShapes
+from kvell.models.states.state_pages import StatePages, state_pages
 from kvell.pages.layout import GroupKind, GroupSpec
 
 SHAPES = StateShapes(channels=6, window=3, recurrent=(2, 4))

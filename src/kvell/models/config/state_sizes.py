@@ -5,6 +5,7 @@ distinguished by the fields of their configs, never by name. Sources: the caches
 own modeling files; vLLM's state shapes agree.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,17 +24,27 @@ DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
-class StateShape:
-    """Numbers in one layer's state.
+class StateShapes:
+    """Shapes of the state that a layer keeps for all earlier tokens.
 
-    :param conv: numbers of the earlier inputs that the convolution reads, in the model's dtype.
-    :param recurrent: numbers of the recurrent state itself.
+    :param channels: channels of its convolution.
+    :param window: earlier inputs that the convolution reads, in the model's dtype.
+    :param recurrent: shape of the recurrent state; () if there is none.
     :param float32: whether the recurrent state is float32 whatever the model's dtype.
     """
 
-    conv: int
-    recurrent: int
+    channels: int
+    window: int
+    recurrent: tuple[int, ...]
     float32: bool = False
+
+    @property
+    def window_size(self) -> int:
+        return self.channels * self.window
+
+    @property
+    def recurrent_size(self) -> int:
+        return math.prod(self.recurrent) if self.recurrent else 0
 
 
 def state_bytes(text: Any, element_bytes: int, name: str) -> int:
@@ -43,14 +54,14 @@ def state_bytes(text: Any, element_bytes: int, name: str) -> int:
         ``mamba_ssm_cache_dtype`` and the family's own rule take precedence.
     :raises ChangeSomething: if the config has the fields of no known recurrence.
     """
-    shape = state_shape(text, name)
+    shapes = state_shapes(text, name)
     element_bytes = max(element_bytes, LEAST_ELEMENT_BYTES)
-    recurrent_bytes = FLOAT32_BYTES if shape.float32 else _ssm_bytes(text, element_bytes)
-    return shape.conv * element_bytes + shape.recurrent * recurrent_bytes
+    recurrent_bytes = FLOAT32_BYTES if shapes.float32 else _ssm_bytes(text, element_bytes)
+    return shapes.window_size * element_bytes + shapes.recurrent_size * recurrent_bytes
 
 
-def state_shape(text: Any, name: str) -> StateShape:
-    """Return the numbers in one layer's state, by the first rule whose fields the config has.
+def state_shapes(text: Any, name: str) -> StateShapes:
+    """Return the shapes of one layer's state, by the first rule whose fields the config has.
 
     :raises ChangeSomething: if no rule matches.
     """
@@ -82,81 +93,78 @@ def _inner_size(text: Any, name: str) -> int:
     return expand * first_size(text, ("hidden_size",), name)
 
 
-def _mamba1(text: Any, name: str) -> StateShape:
+def _mamba1(text: Any, name: str) -> StateShapes:
     inner = _inner_size(text, name)
     kernel = first_size(text, ("mamba_d_conv", "conv_kernel"), name)
-    return StateShape(
-        inner * (kernel - 1), inner * first_size(text, ("mamba_d_state", "state_size"), name)
-    )
+    state = first_size(text, ("mamba_d_state", "state_size"), name)
+    return StateShapes(inner, kernel - 1, (inner, state))
 
 
-def _mamba2(text: Any, name: str) -> StateShape:
-    """Return (channels + 2 × groups × state, kernel − 1) and (heads, head size, state)."""
+def _mamba2(text: Any, name: str) -> StateShapes:
     heads = first_size(text, ("mamba_n_heads", "mamba_num_heads", "n_mamba_heads"), name)
     size = first_size(text, ("mamba_d_head", "mamba_head_dim", "mamba_headdim"), name)
     state = first_size(text, ("mamba_d_state", "ssm_state_size"), name)
     groups = first_size(text, ("mamba_n_groups", "mamba_ngroups", "n_groups"), name)
     kernel = first_size(text, ("mamba_d_conv", "conv_kernel"), name)
-    return _mamba2_shape(heads * size, groups, state, kernel)
+    return _mamba2_shapes(heads, size, groups, state, kernel)
 
 
-def _pure_mamba2(text: Any, name: str) -> StateShape:
-    inner = first_size(text, ("num_heads",), name) * first_size(text, ("head_dim",), name)
-    groups = text.n_groups
-    state = first_size(text, ("state_size",), name)
-    return _mamba2_shape(inner, int(groups), state, first_size(text, ("conv_kernel",), name))
+def _pure_mamba2(text: Any, name: str) -> StateShapes:
+    fields = ("num_heads", "head_dim", "state_size", "conv_kernel")
+    heads, size, state, kernel = (first_size(text, (field,), name) for field in fields)
+    return _mamba2_shapes(heads, size, int(text.n_groups), state, kernel)
 
 
-def _mamba2_shape(inner: int, groups: int, state: int, kernel: int) -> StateShape:
-    return StateShape((inner + 2 * groups * state) * (kernel - 1), inner * state)
+def _mamba2_shapes(heads: int, size: int, groups: int, state: int, kernel: int) -> StateShapes:
+    return StateShapes(heads * size + 2 * groups * state, kernel - 1, (heads, size, state))
 
 
-def _gated_delta_net(text: Any, name: str) -> StateShape:
-    """Return (keys, queries and values, kernel − 1) and (value heads, key size, value size)."""
+def _gated_delta_net(text: Any, name: str) -> StateShapes:
     key_size = first_size(text, ("linear_key_head_dim",), name)
     value_size = first_size(text, ("linear_value_head_dim",), name)
     keys = first_size(text, ("linear_num_key_heads",), name) * key_size
     heads = first_size(text, ("linear_num_value_heads",), name)
     window = first_size(text, ("linear_conv_kernel_dim",), name) - 1
-    return StateShape((2 * keys + heads * value_size) * window, heads * key_size * value_size)
+    return StateShapes(2 * keys + heads * value_size, window, (heads, key_size, value_size))
 
 
-def _kimi_delta(text: Any, name: str) -> StateShape:
+def _kimi_delta(text: Any, name: str) -> StateShapes:
     heads = first_size(text, ("linear_num_heads",), name)
     size = first_size(text, ("linear_head_dim",), name)
     window = first_size(text, ("linear_conv_kernel_dim",), name) - 1
-    return StateShape(3 * heads * size * window, heads * size * size, float32=True)
+    return StateShapes(3 * heads * size, window, (heads, size, size), float32=True)
 
 
-def _short_convolution(text: Any, name: str) -> StateShape:
+def _short_convolution(text: Any, name: str) -> StateShapes:
     window = first_size(text, ("conv_L_cache",), name) - 1
-    return StateShape(first_size(text, ("hidden_size",), name) * window, 0)
+    return StateShapes(first_size(text, ("hidden_size",), name), window, ())
 
 
-def _lightning(text: Any, name: str) -> StateShape:
+def _lightning(text: Any, name: str) -> StateShapes:
     heads = first_size(text, ("num_attention_heads",), name)
-    return StateShape(0, heads * head_size(text, name) ** 2)
+    size = head_size(text, name)
+    return StateShapes(0, 0, (heads, size, size))
 
 
-def _rg_lru(text: Any, name: str) -> StateShape:
+def _rg_lru(text: Any, name: str) -> StateShapes:
     width = optional_size(text, ("lru_width",)) or first_size(text, ("hidden_size",), name)
     window = first_size(text, ("conv1d_width",), name) - 1
-    return StateShape(width * window, width, float32=True)
+    return StateShapes(width, window, (width,), float32=True)
 
 
-def _rwkv(text: Any, name: str) -> StateShape:
+def _rwkv(text: Any, name: str) -> StateShapes:
     """Return the last input of both mixers; numerator, denominator and maximum in float32."""
     hidden = first_size(text, ("hidden_size",), name)
-    return StateShape(2 * hidden, 3 * hidden, float32=True)
+    return StateShapes(2 * hidden, 1, (3, hidden), float32=True)
 
 
-def _xlstm(text: Any, name: str) -> StateShape:
+def _xlstm(text: Any, name: str) -> StateShapes:
     heads = first_size(text, ("num_heads",), name)
     keys, values = int(text.qk_head_dim), int(text.v_head_dim)
-    return StateShape(0, heads * (keys * values + keys + 1), float32=True)
+    return StateShapes(0, 0, (heads, keys * values + keys + 1), float32=True)
 
 
-RULES: tuple[tuple[tuple[str, ...], Callable[[Any, str], StateShape]], ...] = (
+RULES: tuple[tuple[tuple[str, ...], Callable[[Any, str], StateShapes]], ...] = (
     (("linear_key_head_dim", "linear_num_value_heads"), _gated_delta_net),
     (("linear_head_dim", "linear_num_heads"), _kimi_delta),
     (("mamba_n_heads", "mamba_d_head"), _mamba2),

@@ -68,7 +68,6 @@ class HeadInput:
 class ModulePass:
     """A transformers causal LM whose attention and states run over pages.
 
-    :ivar state_shapes: shapes of the state of each layer that has one, in order.
     :ivar latent_sizes: by layer that stores latents: the size of a key's part that is its value.
     :ivar head_input: the head's input in the last step that requested it.
     :ivar activations: estimate, from the config, of a step's memory besides weights and pages.
@@ -90,7 +89,6 @@ class ModulePass:
         self._memory: ModelMemory | None = None
         self.head_input = HeadInput(module)
         self.latent_sizes = place_latents(module, description)
-        self.state_shapes = {slot.layer: slot.mixer.shapes for slot in self._mixers}
         self.activations = activation_model(module.config)
         self.served_layers: ServedLayers | None = None
         self.elsewhere: RemoteSections | None = None

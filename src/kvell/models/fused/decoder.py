@@ -1,6 +1,6 @@
 """A decoder's compiled pass: built once from a recipe, then one call for each step.
 
-A rule for the threads of a compiled pass that share their processors with other programs.
+:class:`TeamRule` chooses how its threads share their processors with other programs.
 
 Alone on its processors a team is fastest if every thread keeps its own part and all meet after each
 phase. With another program on one of them all wait for the thread that the system suspends in the
@@ -79,7 +79,7 @@ class PassRecord(NamedTuple):
     """The record of a pass: its duration, and the losses of its threads.
 
     :param took_ns: from its begin to its end.
-    :param lost_ns: of each thread: when it could have run and another program did.
+    :param lost_ns: each thread's time in which it could have run and another program did.
     """
 
     way: Way
@@ -239,7 +239,6 @@ class FusedDecoder:
 
     Not for concurrent use.
 
-    :ivar state_shapes: shapes of the state of each layer with a mixer, in order.
     :ivar team: the rule for threads that share their processors with other programs.
     :ivar passed: the record of the last pass; None: there was none.
     :ivar elsewhere: the creditors of remote sections; None: there are none.
@@ -279,7 +278,6 @@ class FusedDecoder:
             table.data = in_memory(memory, table.data, self._dtype, "embeddings")
         self._table = None if tied else table.detach()
         self._shape = recipe.shape
-        self.state_shapes = recipe.state_shapes
         self._kernels = kernels
         self._full = [layer.window_tokens == 0 for layer in recipe.layers]
         self._full_groups: list[int] = []

@@ -18,7 +18,6 @@ from kvell.models.fused.mixer_recipe import MixerRecipe, MixerShape, mixer_recip
 from kvell.models.fused.need import DecoderShape
 from kvell.models.fused.packing import PANEL
 from kvell.models.fused.parts import NormRecipe, RopeRecipe, ScaledLinear
-from kvell.models.states.state_pages import StateShapes
 from kvell.pages.layout import GroupKind, LayerSpec
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -85,7 +84,7 @@ class LayerRecipe:
 class DecoderRecipe:
     """The facts about a model that a compiled pass needs.
 
-    :param dtype: of the computation; weights of linears in another dtype are rounded to it.
+    :param dtype: the dtype of products; weights of linears in another dtype are rounded to it.
     """
 
     dtype: torch.dtype
@@ -101,16 +100,6 @@ class DecoderRecipe:
     head: Any
     softcap: float
     mixer: MixerShape | None
-
-    @property
-    def state_shapes(self) -> dict[int, StateShapes]:
-        """State shapes by layer: either all layers have a mixer, or none has."""
-        mixer = self.mixer
-        if mixer is None:
-            return {}
-        kept = (mixer.heads, mixer.head_size, mixer.state_size)
-        shapes = StateShapes(mixer.channels, mixer.window, kept)
-        return dict.fromkeys(range(len(self.layers)), shapes)
 
     @property
     def shape(self) -> DecoderShape:

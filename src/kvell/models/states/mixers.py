@@ -3,15 +3,14 @@
 A transformers layer calls a mixer instead of attention: projections, a short convolution, a
 recurrence. Only the parts that connect tokens are ours.
 
-Mixers of the delta rule: one for each kind of decay, over any family's projections.
-
-A token contributes a query, a key and a value through one short convolution, the strength of its
-correction (beta) and that of forgetting (log decay); the output passes a gated norm.
+There is one mixer of the delta rule for each kind of decay; it takes any family's projections. A
+token contributes a query, a key and a value through one short convolution, the strength of its
+correction (beta) and that of forgetting (log decay). The output passes a gated norm.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -20,7 +19,6 @@ from transformers.activations import ACT2FN
 from kvell.models.config.state_sizes import MixerKind
 from kvell.models.states.delta_scans import ChannelDeltaScan, GatedDeltaScan
 from kvell.models.states.scans import ScalarDecayScan, SelectiveScan
-from kvell.models.states.state_pages import StateShapes
 from kvell.models.states.state_run import StateRun
 
 NORM_FLOOR = 1e-6
@@ -51,8 +49,6 @@ class GatedDeltaMixer:
         self._project = _projection(module)
         self._act: Callable[[torch.Tensor], torch.Tensor] = ACT2FN[module.activation]
         self._sizes = [module.key_dim, module.key_dim, module.value_dim]
-        recurrent = (module.num_v_heads, module.head_k_dim, module.head_v_dim)
-        self.shapes = StateShapes(sum(self._sizes), module.conv_kernel_size - 1, recurrent)
 
     def __call__(self, hidden: torch.Tensor, run: StateRun) -> torch.Tensor:
         module = self._module
@@ -83,8 +79,6 @@ class ChannelDeltaMixer:
         self._module = module
         self._act: Callable[[torch.Tensor], torch.Tensor] = ACT2FN[module.activation]
         self._heads = (module.num_heads, module.head_dim)
-        recurrent = (*self._heads, module.head_dim)
-        self.shapes = StateShapes(3 * module.qkv_dim, module.conv_kernel_size - 1, recurrent)
 
     def __call__(self, hidden: torch.Tensor, run: StateRun) -> torch.Tensor:
         module = self._module
@@ -156,15 +150,8 @@ def _gated_output(module: Any, output: torch.Tensor, gate: torch.Tensor) -> torc
     return left
 
 
-class Mixer(Protocol):
-    """Our own forward pass of one module.
-
-    :ivar shapes: of the state that it keeps.
-    """
-
-    shapes: StateShapes
-
-    def __call__(self, hidden: torch.Tensor, run: StateRun) -> torch.Tensor: ...
+Mixer = Callable[[torch.Tensor, StateRun], torch.Tensor]
+"""Our own forward pass of one module: [T, hidden] of a step → the same."""
 
 
 class SelectiveMixer:
@@ -173,8 +160,6 @@ class SelectiveMixer:
     def __init__(self, module: Any) -> None:
         self._module = module
         self._ranks = [module.time_step_rank, module.ssm_state_size, module.ssm_state_size]
-        inner, state = module.intermediate_size, module.ssm_state_size
-        self.shapes = StateShapes(inner, module.conv_kernel_size - 1, (inner, state))
 
     def __call__(self, hidden: torch.Tensor, run: StateRun) -> torch.Tensor:
         module = self._module
@@ -206,13 +191,10 @@ class ScalarDecayMixer:
         self._groups = (module.n_groups, module.ssm_state_size)
         self._inner = module.num_heads * module.head_dim
         self._written = module.n_groups * module.ssm_state_size
-        channels = self._inner + 2 * self._written
-        recurrent = (*self._heads, module.ssm_state_size)
-        self.shapes = StateShapes(channels, module.conv_kernel_size - 1, recurrent)
 
     def __call__(self, hidden: torch.Tensor, run: StateRun) -> torch.Tensor:
         module = self._module
-        sizes = [self._inner, self.shapes.channels, module.num_heads]
+        sizes = [self._inner, self._inner + 2 * self._written, module.num_heads]
         gate, mixed, dt = torch.split(self._project(hidden), sizes, -1)
         mixed = module.act(run.convolve(mixed, module.conv1d)).float()
         x, write, read = torch.split(mixed, [self._inner, self._written, self._written], -1)
@@ -245,13 +227,12 @@ class LightningMixer:
 
     def __init__(self, module: Any) -> None:
         self._module = module
-        self._heads = (module.num_attention_heads, module.head_dim)
-        self.shapes = StateShapes(0, 0, (*self._heads, module.head_dim))
+        self._num_heads = module.num_attention_heads
 
     def __call__(self, hidden: torch.Tensor, run: StateRun) -> torch.Tensor:
         module = self._module
         mixed = module.act_fn(module.qkv_proj(hidden)).float()
-        query, key, value = mixed.view(len(hidden), self._heads[0], -1).chunk(3, -1)
+        query, key, value = mixed.view(len(hidden), self._num_heads, -1).chunk(3, -1)
         scan = ScalarDecayScan(-module.slope_rate.float().flatten())
         output = run.scan(scan, value, torch.ones_like(value[..., 0]), key, query)
         output = module.norm(output.to(hidden.dtype).flatten(1))
@@ -263,7 +244,6 @@ class ConvolutionMixer:
 
     def __init__(self, module: Any) -> None:
         self._module = module
-        self.shapes = StateShapes(module.conv.in_channels, module.conv_kernel_size - 1, ())
 
     def __call__(self, hidden: torch.Tensor, run: StateRun) -> torch.Tensor:
         module = self._module

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kvell.models.states.state_pages import StatePages, StateShapes, state_pages
+from kvell.models.config.state_sizes import StateShapes
+from kvell.models.states.state_pages import StatePages, state_pages
 from kvell.pages.layout import GroupKind, Layout
 
 

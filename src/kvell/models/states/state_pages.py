@@ -7,30 +7,12 @@
 A head's share is contiguous in both.  Only the requested states are ever copied.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
 
+from kvell.models.config.state_sizes import StateShapes
 from kvell.pages.layout import GroupSpec
-
-
-@dataclass(frozen=True)
-class StateShapes:
-    """Shapes of the state that a mixer keeps for all earlier tokens.
-
-    :param channels: channels of its convolution.
-    :param window: earlier inputs that the convolution reads.
-    :param recurrent: shape of the recurrent state; () if there is none.
-    """
-
-    channels: int
-    window: int
-    recurrent: tuple[int, ...]
-
-    @property
-    def recurrent_size(self) -> int:
-        return math.prod(self.recurrent) if self.recurrent else 0
 
 
 @dataclass(frozen=True)
@@ -78,15 +60,14 @@ def state_pages(
     layers_per_page = group.layers_per_page or len(group.layers)
     window_dtype, recurrent_dtype = _dtypes(group, shapes, dtype)
     offset_bytes = group.layer_offset_bytes(layer)
-    window_size = shapes.channels * shapes.window
-    after_bytes = offset_bytes + window_size * window_dtype.itemsize
+    after_bytes = offset_bytes + shapes.window_size * window_dtype.itemsize
     recurrent = None
     if shapes.recurrent_size:
         recurrent = _rows(pool, group, after_bytes, shapes.recurrent_size, recurrent_dtype)
     return StatePages(
         shapes,
         group.layers.index(layer) // layers_per_page,
-        _rows(pool, group, offset_bytes, window_size, window_dtype),
+        _rows(pool, group, offset_bytes, shapes.window_size, window_dtype),
         recurrent,
     )
 
@@ -96,19 +77,18 @@ def _dtypes(
 ) -> tuple[torch.dtype, torch.dtype]:
     """Return the dtypes of window and recurrent state that together fill the layer's bytes."""
     short = dtype if dtype.itemsize == 2 else torch.bfloat16
-    window_size = shapes.channels * shapes.window
     for window, recurrent in (
         (torch.float32, torch.float32),
         (short, short),
         (short, torch.float32),
         (torch.float32, short),
     ):
-        size = window_size * window.itemsize + shapes.recurrent_size * recurrent.itemsize
+        size = shapes.window_size * window.itemsize + shapes.recurrent_size * recurrent.itemsize
         if size == group.layer_token_bytes:
             return window, recurrent
     raise ValueError(
         f"group {group.name!r} keeps {group.layer_token_bytes} bytes of state per layer, "
-        f"its mixer {window_size} + {shapes.recurrent_size} numbers"
+        f"its mixer {shapes.window_size} + {shapes.recurrent_size} numbers"
     )
 
 
