@@ -30,7 +30,6 @@ from kvell.models.families.families import (
     INDEX,
     MIXER_KINDS,
     RECURRENT,
-    REFUSED,
     UNKNOWN,
     WITH_IMAGES,
     require_plain_weights,
@@ -268,5 +267,27 @@ def test_a_type_that_is_text_and_more_is_run_as_what_it_is() -> None:
     assert class_run(SimpleNamespace(model_type="mllama")) == "MllamaForCausalLM"
 
 
-def test_refusals_by_name_are_classes_of_transformers() -> None:
-    assert all(hasattr(transformers, name) for name in REFUSED)
+@pytest.mark.parametrize(
+    ("model_type", "need"),
+    [
+        ("bart", CROSS),
+        ("deepseek_v32", INDEX),
+        ("gemma3", IMAGES),
+        ("gemma3n", IMAGES),
+        ("idefics3", IMAGES),
+        ("llama4", IMAGES),
+        ("llava", IMAGES),
+        ("llava_next", IMAGES),
+        ("mistral3", IMAGES),
+        ("mllama_text_model", CROSS),
+        ("qwen3_vl", IMAGES),
+        ("qwen3_vl_moe", IMAGES),
+        ("qwen3_5", IMAGES),
+        ("qwen3_5_moe", IMAGES),
+        ("smolvlm", IMAGES),
+        ("t5", CROSS),
+        ("whisper", CROSS),
+    ],
+)
+def test_families_that_were_examined_need_what_was_missing(model_type: str, need: str) -> None:
+    assert find_needed(config_from_dict(raw_config(model_type))) == need

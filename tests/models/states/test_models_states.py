@@ -10,7 +10,7 @@ import torch
 from kvell.attention.portable import PortableKernels
 from kvell.errors import ChangeSomething
 from kvell.models.config.description import describe
-from kvell.models.families.families import EXACT, MIXER_KINDS, RECURRENT, REFUSED, require_exact
+from kvell.models.families.families import MIXER_KINDS
 from kvell.models.loading.random_weights import LOG_DECAYS, random_module
 from kvell.models.paged_model import ForwardBatch, PagedModel
 from kvell.models.states.mixer_slots import StatePass, during, place_mixers
@@ -112,15 +112,6 @@ def test_random_decays_let_states_remember() -> None:
 
 def test_every_listed_module_has_a_mixer_of_its_kind() -> None:
     assert set(MIXER_KINDS.values()) == set(MIXERS)
-
-
-def test_recurrent_families_without_a_mixer_are_refused_by_name() -> None:
-    recurrent = [name for name, reason in REFUSED.items() if reason == RECURRENT]
-    assert recurrent
-    assert not EXACT & set(recurrent)
-    for name in recurrent:
-        with pytest.raises(ChangeSomething, match=f"{name}.*mixer"):
-            require_exact(name)
 
 
 def test_a_layer_whose_module_is_not_known_is_refused() -> None:

@@ -195,31 +195,6 @@ CROSS = "needs cross-attention groups: its text attends to images or an encoder"
 IMAGES = "needs an encoder of images: only its text could be served"
 AUDIO = "needs an encoder of audio: only its text could be served"
 
-REFUSED = {
-    "BartForConditionalGeneration": CROSS,
-    "DeepseekV32ForCausalLM": INDEX,
-    "Gemma3ForConditionalGeneration": IMAGES,
-    "Gemma3nForConditionalGeneration": IMAGES,
-    "Idefics3ForConditionalGeneration": IMAGES,
-    "Llama4ForConditionalGeneration": IMAGES,
-    "LlavaForConditionalGeneration": IMAGES,
-    "LlavaNextForConditionalGeneration": IMAGES,
-    "Mistral3ForConditionalGeneration": IMAGES,
-    "MllamaForCausalLM": CROSS,
-    "Qwen3VLForConditionalGeneration": IMAGES,
-    "Qwen3VLMoeForConditionalGeneration": IMAGES,
-    "Qwen3_5ForConditionalGeneration": IMAGES,
-    "Qwen3_5MoeForConditionalGeneration": IMAGES,
-    "RecurrentGemmaForCausalLM": RECURRENT,
-    "RwkvForCausalLM": RECURRENT,
-    "SmolVLMForConditionalGeneration": IMAGES,
-    "T5ForConditionalGeneration": CROSS,
-    "WhisperForConditionalGeneration": CROSS,
-    "ZambaForCausalLM": RECURRENT,
-    "xLSTMForCausalLM": RECURRENT,
-}
-"""Architectures known to be wrong through the hook, and the features that they would need."""
-
 MIXER_KINDS: Mapping[str, MixerKind] = MappingProxyType(
     {
         "BambaMixer": "scalar-decay",
@@ -254,7 +229,7 @@ def family_names() -> list[str]:
 def require_exact(architecture: str, need: str = UNKNOWN) -> None:
     """Raise unless an architecture's paged forward pass is known to be exact.
 
-    :param need: the missing feature of an architecture that is not in ``REFUSED``.
+    :param need: the missing feature (``refusals.find_needed``).
     :raises ChangeSomething: naming the architecture and the missing feature.
     """
     if architecture in EXACT or architecture in WITH_IMAGES:
@@ -262,7 +237,7 @@ def require_exact(architecture: str, need: str = UNKNOWN) -> None:
     raise ChangeSomething(
         "model",
         architecture,
-        REFUSED.get(architecture, need),
+        need,
         f"use one of {', '.join(family_names())}",
     )
 

@@ -1,7 +1,7 @@
 """The class that a config would run, and the features it would need, from the config alone.
 
 ``families`` lists the classes that were examined; this is for all others, so that every refusal
-names a class of transformers and a missing feature.
+names a class of transformers and a missing feature. The rule alone decides; no list repeats it.
 """
 
 from collections.abc import Mapping
@@ -56,6 +56,8 @@ def class_run(config: Any) -> str:
 
 def find_needed(config: Any) -> str:
     text = _text(config)
+    if getattr(text, "cross_attention_layers", None):
+        return CROSS
     if not _first_class(str(getattr(config, "model_type", "")), (*TEXT, *ENCODED)):
         return WRITES_NOTHING
     if not images_in_text(config, text):
@@ -89,7 +91,8 @@ def check_architecture(config: Any) -> None:
         require_exact(architecture(config), need)
     require_exact(class_run(config), need)
     if WITH_IMAGES.get(class_run(config), "cross") not in OWN_TEXT:
-        require_exact(class_run(text_config(config)))
+        text = text_config(config)
+        require_exact(class_run(text), find_needed(text))
     require_plain_weights(config, class_run(config))
 
 
