@@ -101,6 +101,4 @@ def long_blocks(layer: LayerPages, shape: HeadShape, dtype: torch.dtype) -> Bloc
         return Blocks(32, 32, 4, 1)
     if shape.size_block >= 512:
         return Blocks(64, 32, 8, 1)
-    if shape.size_block >= 256:
-        return Blocks(128, 64, 8, 3)  # with 4 warps registers spill
     return Blocks(128, 64, 8, 3)  # with 4 warps registers spill

@@ -409,7 +409,7 @@ def _zamba2(config: SimpleNamespace, index: int) -> Shapes:
         shared |= linear_shapes(f"{name}_list.{place}.0", rank, width)
         shared |= linear_shapes(f"{name}_list.{place}.1", out, rank)
     if place < config.num_mem_blocks:
-        shared |= _shared_block(config, wide)
+        shared |= _shared_transformer(config, wide)
     return {
         **{f"mamba_decoder.{name}": shape for name, shape in mixer.items()},
         **{f"shared_transformer.{name}": shape for name, shape in shared.items()},
@@ -417,7 +417,7 @@ def _zamba2(config: SimpleNamespace, index: int) -> Shapes:
     }
 
 
-def _shared_block(config: SimpleNamespace, wide: int) -> Shapes:
+def _shared_transformer(config: SimpleNamespace, wide: int) -> Shapes:
     """Return an attention over a token's embedding next to its hidden state, and its MLP."""
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = (

@@ -140,7 +140,7 @@ def _mllama(config: SimpleNamespace) -> Shapes:
 
 
 def _grid_tower(
-    vision: SimpleNamespace, hidden: int, out: int, block: Shapes, norm: Shapes
+    vision: SimpleNamespace, hidden: int, out: int, layer: Shapes, norm: Shapes
 ) -> Shapes:
     """Return a tower for images of any size, which merges neighbouring patches at its end."""
     patch = vision.patch_size
@@ -150,7 +150,7 @@ def _grid_tower(
     attention |= linear_shapes("attn.proj", hidden, hidden, has_bias=True)
     tensors: Shapes = {
         "patch_embed.proj.weight": (hidden, *pixels),
-        **numbered_shapes("blocks", vision.depth, attention | block),
+        **numbered_shapes("blocks", vision.depth, attention | layer),
         **{f"merger.{name}": shape for name, shape in norm.items()},
         **linear_shapes("merger.mlp.0", merged, merged, has_bias=True),
         **linear_shapes("merger.mlp.2", out, merged, has_bias=True),
@@ -162,17 +162,17 @@ def _qwen2_vl(config: SimpleNamespace) -> Shapes:
     vision = config.vision_config
     hidden = vision.embed_dim
     mlp = _plain_mlp("mlp", hidden, hidden * vision.mlp_ratio)
-    block = mlp | _layer_norm("norm1", hidden) | _layer_norm("norm2", hidden)
-    return _grid_tower(vision, hidden, vision.hidden_size, block, _layer_norm("ln_q", hidden))
+    layer = mlp | _layer_norm("norm1", hidden) | _layer_norm("norm2", hidden)
+    return _grid_tower(vision, hidden, vision.hidden_size, layer, _layer_norm("ln_q", hidden))
 
 
 def _qwen2_5_vl(config: SimpleNamespace) -> Shapes:
     vision = config.vision_config
     hidden = vision.hidden_size
-    block = mlp_shapes("mlp", hidden, vision.intermediate_size, has_bias=True)
-    block |= {"norm1.weight": (hidden,), "norm2.weight": (hidden,)}
+    layer = mlp_shapes("mlp", hidden, vision.intermediate_size, has_bias=True)
+    layer |= {"norm1.weight": (hidden,), "norm2.weight": (hidden,)}
     norm: Shapes = {"ln_q.weight": (hidden,)}
-    return _grid_tower(vision, hidden, vision.out_hidden_size, block, norm)
+    return _grid_tower(vision, hidden, vision.out_hidden_size, layer, norm)
 
 
 BESIDE_TEXT: Mapping[str, Callable[[SimpleNamespace], Shapes]] = MappingProxyType(

@@ -3,15 +3,11 @@
 images ─ encoder ─► embeddings ─► pages ─ the step that computes the token ─► decoder
                 └─► keys and values of cross-attention layers ─► pages ─► decoder
 
-Cross-attention layers, which attend to images.
+Keys and values of cross-attention layers are computed once, when the image is first needed, and
+stored in pages; queries are from the text. A token attends to all tokens of the images it sees and
+to no others. A token that sees no image gets nothing from such a layer, nor from the layer's MLP.
 
-Keys and values are computed once, when the image is first needed, and stored in pages; queries are
-from the text. A token attends to all tokens of the images it sees and to no others. A token that
-sees no image gets nothing from such a layer, nor from the layer's MLP.
-
-Embeddings of image tokens inside pages.
-
-They have pages of their own, or use the place of their keys and values:
+Embeddings of image tokens have pages of their own, or use the place of their keys and values:
 
     pages of their own     [page_tokens][hidden]
     in keys' and values'   row r of every vector block is token r's: an embedding is cut into
@@ -217,10 +213,6 @@ class ImageSide:
         across = frozenset(x.index for x in description.layers if x.kind is GroupKind.CROSS)
         self._cross = place_cross(module, across, CROSS_MODULES if across else frozenset(), kernels)
         self._embeddings: EmbeddingPages | None = None
-
-    @property
-    def cross_layers(self) -> int:
-        return len(self._cross)
 
     def attach(self, layout: Layout, pool: torch.Tensor, pages: Mapping[int, LayerPages]) -> None:
         """Set the memory for embeddings, keys and values of images.

@@ -6,6 +6,7 @@ layers attend to the image's tokens and one placeholder marks the place (*cross*
 """
 
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -28,7 +29,7 @@ from kvell.models.images.image_tensors import (
 ImageKind = Literal["patches", "pieces", "grids", "cross", "prefix"]
 
 
-class ImageFamily:
+class ImageFamily(ABC):
     """A family's images.
 
     :ivar placeholder: id of the tokens that stand for images.
@@ -47,12 +48,12 @@ class ImageFamily:
         self._model = module.model
         self.placeholder = int(module.config.image_token_id)
 
+    @abstractmethod
     def read_images(self, tensors: Tensors) -> tuple[Image, ...]:
         """Return the images of one prompt, from the tensors of the model's processor.
 
         :raises ChangeSomething: if a tensor is missing or has the wrong shape.
         """
-        raise NotImplementedError
 
     def spans(self, token_ids: Ints, images: Sequence[Image]) -> list[tuple[int, Span]]:
         """Return (first token, span) in order.

@@ -28,25 +28,20 @@ class StopStrings:
         self._stops, self._includes = stops, includes
         self._held = ""
         self._passed = 0  # characters of the held text in which no stop string ends
-        self._found: str | None = None
-
-    @property
-    def found(self) -> str | None:
-        """The stop string that ended the text; None until then."""
-        return self._found
+        self.found: str | None = None
 
     def push(self, text: str, *, may_end: bool = True) -> tuple[str, bool]:
         """Return final text, and whether the text ends there.
 
         :param may_end: whether a stop string that is completed in ``text`` ends it.
         """
-        if self._found is not None:
+        if self.found is not None:
             return "", True
         pending = self._held + text
         stop = self._first_stop(pending) if may_end else None
         if stop is not None:
             end, start = stop
-            self._found = pending[start:end]
+            self.found = pending[start:end]
             self._held = ""
             return pending[: end if self._includes else start], True
         keep = self._possible_start(pending)
