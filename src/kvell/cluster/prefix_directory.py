@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kvell.cluster.trees.chains import HashMemo, PromptChain
-from kvell.cluster.trees.tree import PromptTree, TreeGroup
+from kvell.cluster.trees.chains import HashMemo, PromptChain, TreeGroup
+from kvell.cluster.trees.tree import PromptTree
 from kvell.engine.protocol.notices import IndexedGroup, IndexNotice
 from kvell.engine.requests.cache_roots import long_root
 

@@ -138,6 +138,7 @@ class NetworkRendezvous:
 
 
 Rendezvous = FolderRendezvous | NetworkRendezvous
+"""How the instances of a pool find each other: on one host or on several."""
 
 
 def stream_costs(place: Rendezvous | None) -> StreamCosts | None:

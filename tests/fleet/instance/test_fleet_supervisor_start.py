@@ -9,7 +9,7 @@ import pytest
 
 from kvell.cluster.routed_request import InstanceDeath
 from kvell.engine.protocol.statistics import InstanceFacts
-from kvell.fleet.fleet import Fleet, Handle, Member, MemberCallbacks
+from kvell.fleet.fleet import Member, MemberCallbacks
 from kvell.fleet.instance.instance_process import (
     FIRST_PAUSE_SECONDS,
     LONGEST_PAUSE_SECONDS,
@@ -19,6 +19,9 @@ from kvell.fleet.instance.instance_process import (
     hang_up_after,
     reach,
 )
+from kvell.fleet.started.front_limits import FrontLimits
+from kvell.fleet.started.host import Host
+from kvell.fleet.started.members import Members
 from kvell.fleet.started.supervisor import USER_MUST_CHANGE, RestartPolicy, Supervisor
 from kvell.wire.frames import ProtocolError
 from tests.front.scenarios import until
@@ -40,7 +43,8 @@ def never(*news: object) -> None:
 
 class Listening(Member[Supervisor]):
     def __init__(self) -> None:
-        fleet = Fleet[Handle](MemberCallbacks(never, never, never, self.count, never, never))
+        callbacks = MemberCallbacks(never, never, never, self.count, never, never)
+        fleet = Members((), FrontLimits(), Host(), callbacks)
         super().__init__("mixed-0", "mixed", fleet)
         self.given_up = 0
 

@@ -16,7 +16,6 @@ from kvell.engine.protocol.messages import Heartbeat
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.protocol.statistics import InstanceReport, LoadStats
 from kvell.fleet.fleet import MemberCallbacks
-from kvell.fleet.started.supervisor import Supervisor
 from kvell.fleet.manager.manager import entries
 from kvell.fleet.manager.messages import (
     Answer,
@@ -39,6 +38,7 @@ from kvell.fleet.manager.steered import SETTLING_LOOKS, FleetSteering
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.fleet.started.host import Host
 from kvell.fleet.started.members import Members, OwnMember
+from kvell.fleet.started.supervisor import Supervisor
 from kvell.vocabulary import RequestId
 from kvell.wire.frames import HEADER_BYTES, ProtocolError
 from tests.fleet.manager.front_client import joined, managed

@@ -26,7 +26,7 @@ class Debtor:
     load: ThroughputInputs
     longest: Sequence[RequestPlacementEntry]
     blocks: int
-    reading: Mapping[RequestId, Reading] = field(default_factory=dict)
+    reading: Mapping[str, Reading] = field(default_factory=dict)
 
 
 @dataclass

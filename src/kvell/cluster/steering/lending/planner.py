@@ -28,7 +28,6 @@ from kvell.cluster.steering.lending.model import PerformanceModel, ThroughputInp
 from kvell.cluster.steering.placements import NO_LOANS, Reading, lendable_blocks, reading_of
 from kvell.cluster.steering.relief import ROOM_PART
 from kvell.engine.protocol.statistics import InstanceFacts, InstanceReport, LoadStats
-from kvell.vocabulary import RequestId
 
 Away = Counter[tuple[str, str]]
 """Sections of each request at each creditor."""
@@ -45,7 +44,7 @@ class PlacementMap:
     def __init__(self, reports: Mapping[str, InstanceReport]) -> None:
         self.away: Away = Counter()
         self.borrowed: defaultdict[str, Counter[Reading]] = defaultdict(Counter)
-        self.reading: dict[RequestId, Reading] = {}
+        self.reading: dict[str, Reading] = {}
         self.asking: Counter[str] = Counter()
         facts = {name: report.facts for name, report in reports.items()}
         for report in reports.values():
