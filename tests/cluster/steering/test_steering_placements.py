@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from kvell.cluster.steering.placements import (
     Placement,
-    lendable_blocks,
+    lendable_sections,
     local_sections,
     longest_with,
     placement,
@@ -87,9 +87,9 @@ def test_what_lies_there_already_takes_no_room() -> None:
 
 
 def test_a_part_of_every_pool_is_never_lent() -> None:
-    assert lendable_blocks(32 * BLOCK, BLOCK) == 31
-    assert lendable_blocks(64 * BLOCK, BLOCK) == 62
-    assert lendable_blocks(BLOCK, BLOCK) == 0
+    assert lendable_sections(32 * BLOCK, BLOCK) == 31
+    assert lendable_sections(64 * BLOCK, BLOCK) == 62
+    assert lendable_sections(BLOCK, BLOCK) == 0
     assert placed(8, [view("a", 4)]) == (), "of four it keeps one"
 
 
@@ -135,7 +135,7 @@ def test_a_plan_has_room_for_all_of_a_request(
     known = sum(shared.values())
     found = placed(blocks, views, most_local, home_free, shared)
     lendable = {
-        one.instance_id: min(one.free_bytes // BLOCK, lendable_blocks(one.pool_bytes, BLOCK))
+        one.instance_id: min(one.free_bytes // BLOCK, lendable_sections(one.pool_bytes, BLOCK))
         for one in views
         if not one.waiting
     }

@@ -64,12 +64,12 @@ def longest_with(facts: InstanceFacts, lengths: ModelLengths, pool_bytes: Iterab
     own = local_sections(facts, lengths)
     if not own or lengths.reach_tokens <= alone_tokens:
         return alone_tokens
-    lent = sum(lendable_blocks(pool, facts.section_bytes) for pool in pool_bytes)
+    lent = sum(lendable_sections(pool, facts.section_bytes) for pool in pool_bytes)
     return max(alone_tokens, min(lengths.reach_tokens, (own + lent) * facts.section_tokens))
 
 
-def lendable_blocks(pool_bytes: int, block_bytes: int) -> int:
-    return pool_bytes * (LENDABLE_PARTS - 1) // LENDABLE_PARTS // block_bytes
+def lendable_sections(pool_bytes: int, section_bytes: int) -> int:
+    return pool_bytes * (LENDABLE_PARTS - 1) // LENDABLE_PARTS // section_bytes
 
 
 def placement(
@@ -100,7 +100,7 @@ def placement(
     left: dict[str, int] = {}
     for other in rested:
         free = max(0, other.free_bytes // block_bytes - expected.get(other.instance_id, 0))
-        left[other.instance_id] = min(free, lendable_blocks(other.pool_bytes, block_bytes))
+        left[other.instance_id] = min(free, lendable_sections(other.pool_bytes, block_bytes))
     lendable = sum(left.values())
     shared_blocks = sum(shared.values())
     wished = min(most_local, max(1, home.free_bytes // block_bytes))

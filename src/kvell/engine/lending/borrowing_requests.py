@@ -76,7 +76,7 @@ class BorrowingRequests:
 
     A new request may share the remote sections of another one with the same text::
 
-        submitted ──the loans are shared──► JOINING ──all are answered──► queued, goes on after them
+        submitted ──the loans are shared──► JOINING ──all are answered──► queued, resumes after them
             │                                  └── none is valid any more ┐
             └── no request borrows more of its text than is cached here ──┴► queued
 

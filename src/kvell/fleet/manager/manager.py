@@ -194,16 +194,17 @@ def entries(
         RosterEntry(
             member.instance_id,
             roles.get(member.instance_id, member.role),
-            "draining" if member.instance_id in leaving and member.is_serving else process.state,
+            "draining"
+            if member.instance_id in leaving and member.is_serving
+            else member.supervisor.state,
             member.incarnation,
-            process.address,
-            process.host,
-            process.pid or 0,
-            process.restarts,
+            member.supervisor.address,
+            member.supervisor.host,
+            member.supervisor.pid or 0,
+            member.supervisor.restarts,
             endings.get(member.instance_id),
         )
         for member in members
-        for process in (member.supervisor,)
     )
 
 

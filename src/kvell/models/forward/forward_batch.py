@@ -1,7 +1,7 @@
 """The input of one step, and the model's memory."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from typing_extensions import override
@@ -52,18 +52,31 @@ class HostForwardBatch(OnHost, ForwardBatch):
 
     MADE = ("token_ids", "positions", "logits_rows")
 
-    def __init__(self, rows: HostRows, *others: object) -> None:
-        """Take the rows, and the other fields of :class:`ForwardBatch` in their order."""
+    def __init__(
+        self,
+        rows: HostRows,
+        groups: tuple[GroupBatch | StateBatch | None, ...],
+        images: ImageBatch | None = None,
+        prompt_ends: tuple[int, ...] = (),
+        wants_largest: bool = False,
+        begun: Callable[[], None] | None = None,
+        wants_hidden: bool = False,
+        long_rope: torch.Tensor | None = None,
+    ) -> None:
         super().__init__(rows)
-        for name, value in zip(_OTHERS, others, strict=True):
-            object.__setattr__(self, name, value)
+        object.__setattr__(self, "groups", groups)
+        object.__setattr__(self, "images", images)
+        object.__setattr__(self, "prompt_ends", prompt_ends)
+        object.__setattr__(self, "wants_largest", wants_largest)
+        object.__setattr__(self, "begun", begun)
+        if wants_hidden:  # rare; else the class says so
+            object.__setattr__(self, "wants_hidden", True)
+        if long_rope is not None:
+            object.__setattr__(self, "long_rope", long_rope)
 
     @override
     def put_tokens(self, rows: Sequence[int], token_ids: Sequence[int]) -> None:
         self.rows.flat[list(rows)] = token_ids
-
-
-_OTHERS = [item.name for item in fields(ForwardBatch) if item.name not in HostForwardBatch.MADE]
 
 
 @dataclass(frozen=True)

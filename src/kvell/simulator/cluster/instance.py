@@ -295,12 +295,12 @@ class Network:
             return
         entry = PeerLost(lost, other.incarnation)
 
-        def told() -> None:
+        def lose_peer() -> None:
             if self._is_cut(name, lost):
                 self._met.discard((_address(me), _address(other)))
                 me.on_peer_entry(entry)
 
-        self._loop.after(self._links.unreached_seconds, told)
+        self._loop.after(self._links.unreached_seconds, lose_peer)
 
     def _give_up(self, sender: "VirtualInstance", target: str) -> None:
         if self._is_cut(sender.name, target):

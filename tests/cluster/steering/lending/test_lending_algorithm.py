@@ -12,7 +12,7 @@ from msgspec import structs
 
 from kvell.cluster.steering.lending.algorithm import (
     LEAST_GAIN,
-    best_blocks,
+    best_sections,
     plan_moves,
     reactive_moves,
 )
@@ -107,7 +107,7 @@ def one_head(blocks: int, waiting: int = 3) -> Debtor:
 def test_creditors_lend_together_what_none_of_them_has_for_the_head() -> None:
     """Pairs alone, as the paper has them, stop at the first creditor: nobody is admitted by it."""
     borrower, lenders = one_head(10), [creditor(name, 5, batch=0) for name in "abc"]
-    assert all(best_blocks(borrower, lender, 5) == 0 for lender in lenders)
+    assert all(best_sections(borrower, lender, 5) == 0 for lender in lenders)
     assert moves_of(borrower, *lenders) == [("d:1", "d", "a", 5), ("d:1", "d", "b", 5), *REST]
     lenders = [creditor(name, 5, batch=0) for name in "abc"]
     assert not moves_of(one_head(16), *lenders), "not even together"
@@ -252,7 +252,7 @@ def test_the_number_is_the_best_of_all_that_are_covered(
     """One by one, as the algorithm has it."""
     one = Debtor("d", HERE, model, borrows, (), most)
     other = Creditor("c", HERE, other_model, lends, most, most, most)
-    found = best_blocks(one, other, most)
+    found = best_sections(one, other, most)
     gains: dict[int, float] = {}
     for count in range(most + 1):
         moved = np.array([count * SECTION]), np.array([count * BLOCK])

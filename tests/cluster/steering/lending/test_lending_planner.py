@@ -16,7 +16,7 @@ from kvell.cluster.steering.lending.planner import (
     LoanPlanner,
     sections_to_copy,
 )
-from kvell.cluster.steering.placements import lendable_blocks
+from kvell.cluster.steering.placements import lendable_sections
 from kvell.cost.prices import ExecCosts
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.protocol.statistics import InstanceReport
@@ -271,7 +271,7 @@ def test_whatever_is_told_nobody_is_both_and_nobody_lends_what_it_lacks(
             came[target] += count
         for name, count in came.items():
             assert count <= free_blocks[name] - POOL // SHORT_PART
-            assert count + lent[name] <= lendable_blocks(POOL * BLOCK, BLOCK)
+            assert count + lent[name] <= lendable_sections(POOL * BLOCK, BLOCK)
         for request, _, target, count in moves:
             done = data.draw(st.integers(0, count))
             if done:

@@ -102,7 +102,7 @@ def reactive_moves(debtors: Iterable[Debtor], creditors: Iterable[Creditor]) -> 
     return moves
 
 
-def best_blocks(
+def best_sections(
     debtor: Debtor, creditor: Creditor, most: int, reading: Reading = "in place"
 ) -> int:
     """Return how many sections, of 0 to ``most``, let both instances together make most tokens.
@@ -160,7 +160,7 @@ def _gaining(debtor: Debtor, most: int, market: Market, reading: Reading) -> lis
     first = market.next_for(debtor, reading)
     if first is None:
         return []
-    count = best_blocks(debtor, first, min(most, first.room), reading)
+    count = best_sections(debtor, first, min(most, first.room), reading)
     if count:
         return [LoanPart(first, count)]
     taken = [first]

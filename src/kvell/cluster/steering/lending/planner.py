@@ -25,7 +25,7 @@ from kvell.cluster.instance_load import SHORT_PART, InstanceLoad
 from kvell.cluster.steering.lending.algorithm import Move, plan_moves, reactive_moves
 from kvell.cluster.steering.lending.market import Creditor, Debtor
 from kvell.cluster.steering.lending.model import PerformanceModel, ThroughputInputs
-from kvell.cluster.steering.placements import NO_LOANS, Reading, lendable_blocks, reading_of
+from kvell.cluster.steering.placements import NO_LOANS, Reading, lendable_sections, reading_of
 from kvell.cluster.steering.relief import ROOM_PART
 from kvell.engine.protocol.statistics import InstanceFacts, InstanceReport, LoadStats
 
@@ -227,7 +227,7 @@ class LoanPlanner:
             self._model(facts.prices),
             inputs,
             load.longest,
-            self._blocks(facts, load),
+            self._copied_sections(facts, load),
             placed.reading,
         )
 
@@ -243,7 +243,7 @@ class LoanPlanner:
         free_bytes = party.free_bytes - coming * size_bytes
         above_bytes = free_bytes - max(pool_bytes // ROOM_PART, own_bytes)
         room = (free_bytes - max(pool_bytes // SHORT_PART, own_bytes)) // size_bytes
-        room = min(room, lendable_blocks(pool_bytes, size_bytes) - lent)
+        room = min(room, lendable_sections(pool_bytes, size_bytes) - lent)
         inputs = throughput_inputs(party, facts, load, above_bytes, lent - coming)
         return Creditor(
             party.instance_id,
@@ -252,10 +252,10 @@ class LoanPlanner:
             inputs,
             room,
             above_bytes // size_bytes,
-            self._blocks(facts, load),
+            self._copied_sections(facts, load),
         )
 
-    def _blocks(self, facts: InstanceFacts, load: LoadStats) -> int:
+    def _copied_sections(self, facts: InstanceFacts, load: LoadStats) -> int:
         section_seconds = facts.prices.fetch_token_seconds * facts.section_tokens
         return sections_to_copy(self._period_seconds, section_seconds, load.copy_seconds)
 
