@@ -18,6 +18,7 @@ from rich.table import Table
 from bench import machine, result_file
 from bench.attention.decode_shapes import Shape, layers_of, random_pool
 from bench.attention.paged_attention import PAGE_TOKENS, make_batch
+from bench.lending.native_records import native_records
 from kvell.attention.interface import AttendParams, GroupBatch, LayerPages
 from kvell.attention.native import NativeKernels
 from kvell.attention.sections import SectionRecords
@@ -87,11 +88,11 @@ def measured(
     batch = make_batch(rows, tokens, 1)
     first, later = behind(batch, 0), behind(batch, 1)
     page = behind(make_batch(rows, PAGE_TOKENS, 1), sections)
-    apart = _apart(kernels.partials(layers[0], later, query, params), rows, sections)
+    apart = _apart(native_records(kernels, layers[0], later, query, params), rows, sections)
     calls: dict[str, Callable[[LayerPages], object]] = {
         "local": lambda layer: kernels.attend(layer, first, query, params),
-        "folded": lambda layer: kernels.partials(layer, first, query, params),
-        "apart": lambda layer: kernels.partials(layer, later, query, params),
+        "folded": lambda layer: native_records(kernels, layer, first, query, params),
+        "apart": lambda layer: native_records(kernels, layer, later, query, params),
         "fold": lambda layer: kernels.attend(layer, page, query, params, apart),
     }
     milliseconds: dict[str, list[float]] = {way: [] for way in WAYS}

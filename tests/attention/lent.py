@@ -10,6 +10,7 @@ from kvell.attention.interface import GroupBatch
 from kvell.attention.sections import SectionKernels, SectionRecords
 from kvell.vocabulary import SECTION_TOKENS
 from tests.attention.cases import Case, Stored, make_layer, starts_of, writing
+from tests.attention.section_records import section_records
 
 
 def join_records(parts: Sequence[Sequence[torch.Tensor]], empty: torch.Tensor) -> SectionRecords:
@@ -95,7 +96,7 @@ def partials_of(
 ) -> list[torch.Tensor]:
     stored = hold(kernels, case, held, placement)
     query = queries_of(case, held)
-    found = kernels.partials(stored.layer, stored.batch, query, case.shape.params)
+    found = section_records(kernels, stored.layer, stored.batch, query, case.shape.params)
     return [found.of(i, case.shape.requests[one.request][1]) for i, one in enumerate(held)]
 
 

@@ -18,6 +18,7 @@ from tests.attention.poison import (
     rows_that_read,
     spoil,
 )
+from tests.attention.section_records import section_records
 
 FLOATS = (torch.float32, torch.bfloat16)
 
@@ -143,10 +144,10 @@ def test_records_of_sections_carry_what_is_no_number(
         first_positions=torch.tensor([pages.start], dtype=torch.int32),
     )
     spoil(stored, 0, 700, 0)
-    found = kernels.partials(stored.layer, lent, query, shape.params)
+    found = section_records(kernels, stored.layer, lent, query, shape.params)
     assert found.values[..., 1].isnan().all()
     query[1] = NAN
     stored = store(kernels, case)
-    values = kernels.partials(stored.layer, lent, query, shape.params).of(0, 3)
+    values = section_records(kernels, stored.layer, lent, query, shape.params).of(0, 3)
     assert values[:, 1, :, 1].isnan().all()
     assert not values[:, [0, 2]].isnan().any()

@@ -1,7 +1,6 @@
 """Wrong tensors and wrong names are refused before any pointer is followed."""
 
 import importlib.util
-import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -14,7 +13,7 @@ from kvell.attention.portable import PortableKernels
 from kvell.attention.sections import SectionKernels, SectionRecords
 from kvell.errors import ChangeSomething
 from tests.attention.cases import Shape, Stored, make_case, new_queries, store, writing
-from tests.attention.lent import Held, Split, elsewhere_of, hold, local_part, queries_of
+from tests.attention.lent import Split, elsewhere_of, hold, local_part, queries_of
 
 CPU = torch.device("cpu")
 
@@ -346,56 +345,3 @@ def test_windows_and_chunks(kernels: SectionKernels, params: AttendParams) -> No
     stored, elsewhere = lent(kernels)
     with pytest.raises(ValueError, match="elsewhere: this layer reads a window or chunk"):
         kernels.attend(stored.layer, stored.batch, QUERY, params, elsewhere)
-    held = hold(kernels, CASE, [Held(0, 0, 512)], placement=0)
-    with pytest.raises(ValueError, match=r"params: .* use groups of full attention only"):
-        kernels.partials(held.layer, held.batch, QUERY[:2], params)
-
-
-WRONG_SECTIONS = {
-    "half a section": (Held(0, 0, 256), "table_starts: request 0's table covers 256 tokens; pass"),
-    "from inside a section": (
-        Held(0, 256, 768),
-        "first_positions: request 0's table begins at position 256, inside a section",
-    ),
-    "with the query rows": (
-        Held(2, 0, 512),
-        "context_lens: request 0 has a query row at position 99, inside or before its sections",
-    ),
-    "behind the query rows": (
-        Held(2, 512, 512),
-        "context_lens: request 0 has a query row at position 99, .* end at 512",
-    ),
-}
-
-
-@pytest.mark.parametrize(("held", "message"), WRONG_SECTIONS.values(), ids=WRONG_SECTIONS.keys())
-def test_partials_of_what_are_no_sections(
-    kernels: SectionKernels, held: Held, message: str
-) -> None:
-    whole = make_case(replace(CASE.shape, requests=((1100, 2), (1200, 3), (600, 1))))
-    stored = hold(kernels, whole, [held], placement=0)
-    context, _ = CASE.shape.requests[held.request]
-    batch = replace(stored.batch, context_lens=ints(context))
-    with pytest.raises(ValueError, match=message):
-        kernels.partials(stored.layer, batch, queries_of(CASE, [held]), SCALE)
-
-
-def test_partials_of_wrong_queries_and_batches() -> None:
-    native = pytest.importorskip("kvell.attention.native", reason="these checks guard pointers")
-    kernels = native.NativeKernels()
-    held = Held(0, 0, 512)
-    stored = hold(kernels, CASE, [held], placement=0)
-    query = queries_of(CASE, [held])
-    for wrong, message in (
-        (query.double(), "query: must be torch.float32 or torch.bfloat16"),
-        (query[..., :8], "query: must be [tokens, heads, 16]"),
-        (query[:1], "query_starts: must run from 0 to 1"),
-    ):
-        with pytest.raises(ValueError, match=re.escape(message)):
-            kernels.partials(stored.layer, stored.batch, wrong, SCALE)
-    far = replace(stored.batch, page_ids=stored.batch.page_ids + 1000)
-    with pytest.raises(ValueError, match="page_ids"):
-        kernels.partials(stored.layer, far, query, SCALE)
-    short = replace(stored.batch, table_starts=ints(0))
-    with pytest.raises(ValueError, match="starts need 2 entries"):
-        kernels.partials(stored.layer, short, query, SCALE)

@@ -7,13 +7,13 @@ from kvell.attention.checks import check_kv, check_layer, check_query, int32_poi
 from kvell.attention.host_batch import HostGroupBatch
 from kvell.attention.interface import AttendParams, GroupBatch, LayerPages, Partial
 from kvell.attention.quantised import quantise
-from kvell.attention.sections import SectionRecords, check_elsewhere, check_full, new_records
+from kvell.attention.sections import SectionRecords, check_elsewhere
 from kvell.errors import ChangeSomething
 
 _EightInts = tuple[int, int, int, int, int, int, int, int]
 _NineInts = tuple[int, int, int, int, int, int, int, int, int]
 instruction_sets, processor_sets = _kernels.instruction_sets, _kernels.processor_sets
-_ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 3}
+ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 3}
 
 
 class NativeKernels:
@@ -49,7 +49,7 @@ class NativeKernels:
 
         :raises ValueError: if dtypes or shapes disagree, or a page or row does not exist.
         """
-        check_layer(layer, _ELEMENTS)
+        check_layer(layer, ELEMENTS)
         check_kv(layer, batch, key, value)
         if layer.quantised:
             key = quantise(key, layer.dtype)
@@ -96,22 +96,6 @@ class NativeKernels:
         self._attend(layer, batch, query, params, output, partial)
         return partial
 
-    def partials(
-        self, layer: LayerPages, batch: GroupBatch, query: torch.Tensor, params: AttendParams
-    ) -> SectionRecords:
-        """Return records of query [T, heads, head_size] over the tables' sections, without sinks.
-
-        :raises ValueError: if dtypes, shapes or the batch's metadata are wrong, or a table does
-            not cover whole sections before its request's query rows.
-        """
-        check_layer(layer, _ELEMENTS)
-        check_query(layer, query)
-        check_full("params", params)
-        self._batches.args(batch, query.shape[0])
-        records = new_records(layer, batch, query)
-        self._attend(layer, batch, query, params, records.values, records=records)
-        return records
-
     def _attend(
         self,
         layer: LayerPages,
@@ -120,18 +104,16 @@ class NativeKernels:
         params: AttendParams,
         output: torch.Tensor,
         partial: Partial | None = None,
-        *,
         elsewhere: SectionRecords | None = None,
-        records: SectionRecords | None = None,
     ) -> None:
-        check_layer(layer, _ELEMENTS)
+        check_layer(layer, ELEMENTS)
         check_query(layer, query, params.sinks)
         _kernels.attend(
             self.instruction_set,
             layer_args(layer),
             self._batches.args(batch, query.shape[0]),
             query.data_ptr(),
-            _ELEMENTS[query.dtype],
+            ELEMENTS[query.dtype],
             query.stride(0),
             query.stride(1),
             query.shape[1],
@@ -141,11 +123,11 @@ class NativeKernels:
             params.softcap,
             0 if params.sinks is None else params.sinks.data_ptr(),
             output.data_ptr(),
-            _ELEMENTS[output.dtype],
+            ELEMENTS[output.dtype],
             0 if partial is None else partial.maximum.data_ptr(),
             0 if partial is None else partial.denominator.data_ptr(),
-            _records_args(elsewhere),
-            _records_args(records),
+            (0, 0) if elsewhere is None else records_args(elsewhere),
+            (0, 0),
             self.num_threads,
         )
 
@@ -169,8 +151,8 @@ class _KnownBatches:
         return args
 
 
-def _records_args(records: SectionRecords | None) -> tuple[int, int]:
-    return (0, 0) if records is None else (records.values.data_ptr(), records.starts.data_ptr())
+def records_args(records: SectionRecords) -> tuple[int, int]:
+    return records.values.data_ptr(), records.starts.data_ptr()
 
 
 def layer_args(layer: LayerPages) -> _NineInts:
@@ -183,7 +165,7 @@ def layer_args(layer: LayerPages) -> _NineInts:
         layer.kv_heads,
         layer.head_size,
         layer.value_size,
-        _ELEMENTS[layer.dtype],
+        ELEMENTS[layer.dtype],
     )
 
 

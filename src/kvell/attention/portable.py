@@ -16,12 +16,7 @@ import torch
 from kvell.attention.interface import AttendParams, GroupBatch, LayerPages, Partial
 from kvell.attention.merge import sink_share
 from kvell.attention.quantised import quantise
-from kvell.attention.sections import (
-    SectionRecords,
-    check_elsewhere,
-    check_full,
-    new_records,
-)
+from kvell.attention.sections import SectionRecords, check_elsewhere
 from kvell.attention.spans import SPAN_TOKENS, Spans, gather_spans, page_views, skip_pages
 from kvell.vocabulary import SECTION_TOKENS
 
@@ -46,11 +41,6 @@ class SoftmaxState:
         rows = record.reshape(tokens, kv_heads, heads // kv_heads, size).transpose(0, 1)
         rows = rows.flatten(1, 2)
         return cls(rows[..., 0].contiguous(), rows[..., 1].contiguous(), rows[..., 2:].contiguous())
-
-    def record(self, tokens: int) -> torch.Tensor:
-        """Return the state as a record to send: float32 [T, heads, 2 + output_size]."""
-        numbers = torch.stack((self.maximum, self.denominator), 2)
-        return _by_token(torch.cat((numbers, self.output), 2), tokens)
 
     def then(self, later: Self) -> Self:
         """Fold the part that follows into this one (Infinite-LLM eq. 3)."""
@@ -130,26 +120,6 @@ class PortableKernels:
     ) -> Partial:
         return self._whole(layer, batch, query, params, None)
 
-    def partials(
-        self, layer: LayerPages, batch: GroupBatch, query: torch.Tensor, params: AttendParams
-    ) -> SectionRecords:
-        """Return records of query [T, heads, head_size] over the tables' sections, without sinks.
-
-        :raises ValueError: if a table does not cover whole sections before its request's query
-            rows.
-        """
-        check_full("params", params)
-        batch_records = new_records(layer, batch, query)
-        for request in _requests(layer, batch, query, params):
-            records = batch_records.of(request.number, len(request.query))
-            for rows, tile in _tiles(request):
-                states = _sections(request.spans, tile, params)
-                if len(records) == 1:
-                    states = [_folded(states)]
-                for record, state in zip(records, states, strict=True):
-                    record[rows] = state.record(ROW_TOKENS)[tile.used]
-        return batch_records
-
     def _whole(
         self,
         layer: LayerPages,
@@ -159,16 +129,16 @@ class PortableKernels:
         elsewhere: SectionRecords | None,
     ) -> Partial:
         whole = _empty_partial(query, layer.output_size)
-        for request in _requests(layer, batch, query, params):
+        for request in requests_of(layer, batch, query, params):
             into = _rows_of(whole, request.rows)
             records: Iterable[torch.Tensor] = ()
             if elsewhere is not None:
                 records = elsewhere.of(request.number, len(request.query)).to(query.device)
-            for rows, tile in _tiles(request):
+            for rows, tile in tiles_of(request):
                 before = [_padded_state(record[rows], tile, layer.kv_heads) for record in records]
-                states = [*before, *_sections(request.spans, tile, params)]
+                states = [*before, *section_states(request.spans, tile, params)]
                 if states:
-                    _put(_folded(states).normalise(ROW_TOKENS), tile.used, _rows_of(into, rows))
+                    _put(fold(states).normalise(ROW_TOKENS), tile.used, _rows_of(into, rows))
         return whole
 
 
@@ -192,7 +162,7 @@ class _Tile:
     used: slice
 
 
-def _requests(
+def requests_of(
     layer: LayerPages, batch: GroupBatch, query: torch.Tensor, params: AttendParams
 ) -> Iterator[_Request]:
     starts = batch.query_starts.tolist()
@@ -219,7 +189,7 @@ def _rows_of(partial: Partial, rows: slice) -> Partial:
     return Partial(partial.output[rows], partial.maximum[rows], partial.denominator[rows])
 
 
-def _tiles(request: _Request) -> Iterator[tuple[slice, _Tile]]:
+def tiles_of(request: _Request) -> Iterator[tuple[slice, _Tile]]:
     query, first = request.query, request.first
     last = first + query.shape[0]
     for tile_first in range(first // ROW_TOKENS * ROW_TOKENS, last, ROW_TOKENS):
@@ -246,11 +216,11 @@ def _put(part: Partial, used: slice, into: Partial) -> None:
     into.denominator[:] = part.denominator[used]
 
 
-def _folded(states: Sequence[SoftmaxState]) -> SoftmaxState:
+def fold(states: Sequence[SoftmaxState]) -> SoftmaxState:
     return reduce(SoftmaxState.then, states)
 
 
-def _sections(spans: Spans, tile: _Tile, params: AttendParams) -> list[SoftmaxState]:
+def section_states(spans: Spans, tile: _Tile, params: AttendParams) -> list[SoftmaxState]:
     tokens, heads, head_size = tile.query.shape
     kv_heads, count = spans.key.shape[:2]
     if count == 0:

@@ -8,7 +8,6 @@ sections anyway, so the result is bitwise the same as with local pages.
 """
 
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -61,43 +60,6 @@ class SectionKernels(AttentionKernels, Protocol):
         """
         ...
 
-    def partials(
-        self, layer: LayerPages, batch: GroupBatch, query: torch.Tensor, params: AttendParams
-    ) -> SectionRecords:
-        """Return records of query [T, heads, head_size] over the sections in the tables.
-
-        Each request's table covers whole sections, all of them before its query rows; sinks are
-        not applied.  A request may occur several times, with different sections.
-
-        :raises ValueError: if a table covers anything else, or attention is not full.
-        """
-        ...
-
-
-def new_records(layer: LayerPages, batch: GroupBatch, query: torch.Tensor) -> SectionRecords:
-    """Allocate the result of :meth:`SectionKernels.partials`.
-
-    :raises ValueError: if a table does not cover whole sections before its request's query rows.
-    """
-    firsts, counts = _check_sections(layer, batch)
-    rows = batch.query_starts.diff().tolist()
-    records = [
-        min(count, 1) if first == 0 else count for first, count in zip(firsts, counts, strict=True)
-    ]
-    starts = accumulate((n * of_each for n, of_each in zip(rows, records, strict=True)), initial=0)
-    at = torch.tensor([*starts], dtype=torch.int32)
-    shape = (int(at[-1]), query.shape[1], 2 + layer.output_size)
-    return SectionRecords(at, torch.empty(shape, dtype=torch.float32))
-
-
-def check_full(name: str, params: AttendParams) -> None:
-    """Check that attention is full: only such layers have remote sections."""
-    if params.window_tokens or params.chunk_tokens:
-        raise ValueError(
-            f"{name}: this layer reads a window or chunk, whose pages stay local; "
-            "use groups of full attention only"
-        )
-
 
 def check_elsewhere(
     layer: LayerPages,
@@ -106,7 +68,11 @@ def check_elsewhere(
     params: AttendParams,
     elsewhere: SectionRecords,
 ) -> None:
-    check_full("elsewhere", params)
+    if params.window_tokens or params.chunk_tokens:
+        raise ValueError(
+            "elsewhere: this layer reads a window or chunk, whose pages stay local; "
+            "use groups of full attention only"
+        )
     starts, values = elsewhere.starts, elsewhere.values
     on_host = values.device.type == "cpu"
     if values.dtype != torch.float32 or not values.is_contiguous() or not on_host:
@@ -151,7 +117,11 @@ def _check_request(request: int, length: int, rows: int, begin: int, first_row: 
         )
     if not length and not begin:
         return
-    _check_boundary(request, begin)
+    if begin % SECTION_TOKENS:
+        raise ValueError(
+            f"first_positions: request {request}'s table begins at position {begin}, inside a "
+            f"section; begin at a multiple of {SECTION_TOKENS}"
+        )
     sections, records = begin // SECTION_TOKENS, length // rows
     if not 1 <= records <= sections:
         raise ValueError(
@@ -163,32 +133,3 @@ def _check_request(request: int, length: int, rows: int, begin: int, first_row: 
             f"context_lens: request {request} has a query row at position {first_row}, among the "
             f"{begin} remote ones; lend only sections before the step's first new token"
         )
-
-
-def _check_boundary(request: int, begin: int) -> None:
-    if begin % SECTION_TOKENS:
-        raise ValueError(
-            f"first_positions: request {request}'s table begins at position {begin}, inside a "
-            f"section; begin at a multiple of {SECTION_TOKENS}"
-        )
-
-
-def _check_sections(layer: LayerPages, batch: GroupBatch) -> tuple[list[int], list[int]]:
-    """Check each table; return its first section and the number of sections that it covers."""
-    begins = (batch.first_positions * layer.page_tokens).tolist()
-    lengths = (batch.table_starts.diff() * layer.page_tokens).tolist()
-    first_rows = (batch.context_lens - batch.query_starts.diff()).tolist()
-    for i, (begin, length, row) in enumerate(zip(begins, lengths, first_rows, strict=True)):
-        _check_boundary(i, begin)
-        if length % SECTION_TOKENS:
-            raise ValueError(
-                f"table_starts: request {i}'s table covers {length} tokens; pass whole sections "
-                f"of {SECTION_TOKENS}"
-            )
-        if row < begin + length:
-            raise ValueError(
-                f"context_lens: request {i} has a query row at position {row}, inside or before "
-                f"its sections, which end at {begin + length}; pass sections before its query rows"
-            )
-    firsts, counts = ([size // SECTION_TOKENS for size in sizes] for sizes in (begins, lengths))
-    return firsts, counts

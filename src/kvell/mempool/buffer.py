@@ -27,6 +27,7 @@ from kvell.mempool.tiers.digests import Digest, PrefixDigests, full_root
 from kvell.mempool.tiers.lookup import SERVED_KINDS, Tiers
 from kvell.mempool.transfers.copies import whole
 from kvell.mempool.transports.page_copies import Bytes
+from kvell.pages.rows import SourceRow
 
 Medium = Literal["device", "host"]
 """The medium of a page: the pool, or the host buffer of a library."""
@@ -155,7 +156,8 @@ class HostBuffer:
             if holder == handle:
                 self._pool_view(group, target)[:] = self._pool_view(group, source)
         given = {(group, position): page for _, group, position, page in rows.tolist()}
-        for group, position in map(tuple, self._core.sources(handle)[:, :2].tolist()):
+        sources = self._core.sources(handle)[:, [SourceRow.GROUP, SourceRow.POSITION]]
+        for group, position in map(tuple, sources.tolist()):
             given.pop((group, position), None)
         keys: list[Key] = []
         for group, position, place in tiers.places(length):

@@ -421,7 +421,7 @@ class MemPool:
         return actions
 
     def _counts(self, tokens: int | None, pages: Mapping[str, int] | None, model: str) -> Ints:
-        """Return the first position and the number of pages of each group [groups, 2]."""
+        """Return the pages of each group [groups, :class:`.PageCountRow`]."""
         if (tokens is None) == (pages is None):
             raise ChangeSomething("tokens", tokens, "or pages must be given", "give one of them")
         if tokens is not None:

@@ -19,15 +19,6 @@ Ints = npt.NDArray[np.int32]
 LongInts = npt.NDArray[np.int64]
 """An array of int64; docstrings say its shape."""
 
-NEW_PAGE_COLUMNS = 4
-"""Columns of a new-pages array: index into the call's handles, group, position, page."""
-COPY_COLUMNS = 4
-"""Columns of a copies array: handle, group, source page, target page."""
-SOURCE_COLUMNS = 4
-"""Columns of a sources array: group, position, page, tokens of the prefix that the page ends."""
-CHECKPOINT_COLUMNS = 5
-"""Columns of a checkpoints array: index into the call's handles, group, tokens of the prefix that
-the state represents, slice of the state, page."""
 
 WITHHELD = 0
 EMPTY = 1
@@ -39,18 +30,9 @@ RANK_SHIFT = 40
 """The shift of the rank in the state of a cached large page, ``CACHED + (rank << RANK_SHIFT) +
 time``.  Rank and time are those of its youngest page."""
 
-LARGE_PAGE_COLUMNS = 4
-"""Columns of a large-pages array: group, small pages used, small pages cached, step.  The group of
-an empty large page is ``NO_GROUP``, of a withheld one ``WITHHELD_GROUP``.  If small pages are
-cached and none is used, the step is the last access of the one evicted last, else ``NO_STEP``."""
-SMALL_PAGE_COLUMNS = 4
-"""Columns of a small-pages array: page, users, tokens of the prefix that it ends, step of its last
-access.  For a page that is not in the index the last two are ``NO_END`` and ``NO_STEP``."""
 WITHHELD_GROUP, NO_STEP, NO_END, NO_REACH = -2, -1, -1, -1
 
-CHANGE_COLUMNS = 5
-"""Columns of an index-changes array: change, group, page, tokens of the prefix that the page ends,
-and the holder's handle (``NAMED``) or the page's new number (``MOVED``)."""
+
 NAMED, DROPPED, MOVED = 0, 1, 2
 """Changes of the index: a page gets a name, loses its name, or gets another number."""
 
@@ -97,7 +79,7 @@ class MemoryCore(Protocol):
         ...
 
     def known(self, tokens: Tokens, root: str, *, model: str = "") -> Ints:
-        """Return all indexed pages of a text [m, ``SOURCE_COLUMNS``], sorted; may have holes.
+        """Return all indexed pages of a text [m, :class:`.SourceRow`], sorted; may have holes.
 
         The rows are pages of tokens (partly filled if the last column is not a multiple of the page
         size) and states (their position is the slice), but no pages of images.  The call changes
@@ -183,7 +165,7 @@ class MemoryCore(Protocol):
         ...
 
     def sources(self, handle: int) -> Ints:
-        """Return the cached pages that a holder keeps for pending copies [m, ``SOURCE_COLUMNS``].
+        """Return the cached pages that a holder keeps for pending copies [m, :class:`.SourceRow`].
 
         They are partly filled pages, states, and pages after a hole.  Pages from which
         :meth:`compact` moved are among them, with 0 tokens.
@@ -195,7 +177,7 @@ class MemoryCore(Protocol):
 
         The call serves the longest feasible run of ``handles`` from the front.
 
-        :returns: the number of handles served, and the new pages [m, ``NEW_PAGE_COLUMNS``].
+        :returns: the number of handles served, and the new pages [m, :class:`.NewPageRow`].
         """
         ...
 
@@ -204,7 +186,7 @@ class MemoryCore(Protocol):
         ...
 
     def held_pages(self, handle: int) -> Ints:
-        """Return all pages of a holder [m, 4], in the columns of :meth:`grow` (first column 0)."""
+        """Return all pages of a holder [m, :class:`.NewPageRow`]; their handle is 0."""
         ...
 
     def fits(
@@ -229,7 +211,7 @@ class MemoryCore(Protocol):
         ...
 
     def copies(self) -> Ints:
-        """Return the copies that initialize pages given since the last call [m, ``COPY_COLUMNS``].
+        """Return the copies that initialize pages given since the last call [m, :class:`.CopyRow`].
 
         The caller makes them before the step computes.  Sources are held until :meth:`advance`
         reports that the step has computed.
@@ -241,7 +223,7 @@ class MemoryCore(Protocol):
 
         Best effort: call it last, when all of the step's pages are taken.
 
-        :returns: rows [m, ``CHECKPOINT_COLUMNS``].
+        :returns: rows [m, :class:`.CheckpointRow`].
         """
         ...
 
@@ -251,7 +233,7 @@ class MemoryCore(Protocol):
         Pages move only while there are spare large pages and others have holes.  Call it last, when
         all of the step's pages are taken.  :meth:`copies` returns the copies.
 
-        :returns: rows [m, 4]: (handle, group, position, new page).
+        :returns: the new pages [m, :class:`.NewPageRow`], with handles.
         """
         ...
 
@@ -326,7 +308,7 @@ class HoldingCore(MemoryCore, Protocol):
         ...
 
     def index_changes(self) -> Ints:
-        """Return the index's changes since the last call, in order [m, ``CHANGE_COLUMNS``];
+        """Return the index's changes since the last call, in order [m, :class:`.IndexChangeRow`];
         no rows before :meth:`watch_index`.
 
         A holder's pages are named when they are computed, and for the last time when it is closed.
@@ -364,12 +346,14 @@ class VisibleCore(WithholdingCore, HoldingCore, Protocol):
     """A memory core that shows parts of its state cheaply, for observers."""
 
     def large_pages(self) -> LongInts:
-        """Return a row for every large page [num_large_pages, ``LARGE_PAGE_COLUMNS``].  Takes time
-        linear in the large pages and in the small pages of those without used pages."""
+        """Return a row for every large page [num_large_pages, :class:`.LargePageRow`].
+
+        Takes time linear in the large pages and in the small pages of those without used ones.
+        """
         ...
 
     def small_pages(self, large: int) -> LongInts:
-        """Return the small pages of a large page [m, ``SMALL_PAGE_COLUMNS``]; none if no group.
+        """Return the small pages of a large page [m, :class:`.SmallPageRow`]; none if no group.
 
         :raises ValueError: if there is no such large page.
         """

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.lending.native_records import native_records
 from kvell.attention.interface import AttendParams, GroupBatch
 from kvell.attention.native import NativeKernels
 from tests.depth import many
@@ -109,7 +110,7 @@ def partials(
         ints(),
     )
     kernels = NativeKernels(1, SETS[0])
-    return kernels.partials(served.pages, batch, query, params).values.flatten()
+    return native_records(kernels, served.pages, batch, query, params).values.flatten()
 
 
 @pytest.mark.parametrize(("layer", "softcap"), [(0, 0.0), (1, 0.0), (2, 5.0)])

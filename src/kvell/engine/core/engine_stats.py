@@ -17,6 +17,7 @@ from kvell.engine.requests.counting import DraftTokens, StepSizes, TeamCounts, p
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.requests.request import Request
 from kvell.memory import Layout, MemoryCore, PoolTotals, pages_of_text
+from kvell.pages.rows import PageCountRow
 from kvell.vocabulary import FinishReason, RequestId, StepNumber
 
 
@@ -73,7 +74,7 @@ def _token_bytes(model: str, layout: Layout) -> int:
 def _admission_bytes(request: Request, layout: Layout) -> int:
     """Return the memory that a waiting request needs to be admitted: of all its tokens here."""
     tokens = max(1, request.end_for_now - request.remote_tokens)
-    pages = pages_of_text(layout, tokens, request.model)[:, 1].tolist()
+    pages = pages_of_text(layout, tokens, request.model)[:, PageCountRow.COUNT].tolist()
     return sum(
         count * group.page_stride_bytes for count, group in zip(pages, layout.groups, strict=True)
     )

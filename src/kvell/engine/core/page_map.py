@@ -15,6 +15,7 @@ from kvell.engine.protocol.pages import (
 )
 from kvell.engine.requests.request import Request
 from kvell.memory import GroupKind, GroupSpec, VisibleCore
+from kvell.pages.rows import LargePageRow, NewPageRow, PageRow, SmallPageRow
 
 
 class PageMap:
@@ -32,10 +33,10 @@ class PageMap:
             incarnation,
             self._core.step,
             tuple(_page_group(group) for group in self._memory.layout.groups),
-            rows[:, 0].astype("<i2").tobytes(),
-            rows[:, 1].astype("<u4").tobytes(),
-            rows[:, 2].astype("<u4").tobytes(),
-            _ages(rows[:, 3], self._core.step).astype("<u4").tobytes(),
+            rows[:, LargePageRow.GROUP].astype("<i2").tobytes(),
+            rows[:, LargePageRow.USED].astype("<u4").tobytes(),
+            rows[:, LargePageRow.CACHED].astype("<u4").tobytes(),
+            _ages(rows[:, LargePageRow.STEP], self._core.step).astype("<u4").tobytes(),
             self._core.latest_misses,
             self._lent(len(rows)),
         )
@@ -47,7 +48,7 @@ class PageMap:
         if not len(rows):
             return b""
         sizes = np.asarray([group.pages_per_large for group in groups])
-        numbers = rows[:, 1] // sizes[rows[:, 0]]
+        numbers = rows[:, PageRow.PAGE] // sizes[rows[:, PageRow.GROUP]]
         return np.bincount(numbers, minlength=num_large).astype("<u4").tobytes()
 
     def large_page(self, number: int) -> LargePage:
@@ -59,7 +60,8 @@ class PageMap:
             return LargePage(number, self._core.step, group)
         spec = self._memory.layout.groups[group]
         small = self._memory.small_pages(number)
-        ends = small[(small[:, 1] == 0) & (small[:, 2] > 0), 2]
+        ends = small[small[:, SmallPageRow.USERS] == 0, SmallPageRow.END]
+        ends = ends[ends > 0]
         owned, owners = self._owners(number, group, spec)
         return LargePage(
             number,
@@ -82,11 +84,12 @@ class PageMap:
         owners = []
         for request in self._core.running:
             held = self._memory.held_pages(request.handle)
-            is_here = (held[:, 1] == group) & (held[:, 3] >= first)
-            here = held[is_here & (held[:, 3] < first + spec.pages_per_large)]
+            pages = held[:, NewPageRow.PAGE]
+            is_here = (held[:, NewPageRow.GROUP] == group) & (pages >= first)
+            here = held[is_here & (pages < first + spec.pages_per_large)]
             if len(here):
-                owned.update(here[:, 3].tolist())
-                owners.append(_owner(request, spec, here[:, 2].tolist()))
+                owned.update(here[:, NewPageRow.PAGE].tolist())
+                owners.append(_owner(request, spec, here[:, NewPageRow.POSITION].tolist()))
         owners.sort(key=lambda owner: (-owner.pages, owner.request_id))
         return len(owned), owners
 

@@ -98,7 +98,7 @@ class BufferedPrefixes:
         self.ended.append(_Ended(tokens, request.cache_root, request.model))
 
     def copy_out(self, wanted_large: int) -> NewPages:
-        """Return pages [m, 3] to copy out before a plan evicts them: group, page, buffer page."""
+        """Return pages [m, :class:`.OffloadRow`] to copy out before a plan evicts them."""
         if not self.ended:
             return _rows([])
         layout = self._core.layout
@@ -201,7 +201,7 @@ class BufferedPrefixes:
             self._coming = _Coming(request.request_id, tiers, hit, computed)
 
     def copy_in(self, request: Request, before: NewPages) -> NewPages:
-        """Return the pages to fetch for a request that now runs [m, 3]: group, buffer page, page.
+        """Return the pages to fetch for a request that now runs [m, :class:`.FetchRow`].
 
         :param before: rows that the request held when it was opened; these are not fetched.
         """

@@ -27,6 +27,7 @@ from kvell.engine.requests.request import Request
 from kvell.memory import IMAGE_KINDS, GroupKind, GroupSpec, MemoryCore
 from kvell.mempool.tiers.buffered import BufferedPages
 from kvell.mempool.tiers.lookup import SERVED_KINDS
+from kvell.pages.rows import NewPageRow, OffloadRow, PageRow
 from kvell.vocabulary import RequestId
 
 
@@ -109,19 +110,19 @@ class Swapping:
     def _need(self, requests: Sequence[Request]) -> list[int]:
         rows = np.concatenate([self._worth_keeping(request) for request in requests])
         count = len(self._core.layout.groups)
-        need: list[int] = np.bincount(rows[:, 0], minlength=count).tolist()
+        need: list[int] = np.bincount(rows[:, NewPageRow.GROUP], minlength=count).tolist()
         return need
 
     def save(self, request: Request, *, asks: bool = True) -> NewPages:
         """Save a request that is about to lose its pages.
 
         :param asks: whether to ask the rule; False: copy even if recomputing is quicker.
-        :returns: the pages to copy out [m, 3]: group, page, buffer page.  Empty if recomputing is
-            quicker or the buffer is full.
+        :returns: the pages to copy out [m, :class:`.OffloadRow`].  Empty if recomputing is quicker
+            or the buffer is full.
         """
         rows = self._worth_keeping(request)
         groups = self._core.layout.groups
-        need = np.bincount(rows[:, 0], minlength=len(groups)).tolist()
+        need = np.bincount(rows[:, NewPageRow.GROUP], minlength=len(groups)).tolist()
         pays = not asks or self.rule.swaps(request.computed, self.buffer.size_bytes(need))
         if not pays or not len(rows):
             self.rungs["recompute"] += 1
@@ -132,13 +133,13 @@ class Swapping:
             self.rungs["buffer_full"] += 1
             return _no_rows()
         taken = [iter(some) for some in pages]
-        out = np.array([(g, page, next(taken[g])) for g, _, page in rows.tolist()], np.int32)
-        places = map(tuple, rows[:, :2].tolist())
+        out = np.array([(g, page, next(taken[g])) for _, g, _, page in rows.tolist()], np.int32)
+        places = map(tuple, rows[:, [NewPageRow.GROUP, NewPageRow.POSITION]].tolist())
         self._saved[request.request_id] = SavedPages(
             self._next_holder,
             request.computed,
             request.repeats,
-            dict(zip(places, out[:, 2].tolist(), strict=True)),
+            dict(zip(places, out[:, OffloadRow.HELD].tolist(), strict=True)),
         )
         self._next_holder += 1
         self._count("out", out)
@@ -177,15 +178,16 @@ class Swapping:
             self.prefixes.pages.make_room(need)
 
     def _worth_keeping(self, request: Request) -> NewPages:
-        """Return (group, position, page) of pages to save; none if a request cannot be swapped."""
+        """Return the pages to save [m, :class:`.NewPageRow`]; none if it cannot be swapped."""
         if not self._can_swap(request):
-            return _no_rows()
-        rows = self._core.held_pages(request.handle)[:, 1:]
+            return np.empty((0, 4), np.int32)
+        rows = self._core.held_pages(request.handle)
         groups = self._core.layout.groups
         sizes = np.asarray([g.page_tokens if g.kind.counts_tokens else 0 for g in groups])
         swappable = np.asarray([g.kind in SERVED_KINDS for g in groups])
-        is_computed = rows[:, 1] * sizes[rows[:, 0]] < request.computed
-        kept: NewPages = rows[is_computed & swappable[rows[:, 0]]]
+        of_group = rows[:, NewPageRow.GROUP]
+        is_computed = rows[:, NewPageRow.POSITION] * sizes[of_group] < request.computed
+        kept: NewPages = rows[is_computed & swappable[of_group]]
         return kept
 
     def _can_swap(self, request: Request) -> bool:
@@ -212,13 +214,13 @@ class Swapping:
         request.computed, request.repeats = saved.computed, saved.repeats
 
     def fetch(self, request: Request, before: NewPages) -> NewPages:
-        """Return a request's pages to fetch [m, 3]: group, buffer page, page."""
+        """Return a request's pages to fetch [m, :class:`.FetchRow`]."""
         saved = self._saved.pop(request.request_id, None)
         if saved is None:
             copied = _no_rows()
             if self.prefixes is not None:
                 copied = self.prefixes.copy_in(request, before)
-                self._count("in", copied[:, [0, 2, 1]])
+                self._count("in", copied)
             return copied
         self.buffer.release(saved.holder)
         if saved.computed <= self._core.hit_tokens(request.handle):
@@ -230,7 +232,7 @@ class Swapping:
             if (group, position) not in held and self._is_computed(group, position, saved)
         ]
         fetched = np.asarray(rows, np.int32).reshape(-1, 3)
-        self._count("in", fetched[:, [0, 2, 1]])
+        self._count("in", fetched)
         self.rungs["swap_in"] += 1
         return fetched
 
@@ -244,7 +246,7 @@ class Swapping:
             self.prefixes.on_ended(request)
 
     def copy_out(self, wanted_large: int) -> NewPages:
-        """Return pages [m, 3] to copy out before a plan evicts them: group, page, buffer page."""
+        """Return pages [m, :class:`.OffloadRow`] to copy out before a plan evicts them."""
         copied = _no_rows()
         if self.prefixes is not None:
             copied = self.prefixes.copy_out(wanted_large)
@@ -303,8 +305,8 @@ def _empty_kinds(request: Request) -> frozenset[GroupKind]:
 
 
 def moved_bytes(rows: NewPages, groups: Sequence[GroupSpec]) -> int:
-    """Return the bytes of a plan's offloads or fetches [m, 3], whose first column is the group."""
-    counts = np.bincount(rows[:, 0], minlength=len(groups))
+    """Return the bytes of a plan's offloads or fetches."""
+    counts = np.bincount(rows[:, PageRow.GROUP], minlength=len(groups))
     return int(sum(int(n) * g.page_stride_bytes for n, g in zip(counts, groups, strict=True)))
 
 

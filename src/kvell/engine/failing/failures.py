@@ -15,6 +15,7 @@ from kvell.engine.requests.plan import NO_TOKEN
 from kvell.engine.requests.request import Request
 from kvell.errors import ChangeSomething
 from kvell.memory import MemoryCore
+from kvell.pages.rows import SourceRow
 from kvell.vocabulary import StepNumber
 
 TOO_COMPLEX = "the answer's grammar has become too complex to follow"
@@ -101,6 +102,6 @@ def forget_text(memory: MemoryCore, request: Request) -> None:
     if not len(tokens):
         return
     cached = memory.known(tokens, request.cache_root, model=request.model)
-    for length in sorted(set(np.unique(cached[:, 3]).tolist()), reverse=True):
+    for length in sorted(set(np.unique(cached[:, SourceRow.END]).tolist()), reverse=True):
         if memory.delete(tokens[:length], request.cache_root, model=request.model):
             return

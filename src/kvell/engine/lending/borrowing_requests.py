@@ -60,6 +60,7 @@ from kvell.mempool.loans.creditor_ledger import BORROWS
 from kvell.mempool.loans.messages import Loan
 from kvell.mempool.owners import Tick
 from kvell.mempool.transfers.actions import Action
+from kvell.pages.rows import NewPageRow, SourceRow
 from kvell.vocabulary import RequestId, StepNumber
 
 GRANT_TICKS: Tick = 30_000
@@ -256,7 +257,7 @@ class BorrowingRequests:
     def before_plan(self, step: StepNumber) -> NewPages:
         """Make filled sections remote and recalled ones local, before a step is planned.
 
-        :returns: table rows [m, 4] of the creditors' pages that are read from now on.
+        :returns: rows [m, :class:`.NewPageRow`] of the creditors' pages that are read from now on.
         """
         self._begun_at = self._agent.now
         if not self.borrowers:
@@ -266,7 +267,7 @@ class BorrowingRequests:
             if not borrower.has_pages:
                 continue
             sources = self._core.sources(borrower.handle)
-            if sources[:, 3].any():
+            if sources[:, SourceRow.END].any():
                 continue  # a step must copy its prefix first
             if borrower.recalled is not None and borrower.recalled < borrower.away:
                 if not len(sources):
@@ -521,17 +522,18 @@ class BorrowingRequests:
     def _cut_moved(self, borrower: DistributedRequest, rows: NewPages) -> list[Action]:
         """End loans that creditors fill from pages that a step moves; they are requested again.
 
-        :param rows: new pages of the plan, [m, 4].  The actions are executed before its step runs.
+        :param rows: new pages of the plan, [m, :class:`.NewPageRow`].  The actions are
+            executed before its step runs.
         """
         filling = range(borrower.filled, len(borrower.sections))
-        local = rows[rows[:, 0] == borrower.handle] if filling else rows[:0]
+        local = rows[rows[:, NewPageRow.HANDLE] == borrower.handle] if filling else rows[:0]
         moved = [number for number in self._sections(borrower).of_rows(local) if number in filling]
         return self._give_back(borrower.cut(min(moved))) if moved else []
 
     def _rows(
         self, borrower: DistributedRequest, sections: Iterable[int]
     ) -> list[tuple[int, int, int, int]]:
-        """Return the table rows of sections read in place: handle, group, position, page."""
+        """Return the table rows of sections read in place (:class:`.NewPageRow`)."""
         if borrower.by_queries:
             return []
         return [

@@ -9,6 +9,7 @@ from kvell.engine.requests.plan import NewPages, PageCopy
 from kvell.engine.requests.request import Request
 from kvell.memory import GroupKind, GroupSpec
 from kvell.mempool.loans.messages import Loan
+from kvell.pages.rows import NewPageRow
 from kvell.vocabulary import SECTION_TOKENS, StepNumber
 
 Place = tuple[int, int]
@@ -37,7 +38,7 @@ class Sections:
     def own(self, held: NewPages, section: int) -> list[int]:
         """Return the local pages of a section.
 
-        :param held: rows [m, 4] of a request: handle, group, position, page.
+        :param held: a request's rows [m, :class:`.NewPageRow`].
         """
         page_of = {(group, position): page for _, group, position, page in held.tolist()}
         return [page_of[place] for place in self._places(section)]
@@ -57,7 +58,7 @@ class Sections:
         }
 
     def of_rows(self, rows: NewPages) -> set[int]:
-        """Return the sections of rows [m, 4] of one request: handle, group, position, page."""
+        """Return the sections of rows [m, :class:`.NewPageRow`] of one request."""
         tokens = {index: group.page_tokens for index, group in self._groups}
         return {
             position * tokens[group] // self._section_tokens
@@ -262,9 +263,9 @@ class DistributedRequest:
 
         They are made last.  If the plan moves a page again, the later row counts.
 
-        :param rows: [m, 4] of a plan: handle, group, position, page.
+        :param rows: [m, :class:`.NewPageRow`] of a plan.
         """
-        local = rows[rows[:, 0] == self.handle]
+        local = rows[rows[:, NewPageRow.HANDLE] == self.handle]
         given = {(group, position): page for _, group, position, page in local.tolist()}
         places = [place for place in self.returning if place in given]
         return [PageCopy(place[0], self.returning.pop(place), given[place]) for place in places]

@@ -150,5 +150,5 @@ class PoolPart:
         return 0, False
 
     def lent_pages(self) -> Ints:
-        """Return the lent pages, int32 ``[pages, 2]``: group, page."""
+        """Return the lent pages, int32 [pages, :class:`.PageRow`]."""
         return NO_PAGES

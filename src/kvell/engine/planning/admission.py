@@ -15,6 +15,7 @@ from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import NewPages
 from kvell.engine.requests.request import NO_HANDLE, Request, RequestState
 from kvell.memory import GroupKind, GroupSpec, MemoryCore, alignment_tokens, common_prefix
+from kvell.pages.rows import NewPageRow
 
 
 def embedded_images(
@@ -22,11 +23,10 @@ def embedded_images(
 ) -> int:
     """Return how many leading images have all their pages when the request starts.
 
-    :param held: int32 [m, 4], pages that the request starts with (columns of
-        ``MemoryCore.held_pages``).
+    :param held: int32 [m, :class:`.NewPageRow`], pages that the request starts with.
     """
     for index, group in enumerate(groups):
-        positions = held[held[:, 1] == index, 2]
+        positions = held[held[:, NewPageRow.GROUP] == index, NewPageRow.POSITION]
         if group.kind is GroupKind.VISION and len(positions):
             pages = (-(-tokens // group.page_tokens) for _, _, tokens in images)
             return sum(end <= int(positions.max()) + 1 for end in accumulate(pages))

@@ -22,6 +22,7 @@ from kvell.engine.requests.plan import TO_DRAFT, NewPages
 from kvell.engine.requests.request import NO_HANDLE, Request, RequestState
 from kvell.memory import IMAGE_KINDS, GroupKind, MemoryCore
 from kvell.mempool.tiers.lookup import SERVED_KINDS
+from kvell.pages.rows import CheckpointRow
 from kvell.vocabulary import RequestId, StepNumber
 
 TEXT_KINDS = frozenset({GroupKind.FULL, GroupKind.SLIDING, GroupKind.CHUNKED})
@@ -379,7 +380,7 @@ class Chunks:
         chunks = [work for work in draft.work if work.handle not in others]
         handles = ints_of(work.handle for work in chunks)
         rows = self._core.checkpoint(handles, ints_of(w.start + w.count for w in chunks))
-        rows[:, 0] = handles[rows[:, 0]]
+        rows[:, CheckpointRow.HANDLE] = handles[rows[:, CheckpointRow.HANDLE]]
         draft.cut({(int(handle), int(end)) for handle, _, end, _, _ in rows})
         return rows
 

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from kvell.engine.requests.plan import NewPages, TokenWork
 from kvell.engine.requests.request import Request
+from kvell.pages.rows import NewPageRow
 from kvell.vocabulary import RequestId
 
 
@@ -95,7 +96,7 @@ class PlanDraft:
     def add_pages(self, rows: NewPages, handles: Sequence[int]) -> None:
         if len(rows):
             named = rows.copy()
-            named[:, 0] = np.asarray(handles, np.int32)[rows[:, 0]]
+            named[:, NewPageRow.HANDLE] = np.asarray(handles, np.int32)[rows[:, NewPageRow.HANDLE]]
             self._pages.append(named)
 
     def add_moved(self, rows: NewPages) -> None:
@@ -103,23 +104,23 @@ class PlanDraft:
             self._pages.append(rows)
 
     def offload(self, rows: NewPages) -> None:
-        """Add pages to copy to the CPU buffer [m, 3]."""
+        """Add pages to copy to the CPU buffer [m, :class:`.OffloadRow`]."""
         if len(rows):
             self._offloads.append(rows)
 
     def fetch(self, rows: NewPages) -> None:
-        """Add pages to copy back from the CPU buffer [m, 3]."""
+        """Add pages to copy back from the CPU buffer [m, :class:`.FetchRow`]."""
         if len(rows):
             self._fetches.append(rows)
 
     @property
     def offloads(self) -> NewPages:
-        """All pages to copy out [m, 3]: group, page, buffer page."""
+        """All pages to copy out [m, :class:`.OffloadRow`]."""
         return np.concatenate(self._offloads) if self._offloads else np.empty((0, 3), np.int32)
 
     @property
     def fetches(self) -> NewPages:
-        """All pages to copy back [m, 3]: group, buffer page, page."""
+        """All pages to copy back [m, :class:`.FetchRow`]."""
         return np.concatenate(self._fetches) if self._fetches else np.empty((0, 3), np.int32)
 
     def cut(self, ends: Collection[tuple[int, int]]) -> None:
@@ -141,8 +142,8 @@ class PlanDraft:
         gone = [work for work in self.work if work.handle == request.handle]
         self.work = [work for work in self.work if work.handle != request.handle]
         self.budget += sum(work.count for work in gone)
-        self._pages = [rows[rows[:, 0] != request.handle] for rows in self._pages]
+        self._pages = [rows[rows[:, NewPageRow.HANDLE] != request.handle] for rows in self._pages]
 
     def new_pages(self) -> NewPages:
-        """Return all rows so far, in order [m, 4]: handle, group, position, page."""
+        """Return all rows so far, in order [m, :class:`.NewPageRow`]."""
         return np.concatenate(self._pages) if self._pages else np.empty((0, 4), np.int32)

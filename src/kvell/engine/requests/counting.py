@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from kvell.engine.requests.plan import NewPages, TeamTime
 from kvell.memory import GroupSpec
+from kvell.pages.rows import NewPageRow
 
 STEP_TOKENS_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Upper bounds of step-size buckets, as in vLLM's ``iteration_tokens_total``."""
@@ -26,7 +27,7 @@ def group_hits(
         is_looked_up = group.kind.counts_tokens and group.required_for_hit
         if group.model != model or not is_looked_up:
             continue
-        positions = held[held[:, 1] == index, 2]
+        positions = held[held[:, NewPageRow.GROUP] == index, NewPageRow.POSITION]
         first = int(positions.min()) if len(positions) else hit_tokens // group.page_tokens
         hits[index] = max(0, hit_tokens - first * group.page_tokens)
     return tuple(hits)

@@ -154,15 +154,14 @@ class StepPlan:
     """Everything step ``step`` does, in the order of the fields.
 
     :param released: handles whose tables may be forgotten.
-    :param offloads: int32 [m, 3], pages copied to the CPU buffer before anything else is done:
-        (group, page, buffer page).
-    :param fetches: int32 [m, 3], pages copied back from it: (group, buffer page, page).
+    :param offloads: int32 [m, :class:`.OffloadRow`], pages copied to the CPU buffer before anything
+        else is done.
+    :param fetches: int32 [m, :class:`.FetchRow`], pages copied back from it.
     :param copies: pages copied before they are written (copy-on-write), or back from creditors.
-    :param new_pages: int32 [m, 4]: (handle, group, page position, logical page); numbers after the
-        own pool's are pages of other instances (:mod:`kvell.mempool.transports.neighbours`).
+    :param new_pages: int32 [m, :class:`.NewPageRow`], logical pages; numbers after the own pool's
+        are pages of other instances (:mod:`kvell.mempool.transports.neighbours`).
     :param work: decodes first, then prefill chunks in order of admission.
-    :param checkpoints: int32 [m, 5], state pages written at cuts: (handle, group, tokens the
-        state stands for, slice of the state, page).
+    :param checkpoints: int32 [m, :class:`.CheckpointRow`], state pages written at cuts.
     :param preempted: requests that lost their pages to this plan.
     :param parked: requests whose pages are copied to the CPU buffer, where they wait.
     :param admitted: requests that run from this step on.

@@ -13,6 +13,7 @@ from kvell.attention.interface import part_sizes
 from kvell.engine.requests.plan import NewPages, StepPlan, TokenWork
 from kvell.engine.running import _tables
 from kvell.memory import GroupKind, GroupSpec, SlotTable
+from kvell.pages.rows import CheckpointRow
 
 Ints = npt.NDArray[np.int32]
 Longs = npt.NDArray[np.int64]
@@ -228,8 +229,9 @@ def token_positions(starts: Longs, counts: Longs) -> Longs:
 
 def _checkpoints_of(rows: NewPages, group: int, slices: int) -> npt.NDArray[np.int32]:
     """Return one group's rows [c, slices, 5]: state by state, slices in order."""
-    part = rows[rows[:, 1] == group]
-    ordered: npt.NDArray[np.int32] = part[np.lexsort((part[:, 3], part[:, 2], part[:, 0]))]
+    part = rows[rows[:, CheckpointRow.GROUP] == group]
+    keys = part.T[[CheckpointRow.SLICE, CheckpointRow.END, CheckpointRow.HANDLE]]
+    ordered: npt.NDArray[np.int32] = part[np.lexsort(keys)]
     return ordered.reshape(-1, slices, 5)
 
 

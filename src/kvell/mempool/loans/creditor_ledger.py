@@ -48,6 +48,7 @@ from kvell.mempool.transfers.actions import Action, Grant, Pull, Revoke, Send, S
 from kvell.mempool.transfers.messages import MOST_TICKS, Transfer
 from kvell.mempool.transfers.numbers import SLOTS, RightNumbers
 from kvell.mempool.transfers.receiving import FOREVER
+from kvell.pages.rows import PageRow
 
 
 @dataclass
@@ -55,7 +56,7 @@ class LentPages(Exchange):
     """One loan of this creditor.
 
     :ivar owner: the owner of the hold on its pages, common to loans that share them.
-    :ivar rows: int32 [m, 2]: group, local page, in the order of groups.
+    :ivar rows: int32 [m, :class:`.PageRow`]: local pages, in the order of groups.
     :ivar shares: whether it shares pages that are filled already.
     :ivar step_ticks: the duration of the debtor's steps, as reported.
     :ivar patience_ticks: the time that its recall left it.
@@ -169,7 +170,7 @@ class CreditorLedger(ExchangeSide[Loan, LentPages]):
         return bool(self.pulls)
 
     def page_rows(self) -> Ints:
-        """Return int32 [m, 2]: group and page of all lent pages, each once."""
+        """Return all lent pages, each once, int32 [m, :class:`.PageRow`]."""
         rows = {entry.owner: entry.rows for entry in self.open.values() if entry.has_pages}
         return np.concatenate([np.empty((0, 2), np.int32), *rows.values()])
 
@@ -368,7 +369,7 @@ class CreditorLedger(ExchangeSide[Loan, LentPages]):
         return [grant, Send(loan.debtor, Filled(loan))]
 
     def _granted(self, loan: Loan, entry: LentPages) -> Send:
-        pages = entry.rows[:, 1].astype("<i4").tobytes()
+        pages = entry.rows[:, PageRow.PAGE].astype("<i4").tobytes()
         return Send(loan.debtor, Lent(loan, self._incarnation, entry.right.number, pages))
 
     def _recalled(self, loan: Loan, entry: LentPages, now: Tick, deadline: Tick) -> list[Action]:

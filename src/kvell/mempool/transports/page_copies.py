@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvell.memory import GroupSpec, Ints
+from kvell.pages.rows import PulledPageRow
 from kvell.pages.stages import Part
 
 Bytes = npt.NDArray[np.uint8]
@@ -21,7 +22,7 @@ class Piece(NamedTuple):
 
 
 def pieces_of(groups: Sequence[GroupSpec], rows: Ints) -> list[Piece]:
-    """Return the pieces to copy for rows [m, 3]: group, source page, target page.
+    """Return the pieces to copy for rows [m, :class:`.PulledPageRow`].
 
     Adjacent pages become one piece (MemServe §5.2, where aggregated blocks take fewer calls).
     """
@@ -34,10 +35,10 @@ def parts_of(groups: Sequence[GroupSpec], rows: Ints, parts: Mapping[int, Part])
     begins, ends = np.zeros((2, len(groups)), np.int64)
     for index, (begin, end) in parts.items():
         begins[index], ends[index] = begin, end
-    some = rows[np.isin(rows[:, 0], list(parts))]
-    group = some[:, 0]
-    source = some[:, 1] * strides[group] + begins[group]
-    target = some[:, 2] * strides[group] + begins[group]
+    some = rows[np.isin(rows[:, PulledPageRow.GROUP], list(parts))]
+    group = some[:, PulledPageRow.GROUP]
+    source = some[:, PulledPageRow.SOURCE] * strides[group] + begins[group]
+    target = some[:, PulledPageRow.TARGET] * strides[group] + begins[group]
     sizes = (ends - begins)[group]
     order = np.argsort(source, kind="stable")
     return list(_merged(source[order].tolist(), target[order].tolist(), sizes[order].tolist()))

@@ -13,7 +13,7 @@ from kvell.prefix.eviction.checkpoints import WORTH_TOKENS, is_worth_displacing
 from kvell.prefix.eviction.hazard import HazardRule
 from kvell.prefix.extension import _core
 from kvell.prefix.groups.policies import policy_of
-from kvell.prefix.interface import LARGE_PAGE_COLUMNS, SMALL_PAGE_COLUMNS, LongInts
+from kvell.prefix.interface import LongInts
 
 RUNGS = (
     "own_page",
@@ -72,10 +72,10 @@ class CompiledCore(_core.CompiledCore):
         )
 
     def large_pages(self) -> LongInts:
-        return self.large_rows().reshape(-1, LARGE_PAGE_COLUMNS)
+        return self.large_rows().reshape(-1, 4)
 
     def small_pages(self, large: int) -> LongInts:
-        return self.small_rows(large).reshape(-1, SMALL_PAGE_COLUMNS)
+        return self.small_rows(large).reshape(-1, 4)
 
     def snapshot(self) -> PoolSnapshot:
         """Implement :meth:`MemoryCore.snapshot`."""

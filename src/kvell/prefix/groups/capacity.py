@@ -38,7 +38,7 @@ def large_pages_needed(
 
 def pages_of_text(layout: Layout, tokens: int, model: str = "") -> Ints:
     """Return the pages that a request needs to resume after a text of ``tokens`` tokens
-    [groups, 2]: first position and number of pages (of a window its end, of states one)."""
+    [groups, :class:`.PageCountRow`] (of a window its end, of states one)."""
     facts = Facts(tokens)
     rows = [(0, 0)] * len(layout.groups)
     for index, group in enumerate(layout.groups):

@@ -23,7 +23,7 @@ class Device(TraceRunner):
     def read(self, source: Self, rows: Ints) -> None:
         """Copy pages of another instance's device.
 
-        :param rows: int32 [m, 3]: group, page there, own page.
+        :param rows: int32 [m, :class:`.PulledPageRow`].
         """
 
     def put_behind(self, source: Self, first_large: int) -> None:

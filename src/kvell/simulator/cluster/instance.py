@@ -82,6 +82,7 @@ from kvell.mempool.transfers.actions import (
 from kvell.mempool.transfers.messages import Offer, PeerMessage, Prepared, Transfer, Written
 from kvell.mempool.transfers.receiving import owner_of
 from kvell.mempool.transports.neighbours import MappingSlots, num_places
+from kvell.pages.rows import PulledPageRow
 from kvell.simulator.clock.links import Link
 from kvell.simulator.clock.transport import VirtualTransport
 from kvell.simulator.cluster.device import Device
@@ -344,7 +345,7 @@ class Network:
         self._transport.send(*way, payload, self._loop.now_seconds, size_bytes=size_bytes)
 
     def _bytes_of(self, rows: Ints) -> int:
-        return sum(self._page_bytes[group] for group in rows[:, 0].tolist())
+        return sum(self._page_bytes[group] for group in rows[:, PulledPageRow.GROUP].tolist())
 
     def _crossed(self, payload: bytes) -> None:
         key = self._crossing.pop(payload)

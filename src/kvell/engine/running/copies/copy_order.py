@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from kvell.engine.requests.plan import NewPages, StepPlan
 from kvell.memory import GroupKind, GroupSpec
+from kvell.pages.rows import CheckpointRow, FetchRow, NewPageRow, OffloadRow, PageRow
 from kvell.pages.stages import BY_LAYER
 
 BESIDE = BY_LAYER | {GroupKind.STATE}
@@ -89,14 +90,23 @@ def copy_order(
     counts = np.asarray([group.pages_per_large for group in groups], np.int64)
     pairs = [(copy.group, page) for copy in plan.copies for page in (copy.source, copy.target)]
     copied = np.asarray(pairs, np.int32).reshape(-1, 2)
+    offloaded = out[:, [OffloadRow.GROUP, OffloadRow.PAGE]]
+    fetched = back[:, [FetchRow.GROUP, FetchRow.PAGE]]
     written = np.concatenate(
-        [back[:, [0, 2]], plan.new_pages[:, [1, 3]], plan.checkpoints[:, [1, 4]]]
+        [
+            fetched,
+            plan.new_pages[:, [NewPageRow.GROUP, NewPageRow.PAGE]],
+            plan.checkpoints[:, [CheckpointRow.GROUP, CheckpointRow.PAGE]],
+        ]
     )
-    back_first = ~layered[back[:, 0]] | _meet(back[:, [0, 2]], copied, counts)
-    is_written = _are_same(out[:, :2], written)
-    out_first = (is_written & ~layered[out[:, 0]]) | _share_large(out[:, :2], written, counts)
-    out_first |= _meet(out[:, :2], copied, counts)
-    out_first |= _meet(out[:, [0, 2]], back[:, :2], counts)  # fetched in the step that offloads it
+    back_first = ~layered[back[:, FetchRow.GROUP]] | _meet(fetched, copied, counts)
+    is_written = _are_same(offloaded, written)
+    out_first = is_written & ~layered[out[:, OffloadRow.GROUP]]
+    out_first |= _share_large(offloaded, written, counts)
+    out_first |= _meet(offloaded, copied, counts)
+    held = out[:, [OffloadRow.GROUP, OffloadRow.HELD]]
+    fetched_from = back[:, [FetchRow.GROUP, FetchRow.HELD]]
+    out_first |= _meet(held, fetched_from, counts)  # fetched in the step that offloads it
     out_layered = is_written & ~out_first
     return CopyOrder(
         out[out_first],
@@ -135,17 +145,23 @@ def why_before(
 
 def _are_same(rows: NewPages, others: NewPages) -> Mask:
     """Return a mask of the rows (group, page) that are among others."""
-    mine, theirs = ((some[:, 0].astype(np.int64) << 32) | some[:, 1] for some in (rows, others))
+    mine, theirs = (
+        (some[:, PageRow.GROUP].astype(np.int64) << 32) | some[:, PageRow.PAGE]
+        for some in (rows, others)
+    )
     return np.isin(mine, theirs)
 
 
 def _share_large(rows: NewPages, others: NewPages, counts: Counts) -> Mask:
     """Return a mask of the rows that share a large page with a row of another group."""
-    mine, theirs = (some[:, 1] // counts[some[:, 0]] for some in (rows, others))
+    mine, theirs = (
+        some[:, PageRow.PAGE] // counts[some[:, PageRow.GROUP]] for some in (rows, others)
+    )
     shares = np.zeros(len(rows), np.bool_)
-    for group in np.unique(rows[:, 0]):
-        in_group = rows[:, 0] == group
-        shares[in_group] = np.isin(mine[in_group], theirs[others[:, 0] != group])
+    groups, other_groups = rows[:, PageRow.GROUP], others[:, PageRow.GROUP]
+    for group in np.unique(groups):
+        in_group = groups == group
+        shares[in_group] = np.isin(mine[in_group], theirs[other_groups != group])
     return shares
 
 

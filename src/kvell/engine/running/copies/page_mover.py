@@ -15,6 +15,7 @@ import torch
 
 from kvell.engine.requests.plan import NewPages, PageCopy
 from kvell.memory import Layout, SlotTable
+from kvell.pages.rows import FetchRow, OffloadRow
 from kvell.pages.stages import Part
 from kvell.runs import runs
 
@@ -48,12 +49,12 @@ class PageMover:
         self._in_host = pool.device.type == "cpu"
 
     def offload(self, rows: NewPages) -> None:
-        """Copy out [m, 3]: group, page, page of the buffer."""
+        """Copy out [m, :class:`.OffloadRow`]."""
         for piece in self.pieces(rows, is_out=True):
             self.move(piece, self.pool, self.held)
 
     def fetch(self, rows: NewPages) -> None:
-        """Copy in [m, 3]: group, page of the buffer, page."""
+        """Copy in [m, :class:`.FetchRow`]."""
         for piece in self.pieces(rows, is_out=False):
             self.move(piece, self.held, self.pool)
 
@@ -86,7 +87,8 @@ class PageMover:
                 )
 
     def _pieces(self, rows: NewPages, *, is_out: bool) -> Iterator[Piece]:
-        groups, pages, held = rows[:, 0], rows[:, 1 if is_out else 2], rows[:, 2 if is_out else 1]
+        columns = OffloadRow if is_out else FetchRow
+        groups, pages, held = (rows[:, n] for n in (columns.GROUP, columns.PAGE, columns.HELD))
         for index in np.unique(groups).tolist():
             group = self.layout.groups[index]
             in_group = groups == index
