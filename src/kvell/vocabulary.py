@@ -11,6 +11,9 @@ StepNumber = NewType("StepNumber", int)
 GroupIndex = NewType("GroupIndex", int)
 """Position of a layer group in a :class:`kvell.pages.layout.Layout`."""
 
+PageId = NewType("PageId", int)
+"""Number of a page among its group's pages, in the pool or in the CPU buffer."""
+
 Slot = NewType("Slot", int)
 """Position of a logical large page in the KV address range."""
 

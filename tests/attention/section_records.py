@@ -26,7 +26,9 @@ def section_records(
         of_tiles = []
         for _, tile in tiles_of(request):
             states = section_states(request.spans, tile, params)
-            of_tiles.append((tile.used, states if request.spans.begin else [fold(states)]))
+            if states and not request.spans.begin:
+                states = [fold(states)]
+            of_tiles.append((tile.used, states))
         for number in range(len(of_tiles[0][1])):
             for used, states in of_tiles:
                 state = states[number]

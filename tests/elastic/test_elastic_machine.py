@@ -29,6 +29,7 @@ from kvell.memory import create_core
 from kvell.pages.audit import audit
 from kvell.pages.layout import Layout
 from kvell.prefix.interface import USED
+from kvell.vocabulary import PageId
 from tests.depth import machine
 from tests.device.fake_chunks import EDGES, Edge, FakeChunks
 from tests.elastic.balloon_audit import audit_elastic
@@ -57,7 +58,7 @@ class Out:
     """
 
     text: Text
-    pages: dict[tuple[int, int], int]
+    pages: dict[tuple[int, int], PageId]
     content: dict[tuple[int, int], bytes]
 
 

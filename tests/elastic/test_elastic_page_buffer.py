@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from kvell.elastic.page_buffer import PageBuffer
 from kvell.pages.layout import GroupSpec
+from kvell.vocabulary import PageId
 from tests.depth import some
 from tests.elastic.buffer_audit import audit_pages
 from tests.pages.pools import group
@@ -69,7 +70,7 @@ def test_sizes_are_strides() -> None:
 )
 def test_no_page_is_lost_or_given_twice(num_large: int, script: list[tuple[str, int, int]]) -> None:
     buffer = PageBuffer(GROUPS, num_large)
-    held: dict[int, list[list[int]]] = {}
+    held: dict[int, list[list[PageId]]] = {}
     for number, (what, one, other) in enumerate(script):
         if what == "h":
             pages = buffer.hold(number, [one, other])

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvell.pages.layout import GroupSpec
+from kvell.vocabulary import PageId
 
 NO_GROUP = -1
 
@@ -50,13 +51,13 @@ class PageBuffer:
         self.counts = BufferCounts()
         self.group_of = [NO_GROUP] * num_large
         self.empty_large = list(range(num_large - 1, -1, -1))
-        self.free: list[dict[int, list[int]]] = [{} for _ in groups]  # by large page, some left
-        self.held: dict[int, tuple[tuple[int, int], ...]] = {}
-        self.draining: list[tuple[int, int]] = []
+        self.free: list[dict[int, list[PageId]]] = [{} for _ in groups]  # by large page, some left
+        self.held: dict[int, tuple[tuple[int, PageId], ...]] = {}
+        self.draining: list[tuple[int, PageId]] = []
         self.readers: Counter[int] = Counter()  # by holder
-        self.left: dict[int, tuple[tuple[int, int], ...]] = {}  # by holder: only read now
+        self.left: dict[int, tuple[tuple[int, PageId], ...]] = {}  # by holder: only read now
 
-    def hold(self, holder: int, need: Sequence[int]) -> list[list[int]] | None:
+    def hold(self, holder: int, need: Sequence[int]) -> list[list[PageId]] | None:
         """Take ``need`` pages, counted for each group, or return None if they are not free.
 
         :raises ValueError: if the holder has some already.
@@ -153,10 +154,10 @@ class PageBuffer:
             total += max(0, -(-missing // self.groups[group].pages_per_large))
         return total
 
-    def _take(self, group: int, count: int) -> list[int]:
+    def _take(self, group: int, count: int) -> list[PageId]:
         """Take pages of partly used large pages, the fullest first; then of empty ones."""
         free = self.free[group]
-        taken = list[int]()
+        taken = list[PageId]()
         for large in sorted(free, key=lambda large: (len(free[large]), large)):
             while free[large] and len(taken) < count:
                 taken.append(free[large].pop())
@@ -167,12 +168,13 @@ class PageBuffer:
             size = self.groups[group].pages_per_large
             self.group_of[large] = group
             some = min(size, count - len(taken))
-            taken.extend(range(large * size, large * size + some))
+            taken.extend(map(PageId, range(large * size, large * size + some)))
             if some < size:
-                free[large] = list(range((large + 1) * size - 1, large * size + some - 1, -1))
+                left = range((large + 1) * size - 1, large * size + some - 1, -1)
+                free[large] = [*map(PageId, left)]
         return taken
 
-    def _give_back(self, group: int, page: int) -> None:
+    def _give_back(self, group: int, page: PageId) -> None:
         size = self.groups[group].pages_per_large
         large = page // size
         free = self.free[group].setdefault(large, [])
@@ -183,6 +185,6 @@ class PageBuffer:
             self.empty_large.append(large)
 
 
-def first_pages(groups: Sequence[GroupSpec], first_large: int) -> list[int]:
+def first_pages(groups: Sequence[GroupSpec], first_large: int) -> list[PageId]:
     """Return the numbers of each group's first page in a buffer that follows a pool."""
-    return [first_large * group.pages_per_large for group in groups]
+    return [PageId(first_large * group.pages_per_large) for group in groups]

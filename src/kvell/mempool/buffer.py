@@ -28,6 +28,7 @@ from kvell.mempool.tiers.lookup import SERVED_KINDS, Tiers
 from kvell.mempool.transfers.copies import whole
 from kvell.mempool.transports.page_copies import Bytes
 from kvell.pages.rows import SourceRow
+from kvell.vocabulary import PageId
 
 Medium = Literal["device", "host"]
 """The medium of a page: the pool, or the host buffer of a library."""
@@ -44,7 +45,7 @@ class Address(NamedTuple):
     incarnation: int
     group: int
     position: int
-    page: int
+    page: PageId
     offset: int
     medium: Medium = "device"
 
@@ -67,7 +68,7 @@ Media = Literal["device", "host", "mixed"]
 """The tiers to match a text in: the pool, the buffer, or both together."""
 MEDIA: tuple[Media, ...] = get_args(Media)
 
-FoundPage = tuple[Medium, int, int, int]
+FoundPage = tuple[Medium, int, int, PageId]
 """The medium, group, position and page number of a page."""
 
 
@@ -200,7 +201,7 @@ class HostBuffer:
                 self._core.close(handle, renew=False)
                 hold = self._holds.hold_text(owner, deadline, whole(tokens), root, model=model)
                 rows = self._holds.pages(owner).tolist()
-                return hold, [("device", *row) for row in rows]
+                return hold, [("device", group, at, page) for group, at, page in rows]
             self._core.receive(handle, length)
         hold = self._holds.hold_text(owner, deadline, whole(tokens[:0]), root, model=model)
         hold.hit_tokens = length
@@ -226,7 +227,7 @@ class HostBuffer:
             if over.handle:
                 self._core.close(over.handle, renew=False)
 
-    def view(self, group: int, page: int) -> npt.NDArray[np.uint8]:
+    def view(self, group: int, page: PageId) -> npt.NDArray[np.uint8]:
         size_bytes = self.pages.groups[group].page_stride_bytes
         return self.memory[page * size_bytes : (page + 1) * size_bytes]
 
@@ -251,7 +252,7 @@ class HostBuffer:
         digests = PrefixDigests(whole(tokens), full_root(root, model))
         return digests, Tiers(self.pages, own, digests, indexed if in_pool else indexed[:0])
 
-    def _pool_view(self, group: int, page: int) -> npt.NDArray[np.uint8]:
+    def _pool_view(self, group: int, page: PageId) -> npt.NDArray[np.uint8]:
         size_bytes = self.pages.groups[group].page_stride_bytes
         return self._pool[page * size_bytes : (page + 1) * size_bytes]
 

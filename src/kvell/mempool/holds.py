@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from kvell.memory import HoldingCore, Images, Ints, Tokens
 from kvell.mempool.owners import Owner, Tick
+from kvell.vocabulary import PageId
 
 FOR_GOOD = (1 << 31) - 1
 """The last step of all leases in the memory core, never reached: ``Holds`` keeps the deadlines."""
@@ -134,7 +135,7 @@ class Holds:
         """Return all held pages and states, full or not [m, 3]: group, position, page."""
         return _pages_held(self._core, self.open[owner].handle)
 
-    def places(self, owner: Owner) -> dict[tuple[int, int], int]:
+    def places(self, owner: Owner) -> dict[tuple[int, int], PageId]:
         """Return the result of :meth:`pages` as (group, position) → page."""
         return places_held(self._core, self.open[owner].handle)
 
@@ -183,7 +184,7 @@ class Holds:
         return hold
 
 
-def places_held(core: HoldingCore, handle: int) -> dict[tuple[int, int], int]:
+def places_held(core: HoldingCore, handle: int) -> dict[tuple[int, int], PageId]:
     """Return all pages of a lease by (group, position), with partly filled ones and states."""
     return {(group, at): page for group, at, page in _pages_held(core, handle).tolist()}
 

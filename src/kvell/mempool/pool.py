@@ -40,6 +40,7 @@ from kvell.mempool.transfers.copies import whole
 from kvell.mempool.transfers.messages import Transfer
 from kvell.mempool.transfers.receiving import owner_of
 from kvell.mempool.transports.page_copies import Bytes
+from kvell.vocabulary import PageId
 from kvell.wire.endpoints import Endpoint
 from kvell.wire.greeting import new_incarnation
 
@@ -464,7 +465,7 @@ class MemPool:
 
         return self.node.ask(matched)
 
-    def _address(self, medium: Medium, group: int, position: int, page: int) -> Address:
+    def _address(self, medium: Medium, group: int, position: int, page: PageId) -> Address:
         offset = page * self.layout.groups[group].page_stride_bytes
         place = group, position, page, offset
         return Address(self.instance, self.incarnation, *place, medium)

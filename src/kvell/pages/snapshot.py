@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from kvell.vocabulary import PageId
+
 NO_GROUP = -1
 """The group of an empty large page."""
 SHARED = -1
@@ -53,7 +55,7 @@ class IndexEntry:
     """
 
     group: int
-    page: int
+    page: PageId
     end: int
     part: int
     node_start: int

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from kvell.vocabulary import PageId
+
 Ints = npt.NDArray[np.int32]
 LongInts = npt.NDArray[np.int64]
 Numbers = tuple[int, ...]
@@ -110,7 +112,7 @@ class CompiledCore:
         tuple[
             tuple[dict[int, int], ...],
             tuple[dict[int, tuple[int, int, int]], ...],
-            tuple[tuple[int, int, int, int, int, int], ...],
+            tuple[tuple[int, PageId, int, int, int, int], ...],
         ],
         int,
         Numbers,

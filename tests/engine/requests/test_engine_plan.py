@@ -8,7 +8,7 @@ from msgspec import structs
 
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.plan import PageCopy, StepPlan, TokenWork
-from kvell.vocabulary import RequestId, StepNumber
+from kvell.vocabulary import PageId, RequestId, StepNumber
 from tests.engine.works import work_of
 
 GREEDY = SamplingParams(temperature=0)
@@ -43,7 +43,7 @@ def test_equal_content_makes_equal_plans_and_hashes() -> None:
         replace(plan(), new_pages=np.empty((0, 4), np.int32)),
         replace(plan(), work=(work(),)),
         replace(plan(), work=(work(tokens=(7, 9)), plan().work[1])),
-        replace(plan(), copies=(PageCopy(0, 1, 2),)),
+        replace(plan(), copies=(PageCopy(0, PageId(1), PageId(2)),)),
         replace(plan(), checkpoints=np.asarray([[1, 0, 64, 0, 5]], np.int32)),
         replace(plan(), preempted=(RequestId("b"),)),
         replace(plan(), admitted=(RequestId("a"),)),

@@ -19,7 +19,7 @@ from kvell.engine.running.copies.copy_order import (
 from kvell.engine.running.copies.page_mover import PageMover
 from kvell.memory import GroupKind, GroupSpec, Layout, SlotTable
 from kvell.pages.stages import BEFORE_ALL, stages_of
-from kvell.vocabulary import StepNumber
+from kvell.vocabulary import PageId, StepNumber
 from tests.depth import some
 from tests.engine.works import work_of
 
@@ -124,8 +124,8 @@ def test_a_page_that_its_own_group_takes_goes_out_by_layer() -> None:
         replace(PLAN, new_pages=new((1, 2))),
         replace(PLAN, fetches=rows((1, 20, 2))),
         replace(PLAN, checkpoints=np.asarray([[0, 2, 4, 0, 1]], np.int32)),
-        replace(PLAN, copies=(PageCopy(0, 9, 1),)),
-        replace(PLAN, copies=(PageCopy(1, 20, 2),)),
+        replace(PLAN, copies=(PageCopy(0, PageId(9), PageId(1)),)),
+        replace(PLAN, copies=(PageCopy(1, PageId(20), PageId(2)),)),
         replace(PLAN, fetches=rows((0, 4, 9))),
         replace(PLAN, fetches=rows((1, 6, 20))),
     ],
@@ -159,7 +159,9 @@ def test_states_come_in_first_and_go_out_first_if_another_takes_their_page() -> 
 
 
 def test_a_page_that_is_copied_on_comes_in_first() -> None:
-    plan = replace(PLAN, fetches=rows((0, 1, 2), (0, 3, 4)), copies=(PageCopy(0, 2, 7),))
+    plan = replace(
+        PLAN, fetches=rows((0, 1, 2), (0, 3, 4)), copies=(PageCopy(0, PageId(2), PageId(7)),)
+    )
     order = ordered(plan)
     assert order.first_in.tolist() == [[0, 1, 2]]
     assert order.layered_in.tolist() == [[0, 3, 4]]
@@ -280,7 +282,9 @@ def plans(draw: st.DrawFn) -> tuple[StepPlan, NewPages]:
             other for other in kept + [(g, p) for g, _, p in fetches] if other[0] == page[0]
         ]
         if use == "copy" and readable:
-            copies.append(PageCopy(page[0], draw(st.sampled_from(readable))[1], page[1]))
+            copies.append(
+                PageCopy(page[0], PageId(draw(st.sampled_from(readable))[1]), PageId(page[1]))
+            )
             taken.append(page)
     gone = [(g, p) for g, p, _ in offloads]
     left = [page for page in out if page in gone and after[large_of(page)] == page[0]]

@@ -7,13 +7,12 @@ import numpy as np
 
 from kvell.pages.snapshot import NO_GROUP, HolderSnapshot, IndexEntry, PoolSnapshot, PoolTotals
 from kvell.prefix.interface import (
-    LARGE_PAGE_COLUMNS,
     NO_END,
     NO_STEP,
-    SMALL_PAGE_COLUMNS,
     WITHHELD_GROUP,
     LongInts,
 )
+from kvell.vocabulary import PageId
 from tests.oracle.placement.holders import Holder
 from tests.oracle.placement.store import Store
 
@@ -69,7 +68,7 @@ def large_pages_of(store: Store) -> LongInts:
     ):
         step = store.evictor.youngest(large)[1] if cached and not used else NO_STEP
         rows.append((WITHHELD_GROUP if large in pool.withheld else group, used, cached, step))
-    return np.asarray(rows, np.int64).reshape(-1, LARGE_PAGE_COLUMNS)
+    return np.asarray(rows, np.int64).reshape(-1, 4)
 
 
 def small_pages_of(store: Store, large: int) -> LongInts:
@@ -83,7 +82,7 @@ def small_pages_of(store: Store, large: int) -> LongInts:
         end, key = store.tree.end_of(group, page), pool.indexed[group].get(page)
         step = NO_STEP if key is None else key[1]
         rows.append((page, pool.refs[group].get(page, 0), NO_END if end is None else end, step))
-    return np.asarray(rows, np.int64).reshape(-1, SMALL_PAGE_COLUMNS)
+    return np.asarray(rows, np.int64).reshape(-1, 4)
 
 
 def _pages_in(store: Store, large: int) -> range:
@@ -105,7 +104,7 @@ def snapshot_of(store: Store, holders: Iterable[Holder], hit_tokens: int) -> Poo
         partial=supply.partial,
         holders=tuple(_of_holder(holder) for holder in holders),
         index=tuple(
-            IndexEntry(group, page, *place, node.start, node.end)
+            IndexEntry(group, PageId(page), *place, node.start, node.end)
             for group, page, node, place in store.tree.named_pages()
         ),
         num_nodes=sum(1 for _ in store.tree.nodes()),

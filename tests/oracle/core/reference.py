@@ -13,12 +13,7 @@ from kvell.prefix.eviction.checkpoints import is_worth_displacing
 from kvell.prefix.groups.facts import Images, facts_of
 from kvell.prefix.groups.needs import alignment_tokens
 from kvell.prefix.interface import (
-    CHANGE_COLUMNS,
-    CHECKPOINT_COLUMNS,
-    COPY_COLUMNS,
-    NEW_PAGE_COLUMNS,
     NO_REACH,
-    SOURCE_COLUMNS,
     Ints,
     LongInts,
 )
@@ -125,7 +120,7 @@ class ReferenceCore:
 
     def known(self, tokens: Tokens, root: str, *, model: str = "") -> Ints:
         rows = known(self.store, tokens, _root(model, root), self.store.own(model))
-        return _rows(rows, SOURCE_COLUMNS)
+        return _rows(rows, 4)
 
     def open(
         self,
@@ -208,7 +203,7 @@ class ReferenceCore:
             for group, held in self._holders[handle].own_groups()
             for position, (place, page) in sorted(held.sources.items())
         ]
-        return _rows(rows, SOURCE_COLUMNS)
+        return _rows(rows, 4)
 
     def reserve(self, counts: Ints, lease_until: int, *, model: str = "") -> int:
         reserved = reserve(self.store, self._next_handle, counts.tolist(), model, lease_until)
@@ -231,7 +226,7 @@ class ReferenceCore:
 
     def grow(self, handles: Ints, until: Ints) -> tuple[int, Ints]:
         served, rows = self._growth.grow(self._asked(handles, until))
-        return served, _rows(rows, NEW_PAGE_COLUMNS)
+        return served, _rows(rows, 4)
 
     def _asked(self, handles: Ints, until: Ints) -> list[tuple[Holder, int]]:
         return [
@@ -241,7 +236,7 @@ class ReferenceCore:
 
     def copies(self) -> Ints:
         rows, self._growth.copies = self._growth.copies, []
-        return _rows(rows, COPY_COLUMNS)
+        return _rows(rows, 4)
 
     def largest(self, handle: int, until: int) -> int:
         holder = self._holders[handle]
@@ -265,7 +260,7 @@ class ReferenceCore:
             for group, held in enumerate(self._holders[handle].groups)
             for i, page in enumerate(held.pages)
         ]
-        return _rows(rows, NEW_PAGE_COLUMNS)
+        return _rows(rows, 4)
 
     # --------------------------------------------------------------- checkpoints
 
@@ -279,7 +274,7 @@ class ReferenceCore:
                 ):
                     kept = keep_states(self.store, holder, group, int(end))
                     rows.extend((index, *row) for row in kept)
-        return _rows(rows, CHECKPOINT_COLUMNS)
+        return _rows(rows, 5)
 
     def compact(self, most_large: int) -> Ints:
         rows: list[tuple[int, ...]] = []
@@ -287,7 +282,7 @@ class ReferenceCore:
         for holder, group, position, old, new in self._compactor.compact(holders, most_large):
             rows.append((holder.handle, group, position, new))
             self._growth.copies.append((holder.handle, group, old, new))
-        return _rows(rows, NEW_PAGE_COLUMNS)
+        return _rows(rows, 4)
 
     # ------------------------------------------------------------------ progress
 
@@ -329,7 +324,7 @@ class ReferenceCore:
         self.store.changes.watch()
 
     def index_changes(self) -> Ints:
-        return _rows(self.store.changes.taken(), CHANGE_COLUMNS)
+        return _rows(self.store.changes.taken(), 5)
 
     def empty_large_pages(self) -> int:
         return empty_large_of(self.store)

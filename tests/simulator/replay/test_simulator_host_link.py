@@ -13,7 +13,7 @@ from kvell.engine.running.copies.copy_order import copy_order
 from kvell.pages.stages import stages_of
 from kvell.simulator.replay.host_link import WithHostLink, calibrated_link
 from kvell.simulator.replay.runner import CalibratedMachine
-from kvell.vocabulary import StepNumber
+from kvell.vocabulary import PageId, StepNumber
 from tests.cost.made import MADE
 from tests.engine.conftest import make_layout
 from tests.engine.works import work_of
@@ -92,7 +92,7 @@ def test_copies_that_take_longer_than_the_pass_are_the_step() -> None:
 
 def test_what_is_copied_on_is_fetched_before_the_pass() -> None:
     """The replay asks what the runner asks: nothing of this overlaps."""
-    plan = replace(PLAN, offloads=PLAN.offloads[:0], copies=(PageCopy(1, 4, 9),))
+    plan = replace(PLAN, offloads=PLAN.offloads[:0], copies=(PageCopy(1, PageId(4), PageId(9)),))
     assert link().step_seconds(plan) == pytest.approx(2.0 + SLIDING / RATE)
 
 

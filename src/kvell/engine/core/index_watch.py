@@ -13,6 +13,7 @@ from kvell.engine.protocol.notices import (
 from kvell.engine.requests.block_hashes import BlockHashes, root_digest
 from kvell.engine.requests.limits import ModelRules
 from kvell.memory import DROPPED, IMAGE_KINDS, NAMED, GroupKind, GroupSpec, HoldingCore, Tokens
+from kvell.vocabulary import PageId
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,9 @@ class IndexWatch:
         self._sequence += 1
         return IndexNotice(self._sequence - 1, records, is_whole=True)
 
-    def _named(self, changes: BlockChanges, group: int, page: int, end: int, handle: int) -> None:
+    def _named(
+        self, changes: BlockChanges, group: int, page: PageId, end: int, handle: int
+    ) -> None:
         spec = self._core.layout.groups[group]
         holder = self._holders.get(handle)
         size = _block_tokens(self._core.layout.groups, spec)
@@ -193,7 +196,7 @@ class IndexWatch:
             root = root_digest(holder.cache_root)
             changes.on_stored(Block(group, block, parent, tokens, root, size))
 
-    def _dropped(self, changes: BlockChanges, group: int, page: int) -> None:
+    def _dropped(self, changes: BlockChanges, group: int, page: PageId) -> None:
         block = self._block_at.pop((group, page), None)
         if block is None:
             return

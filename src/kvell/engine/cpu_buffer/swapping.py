@@ -28,7 +28,7 @@ from kvell.memory import IMAGE_KINDS, GroupKind, GroupSpec, MemoryCore
 from kvell.mempool.tiers.buffered import BufferedPages
 from kvell.mempool.tiers.lookup import SERVED_KINDS
 from kvell.pages.rows import NewPageRow, OffloadRow, PageRow
-from kvell.vocabulary import RequestId
+from kvell.vocabulary import PageId, RequestId
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class SavedPages:
     holder: int
     computed: int
     repeats: int
-    pages: dict[tuple[int, int], int]
+    pages: dict[tuple[int, int], PageId]
 
 
 class Swapping:
@@ -88,7 +88,7 @@ class Swapping:
         is_computed = saved.computed + 1 + saved.repeats == request.num_tokens
         return is_computed and bool(request.output)
 
-    def send(self, request: Request, first_large: int) -> dict[tuple[int, int], int]:
+    def send(self, request: Request, first_large: int) -> dict[tuple[int, int], PageId]:
         """Return (group, position) → page of a request that another instance reads in the buffer,
         counted from the pool's first page.
 
@@ -97,7 +97,7 @@ class Swapping:
         first_page = first_pages(self._core.layout.groups, first_large)
         pages = self.saved(request).pages
         self.buffer.counts.sent_pages += len(pages)
-        return {place: first_page[place[0]] + page for place, page in pages.items()}
+        return {place: PageId(first_page[place[0]] + page) for place, page in pages.items()}
 
     def size_bytes(self, request: Request) -> int:
         """Return the bytes that a request would take in the buffer; 0 if it cannot be swapped."""
@@ -151,7 +151,7 @@ class Swapping:
         self._make_room(need)
         return self.buffer.has_room(need)
 
-    def take(self, request: Request, need: Sequence[int]) -> list[list[int]]:
+    def take(self, request: Request, need: Sequence[int]) -> list[list[PageId]]:
         """Take pages of each group into which a request's prompt is computed.
 
         :raises ValueError: if they are not free.

@@ -61,7 +61,7 @@ from kvell.mempool.loans.messages import Loan
 from kvell.mempool.owners import Tick
 from kvell.mempool.transfers.actions import Action
 from kvell.pages.rows import NewPageRow, SourceRow
-from kvell.vocabulary import RequestId, StepNumber
+from kvell.vocabulary import PageId, RequestId, StepNumber
 
 GRANT_TICKS: Tick = 30_000
 """Longest time from a creditor's grant until a section is offered to it."""
@@ -542,7 +542,7 @@ class BorrowingRequests:
             for place, page in self._beyond(borrower, index).items()
         ]
 
-    def _beyond(self, borrower: DistributedRequest, section: int) -> dict[Place, int]:
+    def _beyond(self, borrower: DistributedRequest, section: int) -> dict[Place, PageId]:
         """Return a creditor's pages of a section, numbered as pages after the own pool."""
         readable = self._loans.readable[borrower.sections[section].loan]
         first = self._agent.neighbours[readable.peer, readable.incarnation]

@@ -10,7 +10,7 @@ from kvell.engine.requests.request import Request
 from kvell.memory import GroupKind, GroupSpec
 from kvell.mempool.loans.messages import Loan
 from kvell.pages.rows import NewPageRow
-from kvell.vocabulary import SECTION_TOKENS, StepNumber
+from kvell.vocabulary import SECTION_TOKENS, PageId, StepNumber
 
 Place = tuple[int, int]
 """Group and position of a page."""
@@ -35,7 +35,7 @@ class Sections:
             counts[index] = self._section_tokens // group.page_tokens
         return counts
 
-    def own(self, held: NewPages, section: int) -> list[int]:
+    def own(self, held: NewPages, section: int) -> list[PageId]:
         """Return the local pages of a section.
 
         :param held: a request's rows [m, :class:`.NewPageRow`].
@@ -45,7 +45,7 @@ class Sections:
 
     def beyond(
         self, pages: Sequence[Sequence[int]], first_large: int, section: int
-    ) -> dict[Place, int]:
+    ) -> dict[Place, PageId]:
         """Return a creditor's pages of a section by place, numbered as pages after the own pool.
 
         :param pages: pages of the creditor, for each group of the layout.
@@ -53,7 +53,7 @@ class Sections:
         """
         per_large = {index: group.pages_per_large for index, group in self._groups}
         return {
-            place: first_large * per_large[place[0]] + page
+            place: PageId(first_large * per_large[place[0]] + page)
             for place, page in zip(self._places(section), chain(*pages), strict=True)
         }
 
@@ -170,7 +170,7 @@ class DistributedRequest:
     filled: int = 0
     away: int = 0
     recalled: int | None = None
-    returning: dict[Place, int] = field(default_factory=dict)
+    returning: dict[Place, PageId] = field(default_factory=dict)
     ends: list[Loan] = field(default_factory=list)
     ends_with: StepNumber = NO_STEP
 

@@ -9,6 +9,7 @@ from kvell.engine.protocol.request_spec import to_token_bytes
 from kvell.engine.requests.request import Request
 from kvell.memory import MemoryCore
 from kvell.mempool.transfers.messages import Offer, Prepare
+from kvell.vocabulary import PageId
 from kvell.wire.decoding import MalformedError, decode
 
 _SUBMITS = msgspec.msgpack.Decoder(Submit)
@@ -77,7 +78,7 @@ def decode_arrival(announced: bytes, private: bytes, computed: int, handle: int)
     return ArrivedRequest(decode(_SUBMITS, announced), handover, computed, handle)
 
 
-def places_of(core: MemoryCore, request: Request) -> dict[tuple[int, int], int]:
+def places_of(core: MemoryCore, request: Request) -> dict[tuple[int, int], PageId]:
     """Return (group, position) → page for all pages of a running request."""
     held = core.held_pages(request.handle)[:, 1:].tolist()
     return {(group, position): page for group, position, page in held}

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.request_spec import RequestSpec
-from kvell.vocabulary import RequestId, StepNumber
+from kvell.vocabulary import PageId, RequestId, StepNumber
 
 NewPages = npt.NDArray[np.int32]
 
@@ -114,8 +114,8 @@ class PageCopy:
     """The copy of a logical page of a group onto another, before the step computes."""
 
     group: int
-    source: int
-    target: int
+    source: PageId
+    target: PageId
 
 
 class BorrowedPages(NamedTuple):

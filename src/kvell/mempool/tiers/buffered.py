@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from kvell.elastic.page_buffer import PageBuffer
 from kvell.memory import GroupKind, GroupSpec, policy_of
 from kvell.mempool.tiers.digests import Digest, PrefixDigests
+from kvell.vocabulary import PageId
 
 FIRST_HOLDER = 1 << 40
 """The first holder id used here; those of preempted requests are lower."""
@@ -31,7 +32,7 @@ class _Page:
     """
 
     holder: int
-    page: int
+    page: PageId
     end: int
     used: int
 
@@ -52,7 +53,7 @@ class BufferedPages:
         self._pages: OrderedDict[Key, _Page] = OrderedDict()  # least recently used first
         self._ends: Counter[int] = Counter()
         self.pins: Counter[Key] = Counter()
-        self._reserved: dict[int, int] = {}  # pages without a text, by holder
+        self._reserved: dict[int, PageId] = {}  # pages without a text, by holder
         self._next_holder = FIRST_HOLDER
         self._plan = 0
 
@@ -72,7 +73,7 @@ class BufferedPages:
 
     # ------------------------------------------------------------------------- changes
 
-    def put(self, group: int, place: Place, digests: PrefixDigests) -> int | None:
+    def put(self, group: int, place: Place, digests: PrefixDigests) -> PageId | None:
         reserved = self.reserve(group)
         if reserved is None:
             return None
@@ -80,7 +81,7 @@ class BufferedPages:
         self.publish(key(group, place, digests), place[0], holder)
         return page
 
-    def reserve(self, group: int) -> tuple[int, int] | None:
+    def reserve(self, group: int) -> tuple[int, PageId] | None:
         """Allocate a page that no text has yet; drop others for it, as needed.
 
         :returns: its holder, and its number in the buffer; None if there is no room.
@@ -116,7 +117,7 @@ class BufferedPages:
         if self._reserved.pop(holder, None) is not None:
             self._buffer.drop(holder)
 
-    def page(self, key: Key) -> int:
+    def page(self, key: Key) -> PageId:
         """Return the buffer's page of a key.
 
         :raises KeyError: if there is none.

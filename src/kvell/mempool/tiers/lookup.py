@@ -22,6 +22,7 @@ from kvell.cost.swap_rule import WAYS, SwapRule
 from kvell.memory import IMAGE_KINDS, GroupKind, GroupSpec, Ints, policy_of
 from kvell.mempool.tiers.buffered import BufferedPages, Key, Place, is_mark, key, needed_pages
 from kvell.mempool.tiers.digests import PrefixDigests
+from kvell.vocabulary import PageId
 
 SERVED_KINDS = frozenset({GroupKind.FULL, GroupKind.SLIDING, GroupKind.CHUNKED, GroupKind.STATE})
 """The kinds whose pages hold all data of the tokens up to their end."""
@@ -92,8 +93,8 @@ class Tiers:
 
     # ----------------------------------------------------------------------- internal
 
-    def _places_of(self, indexed: Ints) -> dict[int, dict[Place, int]]:
-        places: dict[int, dict[Place, int]] = {index: {} for index in self._own}
+    def _places_of(self, indexed: Ints) -> dict[int, dict[Place, PageId]]:
+        places: dict[int, dict[Place, PageId]] = {index: {} for index in self._own}
         for index, position, page, end in indexed.tolist():
             part = position if self._groups[index].kind is GroupKind.STATE else 0
             places[index][end, part] = page

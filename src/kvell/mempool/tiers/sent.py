@@ -16,8 +16,9 @@ from kvell.mempool.owners import Owner
 from kvell.mempool.tiers.buffered import BufferedPages, KeptPages, Key
 from kvell.mempool.tiers.digests import PrefixDigests, full_root
 from kvell.mempool.tiers.lookup import Tiers, served_groups
+from kvell.vocabulary import PageId
 
-Places = dict[tuple[int, int], int]
+Places = dict[tuple[int, int], PageId]
 """Pages by (group, position)."""
 
 
@@ -88,7 +89,9 @@ class SentTexts:
                 places[group, position] = page
             elif tiers.is_buffered(group, place):
                 keys.append(tiers.key(group, place))
-                places[group, position] = self._first_page[group] + self._pages.page(keys[-1])
+                places[group, position] = PageId(
+                    self._first_page[group] + self._pages.page(keys[-1])
+                )
             else:
                 return False
         hold.hit_tokens = tiers.longest
