@@ -293,8 +293,6 @@ class Cluster:
                     entry = PeerMapped(met.name, met.incarnation, first)
                     self.take(one, entry)
 
-    # ------------------------------------------------------------------ the front
-
     def submit(self, name: str, entry: Entry, at: str, goes_to: str, pulls_from: str = "") -> None:
         """Give a request to an instance, and say where it goes on."""
         self.entries[name] = entry
@@ -369,8 +367,6 @@ class Cluster:
             self.moved += 1
         elif event.reason != "cancelled" or entry.is_dropped:
             entry.end = event
-
-    # ------------------------------------------------------------------- instances
 
     def works(self, name: str) -> bool:
         return self.instances[name].core.has_work

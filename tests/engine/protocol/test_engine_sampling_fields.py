@@ -211,8 +211,6 @@ def test_what_a_client_called_it_makes_no_other_constraint() -> None:
     )
 
 
-# ------------------------------------------------------------------------ on the wire
-
 small = st.floats(-50, 0)
 tokens = st.integers(0, 2**31 - 1)
 likelihoods = st.builds(

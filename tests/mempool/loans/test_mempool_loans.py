@@ -61,9 +61,6 @@ def refusal(actions: list[Action]) -> str:
     return action.message.why
 
 
-# ---------------------------------------------------------------- the way of one loan
-
-
 @pytest.mark.parametrize("mix", list(LENDING_MIXES))
 def test_a_section_is_lent_filled_read_and_given_back(mix: str) -> None:
     network = quiet(mix)
@@ -138,9 +135,6 @@ def test_several_debtors_are_served_in_the_order_in_which_they_ask() -> None:
     assert network.user("a").granted == [first]
     assert network.user("c").refused == {second: "there is no room"}
     assert network.pages_lent("b") == {"a": (4,)}
-
-
-# ---------------------------------------------------------------------- what is refused
 
 
 @pytest.mark.parametrize(
@@ -234,9 +228,6 @@ def test_an_instance_does_not_lend_to_itself() -> None:
     assert not network.messages
 
 
-# ---------------------------------------------------------------- never both at once
-
-
 def test_a_debtor_lends_nothing_and_a_creditor_borrows_nothing() -> None:
     network = quiet()
     network.lend("a", "b")
@@ -269,9 +260,6 @@ def test_two_instances_that_ask_each_other_are_both_refused_and_come_to_rest() -
     assert network.user("b").refused == {other: "the instance borrows memory itself"}
     over(network)
     assert network.lend("a", "b") in network.user("a").filled
-
-
-# ----------------------------------------------------------------- lost, late, doubled
 
 
 @pytest.mark.parametrize("lost", range(6))
@@ -443,9 +431,6 @@ def test_messages_travel_among_those_of_transfers(message: LoanMessage) -> None:
     assert msgspec.msgpack.decode(encoded, type=PeerMessage) == message
 
 
-# ------------------------------------------------------------------------ bad messages
-
-
 @pytest.mark.parametrize(
     ("right", "pages"),
     [(1, b""), (1, ints([1]).tobytes()), (1, b"abc"), (0, None), (-4, None), (1, "negative")],
@@ -516,9 +501,6 @@ def test_a_user_fills_once_and_with_as_many_pages() -> None:
     assert borrowing.fill(loan, [1, 2]) == [] and borrowing.give_back(loan) == []
     over(network)
     assert borrowing.fill(loan, [1, 2]) == [] and borrowing.give_back(loan) == []
-
-
-# ---------------------------------------------------------------------------- deadlines
 
 
 def test_a_reservation_that_is_not_filled_expires() -> None:
@@ -599,9 +581,6 @@ def test_a_loan_that_is_given_back_before_the_answer_is_not_granted() -> None:
     network.messages.reverse()  # the reservation is made behind that
     over(network)
     assert network.user("a").granted == [] and network.user("a").refused == {}
-
-
-# ------------------------------------------------------------------------------- recall
 
 
 def test_a_recalled_loan_is_read_until_it_is_given_back() -> None:
@@ -809,9 +788,6 @@ def test_a_recall_may_become_sooner_and_never_later() -> None:
         assert network.user("a").recalled == {loan: deadline}
 
 
-# ---------------------------------------------------------------- draining and deaths
-
-
 def test_a_creditor_that_drains_recalls_all_and_lends_nothing_more() -> None:
     network = quiet()
     loan = network.lend("a", "b")
@@ -905,9 +881,6 @@ def test_a_broken_connection_ends_loans_on_both_sides() -> None:
     network.hang_up("a", "b")
     assert network.user("a").lost == {loan: "b died"}
     over(network)
-
-
-# -------------------------------------------------------------------------------- audit
 
 
 def test_the_audit_says_what_does_not_fit_together() -> None:

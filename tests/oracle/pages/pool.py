@@ -85,8 +85,6 @@ class PagePool:
         self._shared.extend(set() for _ in range(count))
         self._owned.extend(set() for _ in range(count))
 
-    # ------------------------------------------------------------ what there is
-
     @property
     def supply(self) -> Supply:
         """The pages that could be handed out now, evictable pages included."""
@@ -108,8 +106,6 @@ class PagePool:
 
     def is_used(self, group: int, page: int) -> bool:
         return page in self.refs[group]
-
-    # ---------------------------------------------------- association of holders
 
     def open_holder(self, holder: int) -> None:
         """Allow that large pages are associated with ``holder``."""
@@ -162,8 +158,6 @@ class PagePool:
         self._list_if_empty(large)
         return large
 
-    # ------------------------------------------------- memory that others have
-
     def withhold(self, large: int) -> None:
         """Make an empty large page unavailable until it is restored."""
         self._empty_heap.remove(large)
@@ -176,8 +170,6 @@ class PagePool:
         self.withheld.remove(large)
         heapq.heappush(self._empty_heap, large)
         self._whole += 1
-
-    # -------------------------------------------------------------- small pages
 
     def take(self, large: int) -> int:
         """Use the lowest empty page of a large page that has one; return its id."""
@@ -256,8 +248,6 @@ class PagePool:
         for page in range(first, first + self.pages_per_large[group]):
             if page in self.indexed[group] and page not in self.refs[group]:
                 yield page
-
-    # ----------------------------------------------------------------- internal
 
     def _shares(self) -> tuple[int, ...] | None:
         if self._quota is None:
