@@ -298,14 +298,6 @@ def test_prompts_bring_theirs(first: int, told: tuple[TokenLogprobs, ...]) -> No
     assert decode_event(body_of(event)) == event
 
 
-def test_tokens_without_likelihoods_are_as_they_were() -> None:
-    fields_of_old = {"request_id": "a", "attempt": 0, "first_index": 4, "token_ids": (1, 2)}
-    event = decode_event(msgspec.msgpack.encode(("Tokens", fields_of_old)))
-    assert event == Tokens(RequestId("a"), 0, 4, (1, 2))
-    assert isinstance(event, Tokens)
-    assert event.logprobs == ()
-
-
 BAD_WISHES: list[tuple[str, Any]] = [
     ("min_p", 2.0),
     ("logit_bias", {"5": 1.0}),
