@@ -108,7 +108,6 @@ class PagePool:
         return page in self.refs[group]
 
     def open_holder(self, holder: int) -> None:
-        """Allow that large pages are associated with ``holder``."""
         self._live.add(holder)
 
     def close_holder(self, holder: int) -> None:
@@ -159,14 +158,12 @@ class PagePool:
         return large
 
     def withhold(self, large: int) -> None:
-        """Make an empty large page unavailable until it is restored."""
         self._empty_heap.remove(large)
         heapq.heapify(self._empty_heap)
         self._whole -= 1
         self.withheld.add(large)
 
     def restore(self, large: int) -> None:
-        """Make a withheld large page empty again."""
         self.withheld.remove(large)
         heapq.heappush(self._empty_heap, large)
         self._whole += 1
@@ -188,7 +185,6 @@ class PagePool:
         return page
 
     def acquire(self, group: int, page: int) -> None:
-        """Add a user to a used or cached page."""
         refs = self.refs[group]
         if page in refs:
             refs[page] += 1
