@@ -5,7 +5,7 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ transports.create_ssl_context = functools.cache(transports.create_ssl_context)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options of this suite."""
     parser.addoption(
         "--depth", type=float, default=DEFAULT, help="scale of the examples of property tests"
     )
@@ -129,6 +128,13 @@ def instance_command() -> Callable[..., list[str]]:
         return [sys.executable, script, *fixed, *arguments]
 
     return command
+
+
+@pytest.fixture
+def descriptor() -> Iterator[int]:
+    made = os.memfd_create("kvell-weights")
+    yield made
+    os.close(made)
 
 
 @pytest.fixture(scope="session")

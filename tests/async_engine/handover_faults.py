@@ -103,7 +103,6 @@ async def stop(*pids: int) -> None:
 
 
 async def wake(*pids: int) -> None:
-    """SIGCONT, after :func:`stop`."""
     for pid in pids:
         assert state_of(pid) == "T", "it was given up"
         os.kill(pid, signal.SIGCONT)

@@ -23,5 +23,4 @@ def write_jobs(path: Path, jobs: Sequence[Job]) -> None:
 
 
 def read_jobs(path: Path) -> list[Job]:
-    """Read what :func:`write_jobs` has written."""
     return msgspec.json.decode(path.read_bytes(), type=list[Job])

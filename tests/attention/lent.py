@@ -81,7 +81,6 @@ def hold(kernels: SectionKernels, case: Case, held: Sequence[Held], placement: i
 
 
 def queries_of(case: Case, held: Sequence[Held]) -> torch.Tensor:
-    """The step's query rows of each entry's request."""
     shape = case.shape
     rows = []
     for one in held:
@@ -120,7 +119,6 @@ def elsewhere_of(
 
 
 def local_part(case: Case, splits: Sequence[Split]) -> list[Held]:
-    """What the owner of the requests holds."""
     return [
         Held(i, split.sections * SECTION_TOKENS, context)
         for i, ((context, _), split) in enumerate(zip(case.shape.requests, splits, strict=True))
@@ -130,7 +128,6 @@ def local_part(case: Case, splits: Sequence[Split]) -> list[Held]:
 def attend_lent(
     kernels: SectionKernels, case: Case, splits: Sequence[Split], placement: int = 0
 ) -> torch.Tensor:
-    """The step's attention where the first sections lie elsewhere."""
     elsewhere = elsewhere_of(kernels, case, splits, placement)
     held = local_part(case, splits)
     stored = hold(kernels, case, held, placement)

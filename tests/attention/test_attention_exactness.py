@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kvell.attention.interface import AttentionKernels
-from tests.attention.cases import Case, Shape, attend, dense_attention, make_case, only
+from tests.attention.cases import Case, Shape, attend, make_case, only
 
 LONG = 700
 
@@ -89,8 +89,3 @@ def test_what_follows_a_token_cannot_reach_it(kernels: AttentionKernels) -> None
     changed.keys[0][70:] = -1e4
     assert torch.equal(attend(kernels, changed)[:70], attend(kernels, case)[:70])
     assert not torch.equal(attend(kernels, changed)[70:], attend(kernels, case)[70:])
-
-
-def test_the_reference_itself_is_causal() -> None:
-    case = make_case(Shape(((90, 90),)))
-    torch.testing.assert_close(dense_attention(only(case, 0, 40, 40)), dense_attention(case)[:40])

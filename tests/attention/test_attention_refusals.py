@@ -12,7 +12,7 @@ from kvell.attention.interface import AttendParams, GroupBatch, LayerPages
 from kvell.attention.portable import PortableKernels
 from kvell.attention.sections import SectionKernels, SectionRecords
 from kvell.errors import ChangeSomething
-from tests.attention.cases import Shape, Stored, make_case, new_queries, store, writing
+from tests.attention.cases import Shape, Stored, make_case, new_queries, store
 from tests.attention.lent import Split, elsewhere_of, hold, local_part, queries_of
 
 CPU = torch.device("cpu")
@@ -185,12 +185,6 @@ def test_a_write_touches_its_own_rows_only() -> None:
     portable = replace(stored.layer, pool=before)
     PortableKernels().write_kv(portable, where, new, new)
     assert torch.equal(portable.pool, stored.layer.pool)
-
-
-def test_writing_helper_places_rows_in_order() -> None:
-    batch = writing(ints(7, 3), 14, 18, 16, 0)
-    assert batch.write_page_ids.tolist() == [7, 7, 3, 3]
-    assert batch.write_offsets.tolist() == [14, 15, 0, 1]
 
 
 def test_choice_by_name_and_device() -> None:

@@ -80,7 +80,6 @@ def lent_cases(draw: st.DrawFn) -> tuple[Case, list[Split]]:
 
 
 def decode(before: int, split: Split) -> tuple[Case, list[Split]]:
-    """One decode row behind ``before`` tokens."""
     return make_case(Shape(((before + 1, 1),), heads=6, kv_heads=2)), [split]
 
 

@@ -116,10 +116,3 @@ def test_a_client_gets_answers_of_the_form_that_it_accepted(path: Path, server: 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
 def test_whole_conversations(path: Path, server: Served) -> None:
     check(server, exchanges(path))
-
-
-def test_null_fits_any_value_and_a_missing_field_does_not() -> None:
-    assert fits(form({"a": None, "b": [1]}), form({"a": "x", "b": [2, 3]}))
-    assert not fits(form({"b": [1]}), form({"a": "x", "b": [2]}))
-    assert not fits(form({"a": 1}), form({"a": "x"}))
-    assert whole({"t": {LONG_TEXT: "ab", "times": 2}}) == {"t": "abab"}

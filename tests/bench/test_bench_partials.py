@@ -9,7 +9,7 @@ from rich.console import Console
 
 from bench.attention.decode_shapes import Shape
 from bench.attention.paged_attention import PAGE_TOKENS, make_batch
-from bench.lending.partials import SHAPES, WAYS, Cell, behind, measured, show
+from bench.lending.partials import WAYS, Cell, behind, measured, show
 from kvell.vocabulary import SECTION_TOKENS
 
 SMALL = Shape("small", 4, 2, 16)
@@ -45,16 +45,6 @@ def test_query_rows_stand_behind_the_tables() -> None:
     batch = behind(make_batch(2, 2 * SECTION_TOKENS, 1), 1)
     assert batch.context_lens.tolist() == [3 * SECTION_TOKENS + 1] * 2
     assert batch.first_positions.tolist() == [SECTION_TOKENS // PAGE_TOKENS] * 2
-
-
-def test_llama_sends_two_orders_of_magnitude_less_than_its_kv() -> None:
-    llama = SHAPES[1]
-    assert (llama.heads, llama.kv_heads, llama.head_size) == (32, 8, 128)
-    per_row = (llama.heads * llama.head_size * 2, llama.heads * (2 + llama.head_size) * 4)
-    sections = 16
-    kv_bytes = sections * SECTION_TOKENS * llama.token_bytes
-    assert kv_bytes / sum(per_row) > 1000
-    assert kv_bytes / (per_row[0] + sections * per_row[1]) > 100
 
 
 def test_a_row_shows_medians_and_ranges() -> None:

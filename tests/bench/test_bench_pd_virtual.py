@@ -123,9 +123,3 @@ def test_the_command_writes_what_it_shows(
     assert len(written["changes"]) == 1
     shown = capsys.readouterr().out
     assert "1P1D" in shown and "pd over colocated" in shown and "pd over whole" in shown
-
-
-def test_the_papers_figures_are_of_its_three_workloads() -> None:
-    assert set(virtual.PAPER) == set(virtual.WORKLOADS)
-    for told in virtual.PAPER.values():
-        assert all(-1 < change < 0 for pair in told.values() for change in pair)

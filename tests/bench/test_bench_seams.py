@@ -18,7 +18,6 @@ from bench.engine.seams.timeline import (
 
 
 def ticking(step: float = 1.0) -> Callable[[], float]:
-    """A clock that advances at every reading."""
     now = 0.0
 
     def clock() -> float:
@@ -30,8 +29,6 @@ def ticking(step: float = 1.0) -> Callable[[], float]:
 
 
 class Loop:
-    """An object whose calls are watched."""
-
     def run(self, value: int) -> int:
         return value + self.inner()
 

@@ -198,8 +198,6 @@ class TestCases:
 
 
 class StoppedProcess:
-    """A system that notes when it runs."""
-
     def __init__(self, log: list[str], name: str) -> None:
         self._log, self._name = log, name
 

@@ -62,26 +62,20 @@ def test_who_waits_reads_what_the_other_measured(tmp_path: Path) -> None:
     assert 1.0 < clock.now_seconds() < WAIT_SECONDS
 
 
-def test_a_holder_that_died_leaves_the_work_to_the_next(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("lives", "seconds"), [(False, 0.0), (True, WAIT_SECONDS)])
+def test_a_holder_is_waited_for_while_it_lives_and_not_for_ever(
+    tmp_path: Path, lives: bool, seconds: float
+) -> None:
     clock = VirtualClock()
     kept = KeptCalibrations(tmp_path, clock, clock.advance)
     lock_path = kept.path("a").with_suffix(".lock")
     lock_path.parent.mkdir()
     with lock_path.open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-    assert kept.get("a", lambda: MADE) == MADE
-    assert clock.now_seconds() == 0.0
-
-
-def test_the_wait_is_bounded(tmp_path: Path) -> None:
-    clock = VirtualClock()
-    kept = KeptCalibrations(tmp_path, clock, clock.advance)
-    lock_path = kept.path("a").with_suffix(".lock")
-    lock_path.parent.mkdir()
-    with lock_path.open("ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not lives:
+            lock.close()
         assert kept.get("a", lambda: MADE) == MADE
-    assert clock.now_seconds() == pytest.approx(WAIT_SECONDS, abs=0.1)
+    assert clock.now_seconds() == pytest.approx(seconds, abs=0.1 if lives else 0.0)
 
 
 def test_a_folder_that_cannot_be_written_costs_only_the_file(tmp_path: Path) -> None:

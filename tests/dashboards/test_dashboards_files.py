@@ -93,6 +93,19 @@ def test_every_metric_and_label_is_exported(asked: Asked, exported: Exported) ->
     assert list(problems(asked.expression, exported.series, asked.shown)) == []
 
 
+@pytest.mark.parametrize(
+    ("expression", "problem"),
+    [
+        ("1 + 1", "it uses no metric"),
+        ("rate(kvell:steps[5m])", "kvell:steps is not exported"),
+        ('kvell:steps_total{group="full"}', "kvell:steps_total has no label group"),
+        ("sum by (group) (kvell:steps_total)", "no metric of it has the label group"),
+    ],
+)
+def test_what_is_not_exported_is_found(expression: str, problem: str, exported: Exported) -> None:
+    assert list(problems(expression, exported.series)) == [problem]
+
+
 def test_names_that_servers_export_are_read_from_one(exported: Exported) -> None:
     assert "kvell:steps_total" in exported.metrics
     assert exported.series["kvell:time_to_first_token_seconds_bucket"] == {"model_name", "le"}

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -13,14 +12,6 @@ from kvell.device.host import CHUNK_BYTES
 from kvell.device.shared_weights import MANIFEST_BYTES, SharedWeights
 from kvell.errors import ChangeSomething
 from tests.device.locks import holder_of_the_lock
-
-
-@pytest.fixture
-def descriptor() -> Iterator[int]:
-    made = os.memfd_create("kvell-weights")
-    yield made
-    os.close(made)
-
 
 HOLDER = """
 import sys

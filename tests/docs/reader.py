@@ -135,7 +135,6 @@ class Reader:
                 server.stop()
 
     def close(self) -> None:
-        """End all that this reader started."""
         try:
             self.stop()
         finally:

@@ -18,7 +18,6 @@ class Step:
     check: Check
 
     def take(self, reader: Reader) -> None:
-        """Run the step, and compare."""
         if self.command:
             shown = reader.run(self.command)
             missing = [line for line in self.block.outputs if squeezed(line) not in squeezed(shown)]

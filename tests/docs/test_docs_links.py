@@ -43,7 +43,6 @@ def anchors_in(path: Path) -> set[str]:
 
 
 def broken(page: Path) -> list[str]:
-    """Return the links of a page that lead nowhere."""
     problems = []
     for target in links_of(page.read_text()):
         name, _, anchor = unquote(target).partition("#")

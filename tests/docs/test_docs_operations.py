@@ -9,7 +9,7 @@ import pytest
 import kvell
 from kvell.engine.protocol.pages import MissReason
 from tests.docs.fences import DOCS
-from tests.docs.tables import cells_of, names_in, rows_under
+from tests.docs.tables import names_in, rows_under
 from tests.server.metrics.exported import Exported
 
 pytestmark = pytest.mark.xdist_group("exported")
@@ -131,11 +131,3 @@ def test_every_event_of_the_log_is_in_the_table() -> None:
 def test_messages_are_quoted_as_they_are_written(message: str) -> None:
     assert message.strip() in UNWRAPPED
     assert any(message in path.read_text() for path in SOURCES)
-
-
-def test_rows_are_found_by_the_head_of_their_table() -> None:
-    text = "| a | b |\n|---|---|\n| `x`, `y` | 1 |\n| z | 2 |\n\n| c |\n|---|\n| 3 |\n"
-    assert rows_under(text, "a") == [["`x`, `y`", "1"], ["z", "2"]]
-    assert rows_under(text, "c") == [["3"]]
-    assert names_in("`x`, `y`") == ["x", "y"]
-    assert cells_of("no row") == []

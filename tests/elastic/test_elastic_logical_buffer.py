@@ -90,17 +90,6 @@ def test_the_size_stays_in_bounds_and_moves_by_alpha(
         assert audit_buffer(buffer) == []
 
 
-def test_the_audit_sees_what_is_wrong() -> None:
-    buffer = CpuBuffer(2)
-    buffer.held = {7: 3, 8: 0}
-    buffer.logical_chunks = 5
-    assert audit_buffer(buffer) == [
-        "3 chunks held of 2",
-        "a logical size of 5 chunks",
-        "holder 8 holds 0 chunks",
-    ]
-
-
 def test_it_grows_to_what_was_refused_at_once() -> None:
     buffer = CpuBuffer(64)
     buffer.note_refused(10)

@@ -98,8 +98,6 @@ class Elastic(RuleBasedStateMachine):
         self.written: dict[tuple[int, int, int], bytes] = {}
         self.in_flight: tuple[Slot, bytes] | None = None
 
-    # ------------------------------------------------------------- bytes, by address
-
     def touch(self, start: int, data: bytes | None, size: int) -> bytes:
         """Read or write bytes of the KV region, through where chunks are at home."""
         found, at = b"", start
@@ -129,8 +127,6 @@ class Elastic(RuleBasedStateMachine):
             stride = self.layout.groups[group_index].page_stride_bytes
             content = self.written[handle, group_index, position]
             assert self.touch(page * stride, None, stride) == content
-
-    # ------------------------------------------------------------------------ steps
 
     @rule(
         need=st.integers(1, 1500),
@@ -184,8 +180,6 @@ class Elastic(RuleBasedStateMachine):
         self.device.heal()
         assert len(self.memory.balloon.uncommitted_chunks) == left - min(done, count, left)
 
-    # --------------------------------------------------------------------- requests
-
     @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=16))
     def serve(self, tokens: list[int]) -> None:
         prompt = np.asarray(tokens, np.int32)
@@ -218,8 +212,6 @@ class Elastic(RuleBasedStateMachine):
 
     def forget(self, handle: int) -> None:
         del self.lengths[handle], self.texts[handle]
-
-    # ---------------------------------------------------------------- out, and in again
 
     @precondition(lambda self: self.lengths)
     @rule(index=st.integers(0, 9), fails_after=st.one_of(st.none(), st.integers(0, 3)))
@@ -336,8 +328,6 @@ class Elastic(RuleBasedStateMachine):
     def iterate(self, holder: int, ttft: bool, tpot: bool) -> None:
         self.buffer.release(holder)
         self.buffer.note_iteration(ttft_late=ttft, tpot_late=tpot)
-
-    # ------------------------------------------------------------------------ audits
 
     @invariant()
     def is_sound(self) -> None:

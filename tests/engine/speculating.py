@@ -86,7 +86,6 @@ class Served:
         return self.engine.core.stats()
 
     def ask(self, prompts: dict[str, list[int]], sampling: SamplingParams) -> None:
-        """Run all requests at once to their ends."""
         self.ask_each({name: (prompt, sampling) for name, prompt in prompts.items()})
 
     def ask_each(self, wishes: dict[str, tuple[list[int], SamplingParams]]) -> None:

@@ -212,8 +212,6 @@ def test_a_pull_that_copied_no_page_is_not_counted() -> None:
     assert command.pulls_from == "mixed-0" and queue.entries().transfers == {}
 
 
-# ------------------------------------------------------------------------- migration
-
 MIXED = ("mixed-0", "mixed-1", "mixed-2")
 
 

@@ -33,7 +33,6 @@ LONG = SamplingParams(max_tokens=400)
 
 
 def start_with(front: Front, command: list[str]) -> None:
-    """Let a front start further instances with another command."""
     own_members_of(front)._command = tuple(command)
 
 

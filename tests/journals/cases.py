@@ -63,9 +63,6 @@ class Case:
     fresh: Callable[[str], EngineCore]
 
 
-# ------------------------------------------------------------------ clusters in virtual time
-
-
 def cluster_case(make: Callable[[], Run]) -> Case:
     def record() -> dict[str, Recorded]:
         cluster = make().go().cluster
@@ -135,9 +132,6 @@ def lends(make: Callable[[int], LendingScenario], seed: int) -> Run:
     return LendingRun(make(seed))
 
 
-# ------------------------------------------------------------------ instances stepped by hand
-
-
 def moved_case(make: Callable[[], Cluster]) -> Case:
     def record() -> dict[str, Recorded]:
         everyone = make().instances.items()
@@ -150,9 +144,6 @@ def ended(cluster: Cluster) -> Cluster:
     run(cluster, lambda: bool(cluster.entries["r"].emitted))
     end(cluster)
     return cluster
-
-
-# ------------------------------------------------------------------ engines over a virtual model
 
 
 def prompts(seed: int, count: int, longest: int = 40) -> list[list[int]]:
@@ -301,9 +292,6 @@ def drive_elastic() -> dict[str, Recorded]:
     return {every: drive(elastic(every), 60, late=True, warms=3) for every in ("0", "4")}
 
 
-# ------------------------------------------------------------------ images, several models
-
-
 PICTURES = {
     "in the text": pool_of(40, group(4, 2), images(GroupKind.VISION, 4, 2)),
     "beside it": pool_of(40, group(4, 2), images(GroupKind.CROSS, 4, 2)),
@@ -367,9 +355,6 @@ def drive_several() -> dict[str, Recorded]:
     while told.core.has_work:
         _step(told, plans, 9)
     return {"two": Recorded(journal.entries, plans)}
-
-
-# ------------------------------------------------------------------ all of them
 
 
 DRIVEN = ("alone", "ahead", "common pool", "whole")

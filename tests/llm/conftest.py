@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import openai
 import pytest
 
 from kvell import LLM
@@ -54,6 +55,16 @@ def packaged_server(shallow_path: Path) -> Iterator[Served]:
         audit = httpx.get(f"{served.url}/debug/audit", timeout=60).json()
         assert audit["clean"], audit
         assert httpx.get(f"{served.url}/debug/memory", timeout=60).json()
+
+
+@pytest.fixture(scope="module")
+def url(packaged_server: Served) -> str:
+    return packaged_server.url
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 
 
 @dataclass(frozen=True)

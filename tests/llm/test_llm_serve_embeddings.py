@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from tests.llm.exactness import truth
-from tests.llm.servers import Served
 
 pytestmark = pytest.mark.xdist_group("packaged_server")
 INPUTS = [
@@ -23,16 +22,6 @@ INPUTS = [
     "x",
     "A page holds sixteen tokens of one layer group. " * 20,
 ]
-
-
-@pytest.fixture(scope="module")
-def url(packaged_server: Served) -> str:
-    return packaged_server.url
-
-
-@pytest.fixture(scope="module")
-def client(url: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 
 
 def tokens_of(url: str, text: str) -> list[int]:

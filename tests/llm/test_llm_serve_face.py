@@ -15,7 +15,6 @@ from transformers import AutoTokenizer
 
 from kvell import SamplingParams
 from tests.engine.sampling.random_schemas import random_schema
-from tests.llm.servers import Served
 from tests.llm.teacher import model_at, smollm2
 
 pytestmark = pytest.mark.xdist_group("packaged_server")
@@ -36,16 +35,6 @@ TOOLS: Any = [
     }
     for name in ("weather", "time")
 ]
-
-
-@pytest.fixture(scope="module")
-def url(packaged_server: Served) -> str:
-    return packaged_server.url
-
-
-@pytest.fixture(scope="module")
-def client(url: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 
 
 @pytest.fixture(scope="module")

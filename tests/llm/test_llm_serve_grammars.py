@@ -9,7 +9,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.llm.servers import PATIENCE_SECONDS, Served
+from tests.llm.servers import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.xdist_group("packaged_server")
 ISSUE = "start: A\nA: /.*d.{15}/ & /.*r.{14}/ & ~/.*0.{13}/"
@@ -19,11 +19,6 @@ PARTS = "start: A\nA: " + " & ".join(f"/(.*[{chr(97 + i)}].*){{3}}/" for i in ra
 WHILE_IT_COMPILES = 5
 """Tokens of another stream; one to two may be under way when a loop stops."""
 GOOD = {"guided_regex": "[a-z ]{8,40}", "max_tokens": 8}
-
-
-@pytest.fixture(scope="module")
-def url(packaged_server: Served) -> str:
-    return packaged_server.url
 
 
 class Listener:

@@ -1,7 +1,6 @@
 """``/v1/responses`` from ``kvell serve`` with a real model: formats, calls, streams."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
@@ -9,8 +8,6 @@ import openai
 import pytest
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
-
-from tests.llm.servers import Served
 
 pytestmark = pytest.mark.xdist_group("packaged_server")
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -34,13 +31,6 @@ PERSON = {
     "additionalProperties": False,
 }
 QUESTION = "What is the weather in Bern?"
-
-
-@pytest.fixture(scope="module")
-def client(packaged_server: Served) -> Iterator[openai.OpenAI]:
-    url = f"{packaged_server.url}/v1"
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
-        yield client
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -116,7 +116,6 @@ class _Again:
         self.memory.on_advanced = self._look
 
     def take(self, entry: Entry) -> None:
-        """Apply the engine's next input."""
         outcome = apply(entry, self.engine)
         if isinstance(outcome, StepPlan):
             self._note_plan(outcome)

@@ -14,7 +14,6 @@ from bench.managers.__main__ import tables
 from bench.managers.cells import (
     DIVISIONS,
     MATRIX_TRACES,
-    POLICIES,
     SHAPES,
     SUITES,
     VLLM,
@@ -177,10 +176,6 @@ def test_tables_name_what_was_missed() -> None:
 
 
 class TestSuites:
-    def test_the_matrix_has_every_shape_trace_and_size(self) -> None:
-        ours = [cell for cell in SUITES["matrix"].cells() if cell[1] in POLICIES]
-        assert len(ours) == len(SHAPES) * len(MATRIX_TRACES) * 3 * len(DIVISIONS) == 1500
-
     def test_vllm_replays_the_peers_shapes_alone(self) -> None:
         theirs = [case for case, policy in SUITES["matrix"].cells() if policy in VLLM]
         assert len(theirs) == len(PEER_SHAPES) * len(MATRIX_TRACES) * 3 * 2
@@ -217,11 +212,6 @@ class TestMemory:
         assert memory_flag(case, tmp_path) == "24GiB"
         flag = memory_flag(Case("gpt-oss-20b", "chat", 5, "8x"), tmp_path)
         assert flag.endswith("B") and int(flag[:-1]) > 1 << 20
-
-    def test_which_shapes_are_full_attention_only(self) -> None:
-        plain = [name for name in SHAPES if kinds(read_shape(name)) == ["full"]]
-        images = ["llava-onevision-7b", "qwen2.5-vl-7b"]
-        assert plain == ["deepseek-v2-lite", "llama3-8b", *images, "qwen3-8b"]
 
 
 @pytest.mark.parametrize("name", SHAPES)

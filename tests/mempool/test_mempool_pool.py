@@ -49,9 +49,6 @@ def address_of(pool: MemPool) -> Endpoint:
     return pool.address
 
 
-# ------------------------------------------------------------------------- alone
-
-
 @pytest.mark.parametrize("mix", ["full", "window", "state", "all"])
 def test_what_is_inserted_is_matched(mix: str, tmp_path: Path) -> None:
     with pool_at(tmp_path, "a", mix) as pool:
@@ -119,9 +116,6 @@ def test_pages_of_another_number_of_tokens_are_refused_and_stay_held(tmp_path: P
         with pytest.raises(ChangeSomething, match=r"alloc_mem\(tokens=50\)"):
             pool.insert(TEXT, lease)
         assert pool.free_mem(lease)
-
-
-# ---------------------------------------------------------------------- together
 
 
 def test_a_text_is_sent_with_all_that_a_request_needs(pair: tuple[MemPool, MemPool]) -> None:
@@ -250,9 +244,6 @@ def test_an_address_in_use_is_named(tmp_path: Path) -> None:
         pool_at(tmp_path, "a")
 
 
-# ---------------------------------------------------------------- other processes
-
-
 Other = tuple["subprocess.Popen[str]", Endpoint]
 """A sender and its address."""
 
@@ -317,9 +308,6 @@ def test_the_example_of_the_documentation_holds(tmp_path: Path) -> None:
         write(pool, lease, TEXT[:20])
         pool.insert(TEXT[:20], lease)
         assert pool.match(TEXT[:20]).hit_tokens == 20
-
-
-# ------------------------------------------------------------------------- fetches
 
 
 @pytest.mark.parametrize("known", [0, 20])

@@ -53,5 +53,4 @@ def generic_model(
 
 
 def bf16_module(architecture: str) -> Any:
-    """The tiny module with its weights rounded to bfloat16."""
     return copy.deepcopy(tiny_module(architecture)).bfloat16()

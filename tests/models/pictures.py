@@ -155,9 +155,6 @@ def placeholder_of(architecture: str) -> int:
     return SMALL["vocab_size"] if architecture == CROSS else PLACEHOLDER
 
 
-# ----------------------------------------------------------------------------- prompts
-
-
 @dataclass(frozen=True)
 class Prompt:
     """Token ids and tensors as a model's processor gives them."""
@@ -283,9 +280,6 @@ _TENSORS = {
 }
 
 
-# ------------------------------------------------------------------------------ oracle
-
-
 @torch.inference_mode()
 def oracle(architecture: str, prompt: Prompt, output: Sequence[int] = ()) -> torch.Tensor:
     """transformers' own logits at every position of prompt and output, [tokens, vocab]."""
@@ -333,9 +327,6 @@ def _who_sees(prompt: Prompt, starts: Sequence[int], number: int, length: int) -
     tiles = prompt.tensors["aspect_ratio_mask"][:, : number + 1].clone()
     tiles[:, :first] = 0
     return tiles[:, None].expand(-1, length, -1, -1)
-
-
-# ------------------------------------------------------------------------------ served
 
 
 class ServedPictures(Served):

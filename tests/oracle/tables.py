@@ -82,7 +82,6 @@ class ReferenceTables(PageTables):
         return GroupArrays.of(fields, np.int32)
 
     def _put(self, rows: NewPages) -> None:
-        """Store new pages of one holder and one group."""
         end = int(rows[:, 2].max()) + 1
         self._table_with(int(rows[0, 0]), int(rows[0, 1]), end)[rows[:, 2]] = rows[:, 3]
 

@@ -38,7 +38,6 @@ def images(kind: GroupKind, page_tokens: int, pages_per_large: int) -> GroupSpec
 
 
 def dropping(page_tokens: int, pages_per_large: int, budget: int, **changes: Any) -> GroupSpec:
-    """Full attention that keeps so many tokens of a prompt."""
     kind = GroupKind.DROPPING
     changes = {"kind": kind, "window_tokens": budget, **changes}
     return replace(group(page_tokens, pages_per_large), **changes)

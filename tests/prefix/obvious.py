@@ -15,9 +15,6 @@ Named = set[tuple[int, int, int]]
 """(group, prefix, part) of every page that may be hit: its last token ends that prefix."""
 
 
-# ---------------------------------------------------------------------------- hits
-
-
 @dataclass(frozen=True)
 class Question:
     """Where can a request with these tokens resume?
@@ -114,9 +111,6 @@ def drops(group: GroupSpec, facts: Facts) -> bool:
     return group.kind is GroupKind.DROPPING and facts.prompt_tokens > group.window_tokens
 
 
-# --------------------------------------------------------------------- page counts
-
-
 @dataclass(frozen=True)
 class Held:
     """What a request has in one group: positions ``first … end-1``."""
@@ -154,9 +148,6 @@ def _positions(group: GroupSpec, facts: Facts, held: Held, computed: int, until:
     if group.holds_embeddings:
         slots |= {t for image in begun for t in range(image.start, image.end)}
     return {slot // size for slot in slots}
-
-
-# --------------------------------------------------------------------- feasibility
 
 
 def can_all_be_had(layout: Layout, state: PoolSnapshot, need: Sequence[int]) -> bool:

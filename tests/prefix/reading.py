@@ -87,8 +87,6 @@ class Turn:
         found = self.contents.read(self.index, self.pages, start, start + len(values))
         assert found == values, f"group {self.index} reads wrong tokens from slot {start} on"
 
-    # ------------------------------------------------------------------ token groups
-
     def flat(self, length: int) -> list[int]:
         """What the slots of a token group hold when so many tokens are computed."""
         request, facts = self.request, self.request.facts
@@ -141,8 +139,6 @@ class Turn:
                 self.write(image.start, marks)
             start = max(self.request.computed, image.start)
             self.read(start, marks[start - image.start : self.until - image.start])
-
-    # ----------------------------------------------------------------- other groups
 
     def state_group(self) -> None:
         chain, computed = self.request.chain, self.request.computed

@@ -42,8 +42,6 @@ class Rehearsal:
     def leases(self) -> list[Request]:
         return [r for r in self.requests.values() if r.lease_until is not None]
 
-    # ------------------------------------------------------------------------ calls
-
     def next_step(self) -> None:
         self.step += 1
         self.core.begin_step(self.step)
@@ -200,8 +198,6 @@ class Rehearsal:
         self.core.register(groups)
         self.contents.add_groups(groups)
         self.check()
-
-    # ---------------------------------------------------------------------- looking
 
     def largest(self, request: Request, wanted: int) -> int:
         """As the core says, which is exactly what growth grants."""

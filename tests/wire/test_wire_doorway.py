@@ -210,9 +210,6 @@ def test_a_closed_doorway_leaves_nothing() -> None:
     assert threading.active_count() == before
 
 
-# ------------------------------------------------------------- a process of its own
-
-
 @contextmanager
 def filled(folder: Path, transport: str) -> Iterator[Path | str]:
     """The address of a pool in another process."""

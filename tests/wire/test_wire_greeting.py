@@ -85,9 +85,6 @@ def port_of(pool: MemPool) -> int:
     return int(str(pool.address).rpartition(":")[2])
 
 
-# ------------------------------------------------------------------- between two
-
-
 @pytest.mark.parametrize("purpose", ["messages", "pages"])
 def test_both_hear_who_the_other_is(
     two: tuple[BlockingSocket, BlockingSocket], purpose: Purpose
@@ -209,9 +206,6 @@ def test_other_words_are_named(
     opens.socket.sendall(frame(msgspec.msgpack.encode(hello)))
     with pytest.raises(ProtocolError, match=named):
         answer_session(answers, ANSWERER, SECRET)
-
-
-# ------------------------------------------------------------------- at a pool's door
 
 
 @pytest.fixture

@@ -128,14 +128,6 @@ class TestOtherKinds:
 
         return call
 
-    def test_states_come_in_pages_of_one_layer(self, shape: Any) -> None:
-        found = shape("jamba-mini")
-        state, full = found["groups"]
-        assert (state["kind"], state["page_tokens"], state["layers_per_page"]) == ("state", 1, 1)
-        assert (state["pages_per_state"], full["pages_per_state"]) == (28, 0)
-        assert found["large_page_bytes"] == 3_432_000
-        assert found["longest_request_tokens"] == found["max_model_len"] == 262_144
-
     def test_paged_grows_pages_until_they_hold_a_state(self, shape: Any) -> None:
         tokens = [
             group["page_tokens"] for group in shape("jamba-mini", "--manager=paged")["groups"]

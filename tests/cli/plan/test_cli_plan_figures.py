@@ -119,6 +119,9 @@ class TestJambaByHand:
         data, _ = found("jamba-mini")
         state, full = data["groups"]
         assert state["token_bytes"] == 28 * self.STATE == 8_716_288
+        assert (state["kind"], state["page_tokens"], state["layers_per_page"]) == ("state", 1, 1)
+        assert (state["pages_per_state"], full["pages_per_state"]) == (28, 0)
+        assert data["longest_request_tokens"] == data["max_model_len"] == 262_144
         assert (state["page_bytes"], state["padding_bytes"]) == (self.STATE, 704)
         assert full["token_bytes"] == 4 * 2 * 8 * 128 * 2 == 16 * KIB
         assert (full["page_bytes"], full["padding_bytes"]) == (256 * KIB, 1856)

@@ -77,13 +77,6 @@ def test_blocks_of_bailian_have_the_size_of_the_flag(
     assert json.loads(ended.stdout)["hit_rate"] == pytest.approx(hit_tokens / 128)
 
 
-def test_a_wrong_size_of_blocks_names_the_flag(replayed: Any) -> None:
-    text = json.dumps(bailian(0, 9))
-    ended = replayed(text, "--block-tokens", "32")
-    assert ended.code == 2 and "--block-tokens" in ended.stderr
-    assert "hash_ids are 4, more than the prompt of 64 tokens has blocks of 32: 2" in ended.stderr
-
-
 def test_a_generator_takes_no_size_of_blocks(kvell: Kvell, tiny_config: Path) -> None:
     args = ("--trace", "chat", "--model", tiny_config, "--kv-memory", "16MiB")
     ended = kvell("replay", *args, "--block-tokens", "32")

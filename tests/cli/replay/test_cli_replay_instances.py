@@ -53,8 +53,6 @@ def asked(kvell: Kvell, tiny_config: Path, trace: Path) -> Callable[..., Any]:
 
 @pytest.fixture
 def replay(asked: Callable[..., Any]) -> Callable[..., Any]:
-    """The figures of a replay of the small trace."""
-
     def call(*flags: str | Path) -> Any:
         ended = asked("--json", "--arrivals", "trace", *flags)
         assert ended.code == 0, ended.stderr

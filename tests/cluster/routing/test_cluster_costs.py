@@ -43,8 +43,6 @@ lengths = st.integers(1, 3000)
 
 @dataclass(frozen=True)
 class Steps:
-    """A cost model of known prices."""
-
     request_seconds: float = 2e-3
     token_seconds: float = 3e-4
     pair_seconds: float = 4e-8

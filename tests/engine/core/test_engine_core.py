@@ -30,9 +30,6 @@ def sampled(name: str, sampling: SamplingParams, prompt: bytes = b"\1\0\0\0") ->
     return Submit(RequestSpec(RequestId(name), prompt, sampling))
 
 
-# ------------------------------------------------------------------------ cancel
-
-
 def test_a_request_cancelled_in_flight_keeps_its_pages_until_the_result(traffic: Traffic) -> None:
     traffic.submit("a", PROMPT)
     plan = traffic.plan()
@@ -129,9 +126,6 @@ def test_cancelling_twice_or_somebody_unknown_is_harmless(traffic: Traffic) -> N
     assert traffic.core.stats().finished["cancelled"] == 1
 
 
-# ------------------------------------------------------------------- how they end
-
-
 def test_a_stop_token_is_the_last_one(traffic: Traffic) -> None:
     traffic.tell(sampled("a", SamplingParams(temperature=0, stop_token_ids=(7, 8))))
     traffic.answer(traffic.plan(), 5)
@@ -190,9 +184,6 @@ def test_tokens_are_numbered_and_carry_their_attempt(traffic: Traffic) -> None:
     ]
 
 
-# ----------------------------------------------------------------------- refusals
-
-
 def refusal(traffic: Traffic, prompt: bytes) -> Finished:
     (event,) = traffic.core.submit(sampled("a", SamplingParams(), prompt))
     assert isinstance(event, Finished)
@@ -241,9 +232,6 @@ def test_a_name_in_use_is_refused_and_free_again_afterwards(traffic: Traffic) ->
     assert traffic.core.submit(make_submit("a", PROMPT)) == []
 
 
-# -------------------------------------------------------------- the step contract
-
-
 def test_a_second_plan_waits_for_the_result_of_the_first(traffic: Traffic) -> None:
     traffic.submit("a", PROMPT)
     plan = traffic.plan()
@@ -263,9 +251,6 @@ def test_a_result_that_was_not_asked_for_is_refused_and_changes_nothing(traffic:
     traffic.finish_step(plan)
     with pytest.raises(ValueError, match="was not asked for"):
         traffic.answer(plan, 1)
-
-
-# -------------------------------------------------------------------------- seeds
 
 
 def seed_of(name: str, sampling: SamplingParams) -> int | None:

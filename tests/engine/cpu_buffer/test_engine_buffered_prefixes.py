@@ -31,9 +31,6 @@ def ints(tokens: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     return np.asarray(tokens, np.int32)
 
 
-# ------------------------------------------------------------------------------ an engine
-
-
 def run_of(
     num_large: int = 120,
     layout: Layout = FULL_AND_SLIDING,

@@ -73,8 +73,6 @@ class TwoTiers(RuleBasedStateMachine):
         self.running: list[Request] = []
         self.step = self.number = 0
 
-    # ------------------------------------------------------------------------- rules
-
     @rule(text=texts, wanted=st.sampled_from([0, 3, 99]), ends=st.sampled_from([True, True, False]))
     def ask(self, text: list[int], wanted: int, ends: bool) -> None:
         self.next_step(wanted)
@@ -159,8 +157,6 @@ class TwoTiers(RuleBasedStateMachine):
         keys = [tiers.key(index, place) for index, _, place in places]
         self.prefixes.pages.forget(key for at, key in enumerate(keys) if at in lost)
 
-    # ------------------------------------------------------------------------ oracle
-
     def known(self, text: Sequence[int]) -> "np.ndarray[Any, np.dtype[np.int32]]":
         return self.core.known(ints(*text), "")
 
@@ -205,8 +201,6 @@ class TwoTiers(RuleBasedStateMachine):
             ):
                 return length
         return 0
-
-    # ------------------------------------------------------------------------- pages
 
     def fetch(self, request: Request, before: Any, hit: int, found: set[tuple[int, Place]]) -> None:
         """Copy what comes; each page that the request goes on from has the right content."""

@@ -293,10 +293,7 @@ class Cluster:
                     entry = PeerMapped(met.name, met.incarnation, first)
                     self.take(one, entry)
 
-    # ------------------------------------------------------------------ the front
-
     def submit(self, name: str, entry: Entry, at: str, goes_to: str, pulls_from: str = "") -> None:
-        """Give a request to an instance, and say where it goes on."""
         self.entries[name] = entry
         entry.at, entry.goes_to = at, goes_to
         sampling = SamplingParams(temperature=0, max_tokens=entry.max_tokens, ignore_eos=True)
@@ -327,7 +324,6 @@ class Cluster:
         self.hear(instance, instance.engine.tell(command))
 
     def lend(self, name: str, num_blocks: int, dst: str) -> None:
-        """Let sections of a request lie at another instance."""
         entry = self.entries[name]
         if entry.end or entry.at == dst:
             return
@@ -370,13 +366,10 @@ class Cluster:
         elif event.reason != "cancelled" or entry.is_dropped:
             entry.end = event
 
-    # ------------------------------------------------------------------- instances
-
     def works(self, name: str) -> bool:
         return self.instances[name].core.has_work
 
     def step(self, name: str, ticks: int = 0) -> None:
-        """Let an instance compute one step, which takes so long."""
         instance = self.instances[name]
         if not instance.core.has_work:
             return

@@ -195,9 +195,6 @@ class HandingOver(RuleBasedStateMachine):
 SOME = machine(40, weight=0.5)
 
 
-# ------------------------------------------------------------------------- migration
-
-
 def turn(cluster: Cluster, *, steps: str = "pde") -> None:
     while cluster.messages:
         cluster.deliver(0)

@@ -207,9 +207,6 @@ def test_what_cannot_move_is_served_where_it_is() -> None:
     assert cluster.moved == 0
 
 
-# ------------------------------------------------------------------------ pd caching
-
-
 def second_turn(cluster: Cluster) -> tuple[int, int]:
     """Serve a conversation's two turns; tokens that each side computed of the second."""
     first = Entry(prompt_of(1, 20), 6, "")
@@ -386,9 +383,6 @@ def test_where_the_other_has_no_room_it_stays() -> None:
     cluster.check_ends()
 
 
-# --------------------------------------------------------------------------- fetches
-
-
 def test_prompts_that_left_are_kept_in_the_buffer_where_they_were_computed() -> None:
     """The pool of the prefill instance holds one of them; the next turn of each is a hit."""
     extras = Extras(buffer=60, seed=2)
@@ -440,9 +434,6 @@ def test_a_request_does_without_what_does_not_come(after: int) -> None:
     cluster.settle()
     cluster.check_ends()
     assert cluster.moved == (after < 3), "the third message was about its way to d"
-
-
-# -------------------------------------------------------------------------- draining
 
 
 @pytest.mark.parametrize("begun", [False, True])

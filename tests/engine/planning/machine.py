@@ -68,7 +68,6 @@ class Configuration:
         return {"": 0, "lookup": 4, "drafter": 3}[self.drafts]
 
     def limits(self, layout: Layout, batched: int, seats: int) -> Limits:
-        """The limits of an engine over a small pool."""
         chosen = Limits(
             max_num_batched_tokens=max(batched, seats),
             max_num_seqs=seats,
@@ -223,7 +222,6 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(picks=st.sets(st.integers(0, 9)))
     def stop_drafts(self, picks: set[int]) -> None:
-        """Let some requests have no draft tokens from now on."""
         names = sorted(self.prompts)
         self.undrafted = frozenset(RequestId(names[pick]) for pick in picks if pick < len(names))
 

@@ -126,9 +126,6 @@ def test_preempted_it_is_cut_at_its_prompts_end_again() -> None:
     assert not [w for w in works if w[1] < 20 < w[1] + w[2]]
 
 
-# ---------------------------------------------------------------------------- arrays
-
-
 def dropped(start: int, count: int, prompt_tokens: int) -> TokenWork:
     return work_of("q5", 5, start, count, prompt_tokens=prompt_tokens)
 
@@ -159,9 +156,6 @@ def test_what_follows_goes_behind_the_kept_tokens() -> None:
 
 def test_nothing_shifts_behind_a_prompt_within_the_budget() -> None:
     assert arrays_of(dropped(20, 1, BUDGET)) == arrays_of(work(5, 20, 1))
-
-
-# ---------------------------------------------------------------------------- options
 
 
 def model_of(*kinds: GroupKind, images: Any = None) -> Any:

@@ -37,9 +37,6 @@ def stopping(name: str, prompt: list[int], stop: int = STOP) -> Submit:
     return Submit(RequestSpec(RequestId(name), np.asarray(prompt, "<i4").tobytes(), params))
 
 
-# ---------------------------------------------------------------------- one request
-
-
 def test_the_next_step_is_planned_before_the_token_it_computes_is_known(ahead: Ahead) -> None:
     ahead.submit("a", PROMPT)
     first, second = ahead.plan(), ahead.plan()
@@ -75,9 +72,6 @@ def test_results_are_committed_in_order(ahead: Ahead) -> None:
     second = ahead.plan()
     with pytest.raises(ValueError, match=f"step {second.step} was not asked for"):
         ahead.told.commit(StepResult(second.step, (1,)))
-
-
-# ---------------------------------------------------------------- ends in mid-flight
 
 
 def test_a_stop_token_is_told_at_once_and_the_row_beyond_it_is_dropped(ahead: Ahead) -> None:
@@ -136,9 +130,6 @@ def test_what_the_dropped_row_computed_is_a_prefix_like_any_other(ahead: Ahead) 
     assert works(plan)[0][1] == len(PROMPT) + 1
 
 
-# -------------------------------------------------------------------- memory is short
-
-
 def test_nobody_is_preempted_before_results_that_may_free_pages() -> None:
     """Six pages: ``long`` gets the page for its thirteenth token from ``short``."""
     tight = Ahead(make_layout((0,), 6))
@@ -177,9 +168,6 @@ def test_a_prefix_is_hit_only_when_its_result_is_there(ahead: Ahead) -> None:
     assert hit.cached_tokens == 20
 
 
-# --------------------------------------------------------------------------- journal
-
-
 traffic = st.lists(
     st.tuples(st.integers(0, 3), st.integers(1, 20), st.integers(1, 12), st.integers(0, 4)),
     min_size=1,
@@ -208,9 +196,6 @@ def test_any_traffic_replays(
     for number, (family, length, max_tokens, _) in enumerate(script):
         if f"q{number}" not in cancelled:
             assert made.tokens(f"q{number}") == expected_output([family] * length, max_tokens)
-
-
-# ------------------------------------------------------------------- tokens to come
 
 
 def test_a_token_pending_is_the_last_that_the_step_before_drew(ahead: Ahead) -> None:
@@ -242,9 +227,6 @@ def test_the_newest_tokens_stay_if_the_result_of_an_earlier_step_is_taken_later(
     before.fail(second.step)
     before.note(first, StepResult(first.step, (8,)))
     assert before.newest([handle]) == [0]
-
-
-# --------------------------------------------------------------------------- fences
 
 
 def test_nothing_is_planned_behind_a_step_that_may_have_draft_tokens() -> None:

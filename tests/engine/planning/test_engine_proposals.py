@@ -22,7 +22,6 @@ def proposed(tokens: list[int], count: int = 4, longest: int = 5, shortest: int 
 
 
 def obvious(tokens: list[int], count: int, longest: int, shortest: int) -> list[int]:
-    """The rule, word by word."""
     for size in range(longest, shortest - 1, -1):
         for start in range(len(tokens) - size - 1, -1, -1):
             if tokens[start : start + size] == tokens[len(tokens) - size :]:

@@ -211,8 +211,6 @@ def test_what_a_client_called_it_makes_no_other_constraint() -> None:
     )
 
 
-# ------------------------------------------------------------------------ on the wire
-
 small = st.floats(-50, 0)
 tokens = st.integers(0, 2**31 - 1)
 likelihoods = st.builds(
@@ -298,14 +296,6 @@ def test_tokens_bring_their_likelihoods(
 def test_prompts_bring_theirs(first: int, told: tuple[TokenLogprobs, ...]) -> None:
     event = PromptLogprobs(RequestId("a"), 1, first, told)
     assert decode_event(body_of(event)) == event
-
-
-def test_tokens_without_likelihoods_are_as_they_were() -> None:
-    fields_of_old = {"request_id": "a", "attempt": 0, "first_index": 4, "token_ids": (1, 2)}
-    event = decode_event(msgspec.msgpack.encode(("Tokens", fields_of_old)))
-    assert event == Tokens(RequestId("a"), 0, 4, (1, 2))
-    assert isinstance(event, Tokens)
-    assert event.logprobs == ()
 
 
 BAD_WISHES: list[tuple[str, Any]] = [

@@ -53,9 +53,6 @@ def ordered(plan: StepPlan, groups: tuple[GroupSpec, ...] = GROUPS) -> CopyOrder
     return order
 
 
-# ------------------------------------------------------------------------------- reasons
-
-
 @given(st.integers(1, 64), st.integers(1, 64))
 def test_a_processor_is_left_if_the_pass_has_fewer_threads(processors: int, threads: int) -> None:
     assert has_spare_processor(processors, threads) == (processors - threads >= 1)
@@ -101,9 +98,6 @@ def test_pages_go_out_before_activations_take_their_place() -> None:
         replace(slot, offloads=rows((0, 1, 2))), GROUPS, on_host=True
     )
     assert len(ordered(replace(slot, fetches=rows((0, 1, 2)))).layered_in) == 1
-
-
-# --------------------------------------------------------------------------- single rows
 
 
 def test_a_page_that_nobody_writes_goes_out_last() -> None:
@@ -182,9 +176,6 @@ def test_pages_of_a_model_that_does_not_compute_are_not_split() -> None:
     assert order.last_out.tolist() == [[1, 1, 2]]
 
 
-# -------------------------------------------------------------------------------- stages
-
-
 @pytest.mark.parametrize("most", [1, 2, 3, 4, 8])
 def test_stages_cover_every_byte_of_a_page_once(most: int) -> None:
     stages = stages_of(GROUPS, most=most)
@@ -203,9 +194,6 @@ def test_a_stage_is_needed_behind_the_last_layer_of_the_one_before() -> None:
     assert [stage.after_layer for stage in stages_of(sparse, most=2)] == [BEFORE_ALL, 3]
     assert stages_of((STATE,)) == ()
     assert stages_of(sparse, "another") == ()
-
-
-# --------------------------------------------------------------------------------- bytes
 
 
 @dataclass

@@ -208,9 +208,6 @@ def test_what_is_lent_again_after_its_end_is_answered_again() -> None:
         assert sections.answer("p", b"") == b""
 
 
-# --------------------------------------------------------------------- tables that begin later
-
-
 def test_tables_begin_behind_what_is_away(kind: type[PageTables]) -> None:
     """Only those of full attention, only in the step that says so."""
     rows = [(5, 0, at, 10 + at) for at in range(3)] + [(5, 1, at, 20 + at) for at in range(3)]

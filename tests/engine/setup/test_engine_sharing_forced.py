@@ -158,8 +158,6 @@ class Preempting(Forced):
         return super().before_decodes(lengths) and self._draw.random() > 0.2
 
 
-# ------------------------------------------------------- with swaps and parked prompts
-
 POOL_MIB, BUFFER_MIB = 14, 32
 
 

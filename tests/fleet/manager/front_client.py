@@ -103,7 +103,6 @@ class FrontClient:
         )
 
     async def hung_up(self) -> None:
-        """Wait until the manager has hung up."""
         await until(lambda: self.is_hung_up)
 
     async def _answered(self, order: ScaleInstances | DrainInstance) -> Answer:

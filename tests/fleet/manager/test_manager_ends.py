@@ -235,7 +235,6 @@ async def test_an_end_that_is_interrupted_ends_all_the_same(
 
 
 async def load_is(manager: Manager, load: int, clock: ReadClock) -> None:
-    """Wait until the manager has heard of this load."""
     await until(lambda: fronts_of(manager).loads(clock.now_seconds()) == {"mixed-0": load})
 
 

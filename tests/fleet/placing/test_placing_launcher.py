@@ -319,9 +319,6 @@ def test_what_ray_is_given() -> None:
     assert all(int(port) > 1024 for port in ports)
 
 
-# ------------------------------------------------------------------- what is written down
-
-
 def test_a_record_is_of_one_process(tmp_path: Path) -> None:
     folder = tmp_path / "files"
     folder.mkdir()

@@ -46,9 +46,6 @@ def launcher(instance_id: str, group: str, index: int) -> LauncherName:
     return LauncherName("blue", instance_id, group, index)
 
 
-# --------------------------------------------------------------------------- room
-
-
 def test_whole_processors_of_living_machines_are_room() -> None:
     assert shortage([ONE, TWO, DEAD], 3) == ""
     assert shortage([ONE, TWO, DEAD], 4) == (
@@ -84,9 +81,6 @@ def test_instances_are_spread_over_machines_that_live() -> None:
     assert sharing([LOCAL], 3) == 3
 
 
-# --------------------------------------------------------------------------- names
-
-
 def test_a_launchers_name_is_read_back() -> None:
     name = launcher("decode-1", drawn_group("blue"), 2)
     assert LauncherName.of(str(name)) == name
@@ -96,9 +90,6 @@ def test_a_launchers_name_is_read_back() -> None:
 def test_groups_of_one_cluster_are_not_those_of_another() -> None:
     assert drawn_group("blue-2").startswith(group_beginning("blue-2"))
     assert not drawn_group("blue-2").startswith(group_beginning("blue"))
-
-
-# --------------------------------------------------------------------------- what was left
 
 
 def test_a_record_is_read_back() -> None:
@@ -147,9 +138,6 @@ def test_what_an_instance_that_left_still_had_goes() -> None:
     remains = sorted_out(RECORD, groups, launchers)
     assert remains.stray_groups == ["old"]
     assert remains.stray_launchers == launchers[2:]
-
-
-# --------------------------------------------------------------------------- autoscaler
 
 
 @pytest.mark.parametrize(

@@ -49,9 +49,6 @@ def leaving(count: int, *candidates: Candidate) -> set[str]:
     return set(scaling(candidates, count).leaving)
 
 
-# ------------------------------------------------------------------------------------ the choice
-
-
 CANDIDATES = st.lists(
     st.builds(
         Candidate,

@@ -1,3 +1,4 @@
+from kvell.mempool.loans.messages import Loan
 from tests.mempool.loans.lenders import LoanNetwork
 from tests.mempool.transfers.network import Instance
 
@@ -7,6 +8,21 @@ def quiet(mix: str = "two", large: int = 20) -> LoanNetwork:
     for name in "abc":
         network.start(name)
     return network
+
+
+def lend_pages() -> tuple[LoanNetwork, Loan]:
+    network = quiet()
+    return network, network.lend("a", "b")
+
+
+def begin_filling(ticks: int = 100) -> tuple[LoanNetwork, Loan]:
+    """A loan of two pages, of which none has been copied yet."""
+    network = quiet()
+    loan = network.borrow("a", "b", 2, ticks)
+    network.run()
+    network.fill("a", loan)
+    network.deliver(0)
+    return network, loan
 
 
 def used(instance: Instance) -> int:

@@ -30,13 +30,12 @@ from kvell.mempool.transfers.actions import Action, Grant, Pull, Revoke, Send, S
 from kvell.mempool.transfers.messages import MOST_TICKS, Abandon, PeerMessage, Prepare, Transfer
 from tests.mempool.agent_audit import audit_loans, lent_pages
 from tests.mempool.loans.lenders import LENDING_MIXES, LoanNetwork
-from tests.mempool.loans.quiet import over, quiet, used
+from tests.mempool.loans.quiet import begin_filling, lend_pages, over, quiet, used
 from tests.mempool.seen import lent_of
 from tests.mempool.transfers.network import ints
 
 
 def allow(network: LoanNetwork, most: int) -> None:
-    """Let a debtor have at most ``most`` loans of b."""
     network.lending("b").most_loans = most
 
 
@@ -45,7 +44,6 @@ def hear(network: LoanNetwork, name: str, peer: str, message: PeerMessage) -> li
 
 
 def borrow_of(network: LoanNetwork, name: str = "a", number: int = 1, **changes: Any) -> Borrow:
-    """A ``Borrow`` of an instance as its network makes them."""
     fields: dict[str, Any] = {
         "loan": Loan(name, network.instances[name].incarnation, number),
         "fingerprint": network.instances[name].agent.fingerprint,
@@ -59,9 +57,6 @@ def refusal(actions: list[Action]) -> str:
     (action,) = actions
     assert isinstance(action, Send) and isinstance(action.message, LoanOver)
     return action.message.why
-
-
-# ---------------------------------------------------------------- the way of one loan
 
 
 @pytest.mark.parametrize("mix", list(LENDING_MIXES))
@@ -138,9 +133,6 @@ def test_several_debtors_are_served_in_the_order_in_which_they_ask() -> None:
     assert network.user("a").granted == [first]
     assert network.user("c").refused == {second: "there is no room"}
     assert network.pages_lent("b") == {"a": (4,)}
-
-
-# ---------------------------------------------------------------------- what is refused
 
 
 @pytest.mark.parametrize(
@@ -234,9 +226,6 @@ def test_an_instance_does_not_lend_to_itself() -> None:
     assert not network.messages
 
 
-# ---------------------------------------------------------------- never both at once
-
-
 def test_a_debtor_lends_nothing_and_a_creditor_borrows_nothing() -> None:
     network = quiet()
     network.lend("a", "b")
@@ -269,9 +258,6 @@ def test_two_instances_that_ask_each_other_are_both_refused_and_come_to_rest() -
     assert network.user("b").refused == {other: "the instance borrows memory itself"}
     over(network)
     assert network.lend("a", "b") in network.user("a").filled
-
-
-# ----------------------------------------------------------------- lost, late, doubled
 
 
 @pytest.mark.parametrize("lost", range(6))
@@ -359,8 +345,7 @@ def test_a_reservation_that_was_made_twice_is_not_filled_with_pages_of_the_first
 
 
 def test_an_old_refusal_of_a_loan_that_stands_ends_it_on_both_sides() -> None:
-    network = quiet()
-    loan = network.lend("a", "b")
+    network, loan = lend_pages()
     old = LoanOver(loan, "there is no room")
     network.act(network.instances["a"], hear(network, "a", "b", old))
     assert network.user("a").lost == {loan: "there is no room"}
@@ -407,8 +392,7 @@ def test_what_ends_a_loan_is_not_answered_forever() -> None:
 
 @pytest.mark.parametrize("message", [GiveBack, lambda loan: LoanOver(loan, "")])
 def test_nobody_ends_a_loan_of_others(message: Callable[[Loan], LoanMessage]) -> None:
-    network = quiet()
-    loan = network.lend("a", "b")
+    network, loan = lend_pages()
     for name in "ab":
         actions = hear(network, name, "c", message(loan))
         assert all(isinstance(one, Send) and one.instance == "c" for one in actions)
@@ -419,8 +403,7 @@ def test_nobody_ends_a_loan_of_others(message: Callable[[Loan], LoanMessage]) ->
 def test_what_an_other_than_the_creditor_says_does_not_count(
     message: Callable[[Loan], LoanMessage],
 ) -> None:
-    network = quiet()
-    loan = network.lend("a", "b")
+    network, loan = lend_pages()
     hear(network, "a", "c", message(loan))
     assert network.borrowing("a").readable.keys() == {loan}
 
@@ -441,9 +424,6 @@ def test_what_an_other_than_the_creditor_says_does_not_count(
 def test_messages_travel_among_those_of_transfers(message: LoanMessage) -> None:
     encoded = msgspec.msgpack.encode(message)
     assert msgspec.msgpack.decode(encoded, type=PeerMessage) == message
-
-
-# ------------------------------------------------------------------------ bad messages
 
 
 @pytest.mark.parametrize(
@@ -518,9 +498,6 @@ def test_a_user_fills_once_and_with_as_many_pages() -> None:
     assert borrowing.fill(loan, [1, 2]) == [] and borrowing.give_back(loan) == []
 
 
-# ---------------------------------------------------------------------------- deadlines
-
-
 def test_a_reservation_that_is_not_filled_expires() -> None:
     network = quiet()
     loan = network.borrow("a", "b", 2, 100)
@@ -541,12 +518,8 @@ def test_nobody_reserves_for_longer_than_instances_do() -> None:
 
 
 def test_a_pull_that_takes_too_long_ends_before_its_pages_are_others() -> None:
-    network = quiet()
+    network, loan = begin_filling()
     creditor = network.instances["b"]
-    loan = network.borrow("a", "b", 2, 100)
-    network.run()
-    network.fill("a", loan)
-    network.deliver(0)
     network.copy("b", 0, 1)
     network.pass_time(100)
     (copying,) = creditor.copying.values()
@@ -559,11 +532,7 @@ def test_a_pull_that_takes_too_long_ends_before_its_pages_are_others() -> None:
 
 @pytest.mark.parametrize("is_whole", [False, True])
 def test_a_pull_that_fails_ends_the_loan(is_whole: bool) -> None:
-    network = quiet()
-    loan = network.borrow("a", "b", 2, 100_000)
-    network.run()
-    network.fill("a", loan)
-    network.deliver(0)
+    network, loan = begin_filling(100_000)
     if is_whole:
         network.copy("b", 0, 1)
     network.fail("b", 0)
@@ -578,11 +547,7 @@ def test_a_pull_that_fails_ends_the_loan(is_whole: bool) -> None:
 
 
 def test_a_debtor_that_gives_back_while_it_is_filled_has_its_pages_at_once() -> None:
-    network = quiet()
-    loan = network.borrow("a", "b", 2, 100)
-    network.run()
-    network.fill("a", loan)
-    network.deliver(0)
+    network, loan = begin_filling()
     network.copy("b", 0, 1)
     network.give_back("a", loan)
     assert not used(network.instances["a"]) and not network.instances["a"].granted
@@ -601,12 +566,8 @@ def test_a_loan_that_is_given_back_before_the_answer_is_not_granted() -> None:
     assert network.user("a").granted == [] and network.user("a").refused == {}
 
 
-# ------------------------------------------------------------------------------- recall
-
-
 def test_a_recalled_loan_is_read_until_it_is_given_back() -> None:
-    network = quiet()
-    loan = network.lend("a", "b")
+    network, loan = lend_pages()
     network.recall("b", 1, 100)
     network.run()
     assert network.user("a").recalled == {loan: network.now + 100}
@@ -648,8 +609,7 @@ def test_what_is_taken_at_once_leaves_no_step() -> None:
 
 def test_a_creditor_that_needs_it_no_more_does_not_take_it() -> None:
     """Each time that the recall is said again the debtor hears of more time."""
-    network = quiet()
-    loan = network.lend("a", "b")
+    network, loan = lend_pages()
     network.recall("b", 1, 2 * FIRST_TICKS)
     network.run()
     network.lending("b").is_wanted = lambda: False
@@ -679,8 +639,7 @@ def test_one_that_drains_waits_for_nobody() -> None:
 
 
 def test_at_the_deadline_the_right_is_revoked_before_the_pages_are_others() -> None:
-    network = quiet()
-    loan = network.lend("a", "b")
+    network, loan = lend_pages()
     network.recall("b", 1, 100)
     network.messages.clear()
     network.begin_reading("a", loan)
@@ -697,8 +656,7 @@ def test_at_the_deadline_the_right_is_revoked_before_the_pages_are_others() -> N
 
 
 def test_a_debtor_hears_of_a_recall_whatever_gets_lost() -> None:
-    network = quiet()
-    loan = network.lend("a", "b")
+    network, loan = lend_pages()
     network.recall("b", 1, 3 * FIRST_TICKS)
     network.messages.clear()
     network.pass_time(FIRST_TICKS)
@@ -712,8 +670,7 @@ def test_a_debtor_hears_of_a_recall_whatever_gets_lost() -> None:
 
 
 def test_a_debtor_hears_that_its_pages_were_taken_whatever_gets_lost() -> None:
-    network = quiet()
-    loan = network.lend("a", "b")
+    network, loan = lend_pages()
     network.recall("b", 1, 0)
     assert not used(network.instances["b"]) and len(network.lending("b")) == 1
     assert not network.lending("b").lends
@@ -725,11 +682,7 @@ def test_a_debtor_hears_that_its_pages_were_taken_whatever_gets_lost() -> None:
 
 
 def test_a_recall_that_is_heard_before_the_loan_is_filled_ends_it() -> None:
-    network = quiet()
-    loan = network.borrow("a", "b", 2, 100)
-    network.run()
-    network.fill("a", loan)
-    network.deliver(0)
+    network, loan = begin_filling()
     network.copy("b", 0, 99)
     network.recall("b", 1, 50)
     network.deliver(1)
@@ -769,12 +722,8 @@ def test_a_recall_takes_loans_only_of_the_groups_in_which_pages_are_missing() ->
 
 
 def test_a_pull_under_way_is_stopped_by_a_recall() -> None:
-    network = quiet()
+    network, loan = begin_filling()
     creditor = network.instances["b"]
-    loan = network.borrow("a", "b", 2, 100)
-    network.run()
-    network.fill("a", loan)
-    network.deliver(0)
     network.copy("b", 0, 1)
     actions = network.lending("b").recall(network.counts(1), network.now, 10)
     assert isinstance(actions[0], StopPull) and used(creditor)
@@ -785,12 +734,8 @@ def test_a_pull_under_way_is_stopped_by_a_recall() -> None:
 
 
 def test_a_pull_that_was_whole_when_it_was_stopped_is_no_loan() -> None:
-    network = quiet()
+    network, _ = begin_filling()
     creditor = network.instances["b"]
-    loan = network.borrow("a", "b", 2, 100)
-    network.run()
-    network.fill("a", loan)
-    network.deliver(0)
     (transfer,) = creditor.copying
     network.recall("b", 1, 10)
     del creditor.copying[transfer]
@@ -800,8 +745,7 @@ def test_a_pull_that_was_whole_when_it_was_stopped_is_no_loan() -> None:
 
 
 def test_a_recall_may_become_sooner_and_never_later() -> None:
-    network = quiet()
-    loan = network.lend("a", "b")
+    network, loan = lend_pages()
     lending = network.lending("b")
     for ticks, deadline in (100, 100), (500, 100), (50, 50):
         network.act(network.instances["b"], lending.recall_all(network.now, ticks))
@@ -809,12 +753,8 @@ def test_a_recall_may_become_sooner_and_never_later() -> None:
         assert network.user("a").recalled == {loan: deadline}
 
 
-# ---------------------------------------------------------------- draining and deaths
-
-
 def test_a_creditor_that_drains_recalls_all_and_lends_nothing_more() -> None:
-    network = quiet()
-    loan = network.lend("a", "b")
+    network, loan = lend_pages()
     network.drain("b")
     network.run()
     assert network.user("a").recalled == {loan: network.now + DRAIN_TICKS}
@@ -826,8 +766,7 @@ def test_a_creditor_that_drains_recalls_all_and_lends_nothing_more() -> None:
 
 
 def test_a_debtor_that_drains_borrows_nothing_more_and_reads_what_stands() -> None:
-    network = quiet()
-    loan = network.lend("a", "b")
+    network, loan = lend_pages()
     network.drain("a")
     refused = network.borrow("a", "b", 1, 10)
     assert network.user("a").refused == {refused: "the instance is draining"}
@@ -864,12 +803,8 @@ def test_a_death_on_either_side_ends_a_loan_in_any_state(state: str, dies: str) 
 
 
 def test_pages_that_are_being_filled_stay_held_when_the_debtor_dies() -> None:
-    network = quiet()
+    network, _ = begin_filling()
     creditor = network.instances["b"]
-    loan = network.borrow("a", "b", 2, 100)
-    network.run()
-    network.fill("a", loan)
-    network.deliver(0)
     died = network.instances["a"].incarnation
     network.act(creditor, creditor.agent.handle(PeerLost("a", died)))
     assert used(creditor) and lent_pages(network.lending("b"))
@@ -890,8 +825,7 @@ def test_the_death_of_an_earlier_incarnation_ends_nothing_of_a_later_one() -> No
 
 
 def test_an_instance_that_cannot_be_reached_ends_its_loans() -> None:
-    network = quiet()
-    loan = network.lend("a", "b")
+    network, loan = lend_pages()
     debtor = network.instances["a"]
     network.act(debtor, debtor.agent.handle(PeerLost("b", 0)))
     assert network.user("a").lost == {loan: "b died"}
@@ -900,14 +834,10 @@ def test_an_instance_that_cannot_be_reached_ends_its_loans() -> None:
 
 
 def test_a_broken_connection_ends_loans_on_both_sides() -> None:
-    network = quiet()
-    loan = network.lend("a", "b")
+    network, loan = lend_pages()
     network.hang_up("a", "b")
     assert network.user("a").lost == {loan: "b died"}
     over(network)
-
-
-# -------------------------------------------------------------------------------- audit
 
 
 def test_the_audit_says_what_does_not_fit_together() -> None:

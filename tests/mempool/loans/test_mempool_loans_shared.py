@@ -7,7 +7,7 @@ from kvell.mempool.loans.creditor_ledger import UNKNOWN
 from kvell.mempool.loans.debtor_ledger import DebtorLedger
 from kvell.mempool.loans.messages import Loan
 from tests.mempool.loans.lenders import LENDING_MIXES, LoanNetwork
-from tests.mempool.loans.quiet import over, quiet, used
+from tests.mempool.loans.quiet import lend_pages, over, quiet, used
 
 
 def shared(mix: str = "full") -> tuple[LoanNetwork, Loan, Loan]:
@@ -90,8 +90,7 @@ def test_the_first_part_of_a_text_is_recalled_last_though_it_was_shared_late() -
 
 
 def test_what_nobody_reads_yet_ends_at_once_and_what_it_shares_is_recalled() -> None:
-    network = quiet()
-    first = network.lend("a", "b", 2)
+    network, first = lend_pages()
     second = network.share("a", first, 1000)
     network.deliver(0)  # it is granted there
     network.recall("b", 1, 100)
@@ -103,8 +102,7 @@ def test_what_nobody_reads_yet_ends_at_once_and_what_it_shares_is_recalled() -> 
 
 
 def test_a_loan_that_is_wanted_back_is_not_shared() -> None:
-    network = quiet()
-    first = network.lend("a", "b", 2)
+    network, first = lend_pages()
     network.recall("b", 1, 1000)
     second = network.share("a", first, 100)
     network.run()
@@ -113,8 +111,7 @@ def test_a_loan_that_is_wanted_back_is_not_shared() -> None:
 
 
 def test_a_loan_that_was_given_back_meanwhile_is_not_shared() -> None:
-    network = quiet()
-    first = network.lend("a", "b", 2)
+    network, first = lend_pages()
     second = network.share("a", first, 100)
     network.give_back("a", first)
     network.deliver(1)
@@ -125,8 +122,7 @@ def test_a_loan_that_was_given_back_meanwhile_is_not_shared() -> None:
 
 def test_it_is_shared_by_whoever_asks_in_time() -> None:
     """The loan is given back, but the creditor hears of the other one first."""
-    network = quiet()
-    first = network.lend("a", "b", 2)
+    network, first = lend_pages()
     second = network.share("a", first, 100)
     network.give_back("a", first)
     network.run()
@@ -138,8 +134,7 @@ def test_it_is_shared_by_whoever_asks_in_time() -> None:
 @pytest.mark.parametrize("lost", range(4))
 def test_whatever_gets_lost_is_said_again(lost: int) -> None:
     """``Borrow``, its answer, ``Fill``, or its answer."""
-    network = quiet()
-    first = network.lend("a", "b", 2)
+    network, first = lend_pages()
     second = network.share("a", first, 100_000)
     for _ in range(lost):
         network.deliver(0)
@@ -156,8 +151,7 @@ def test_whatever_gets_lost_is_said_again(lost: int) -> None:
 @pytest.mark.parametrize("silent", range(3))
 def test_who_is_not_answered_in_time_goes_on_without(silent: int) -> None:
     """Nothing arrives from some moment on; the creditor holds the pages for the other loan."""
-    network = quiet()
-    first = network.lend("a", "b", 2)
+    network, first = lend_pages()
     second = network.share("a", first, 100)
     for _ in range(silent):
         network.deliver(0)
@@ -184,8 +178,7 @@ def test_loans_are_lost_with_their_creditor() -> None:
 
 
 def test_who_drains_shares_nothing_more() -> None:
-    network = quiet()
-    first = network.lend("a", "b", 2)
+    network, first = lend_pages()
     network.drain("a")
     second = network.share("a", first, 100)
     assert network.user("a").refused == {second: "the instance is draining"}

@@ -233,9 +233,6 @@ def test_the_right_is_granted_with_the_first_offer_and_once() -> None:
     assert sender.sending.on_pulled("b", Pulled(transfer))[0] == Revoke(transfer)
 
 
-# ------------------------------------------------------------------------- the receiver
-
-
 def offered(receiver: Instance, network: Network) -> Offer:
     (transfer,) = network.instances["a"].owners
     missing = network.instances["a"].sending.missing(transfer)

@@ -200,9 +200,6 @@ def whole_bytes() -> list[tuple[int, int]]:
     return bytes_of(parts_of(GROUPS, PAGES, sizes))
 
 
-# ----------------------------------------------------------------------------- pieces
-
-
 def test_parts_of_pages_that_lie_together_are_no_piece_unless_they_are_whole() -> None:
     stride, part = GROUPS[0].page_stride_bytes, GROUPS[0].layer_page_bytes
     rows = PAGES[:2]

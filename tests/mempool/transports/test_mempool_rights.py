@@ -64,9 +64,6 @@ def all_that_comes(sock: socket.socket) -> tuple[bytes, list[int]]:
         said += data
 
 
-# ------------------------------------------------------------------ on one host
-
-
 @pytest.mark.parametrize(
     "knows",
     [
@@ -105,9 +102,6 @@ def test_a_member_can_read_the_pool_and_cannot_write_it(tmp_path: Path) -> None:
                 os.write(descriptor, b"x")
         for descriptor in (*descriptors, *own):
             os.close(descriptor)
-
-
-# ------------------------------------------------------------------------ over TCP
 
 
 @pytest.fixture(scope="module")
@@ -162,8 +156,6 @@ def test_another_member_cannot_use_a_right() -> None:
         assert "not offered" in problem and not target.any()
         pages.close()
 
-
-# ------------------------------------------------------------------------- the table
 
 spans = st.lists(st.integers(1, 40), max_size=12).map(
     lambda gaps: [(sum(gaps[: i + 1]), gaps[i] // 2 + 1) for i in range(len(gaps) - 1)][::2]

@@ -72,9 +72,6 @@ def pages(owner: Owner) -> Iterator[TcpPages]:
     one.close()
 
 
-# ------------------------------------------------------------------------ contents
-
-
 @pytest.mark.parametrize("piece_bytes", [7, 512, PIECE_BYTES])
 @pytest.mark.parametrize("most_extents", [1, 2, MOST_EXTENTS])
 def test_what_comes_is_what_is_there(
@@ -149,9 +146,6 @@ def test_only_extents_inside_the_pool_are_read(extents: list[tuple[int, int]]) -
 def test_extents_that_overflow_are_refused(extents: list[tuple[int, int]]) -> None:
     with pytest.raises(ValueError, match=r"offered|no such"):
         unpack(pack(extents), SMALL_BYTES)
-
-
-# ------------------------------------------------------------------- what does not count
 
 
 def test_a_refusal_is_told_and_the_connection_serves_on(owner: Owner, pages: TcpPages) -> None:
@@ -232,9 +226,6 @@ def test_nobody_at_the_other_end_is_a_problem() -> None:
     pages.close()
 
 
-# --------------------------------------------------------------------- given up
-
-
 def test_after_a_stop_nothing_is_written_and_late_bytes_are_dropped() -> None:
     with Owner(LARGE_BYTES) as owner, Relay(owner.port, hold := Hold(3 << 20)) as relay:
         pages, target = pages_at(relay.port), np.zeros(LARGE_BYTES, np.uint8)
@@ -282,9 +273,6 @@ def test_an_owner_that_closes_waits_for_nobody() -> None:
             assert "did not arrive" in pulling.result(PATIENCE_SECONDS)
         assert relay.passed_bytes[0] < LARGE_BYTES
         pages.close()
-
-
-# ------------------------------------------------------------------ slow, rude, many
 
 
 def request(extents: list[tuple[int, int]], number: int = GRANTED) -> bytes:

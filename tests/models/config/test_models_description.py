@@ -60,30 +60,11 @@ def test_element_bytes_are_those_of_the_kv_cache() -> None:
     assert [describe(config, size).layers[0].element_bytes for size in (1, 2, 4)] == [1, 2, 4]
 
 
-def test_gemma3_is_five_sliding_to_one_full() -> None:
-    config = config_from_dict(
-        {"model_type": "gemma3_text", "num_hidden_layers": 12, "sliding_window": 512}
-    )
-    assert windows(config) == ([512] * 5 + [0]) * 2
-
-
 def test_text_config_of_a_multimodal_model_is_found() -> None:
     text = {"num_hidden_layers": 6, "sliding_window": 1024, "vocab_size": 1000}
     config = config_from_dict({"model_type": "gemma3", "text_config": text})
     assert windows(config)[:6] == [1024] * 5 + [0]
     assert describe(config, 2).vocab_size == 1000
-
-
-def test_gpt_oss_alternates() -> None:
-    config = config_from_dict({"model_type": "gpt_oss", "num_hidden_layers": 4})
-    assert windows(config) == [128, 0, 128, 0]
-
-
-def test_llama4_is_three_chunked_to_one_full() -> None:
-    text = {"num_hidden_layers": 8, "attention_chunk_size": 8192}
-    layers = describe(config_from_dict({"model_type": "llama4_text", **text}), 2).layers
-    assert [layer.window_tokens for layer in layers] == [8192, 8192, 8192, 0] * 2
-    assert [layer.kind for layer in layers[2:4]] == [GroupKind.CHUNKED, GroupKind.FULL]
 
 
 DEEPSEEK_V3 = {
@@ -94,14 +75,6 @@ DEEPSEEK_V3 = {
     "kv_lora_rank": 512,
     "qk_rope_head_dim": 64,
 }
-
-
-def test_deepseek_v3_stores_a_latent_once_not_keys_and_values() -> None:
-    """512 numbers and 64 with positions: 70 KB a token over 61 layers in bf16."""
-    description = describe(config_from_dict(DEEPSEEK_V3), 2)
-    assert {layer.token_bytes for layer in description.layers} == {(512 + 64) * 2}
-    (group,) = plan_layout(description.layers, GIB).groups
-    assert (group.token_bytes, group.layer_page_bytes) == (70_272, 16 * 1152)
 
 
 def test_quantised_elements_bring_their_scales() -> None:

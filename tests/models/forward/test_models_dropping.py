@@ -27,9 +27,6 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-# ------------------------------------------------------------------------------ votes
-
-
 @pytest.mark.parametrize("softcap", [0.0, 2.0])
 def test_votes_are_attention_summed(softcap: float) -> None:
     query, key = drawn(3, 2, SIZE), drawn(10, SIZE, seed=1)
@@ -63,9 +60,6 @@ def test_votes_of_bfloat16_are_summed_in_float32() -> None:
     assert torch.equal(found, votes(query.float(), key.float(), AttendParams(0.3)))
 
 
-# ----------------------------------------------------------------------------- choice
-
-
 def test_the_best_stay_with_their_neighbours_and_all_that_observe() -> None:
     paid = torch.zeros(40)
     paid[20] = 1.0
@@ -96,9 +90,6 @@ def test_choice_is_what_a_list_would_give(seed: int, tokens: int, data: st.DataO
     assert kept == [*sorted(best), *range(earlier, tokens)]
     assert len(kept) == budget
     assert kept == sorted(set(kept))
-
-
-# ------------------------------------------------------------------------------- move
 
 
 def layer_of(dtype: torch.dtype, value_size: int = 0, pages: int = 8) -> LayerPages:

@@ -34,9 +34,6 @@ def ids_of(prompt: Prompt) -> Ints:
     return np.asarray(prompt.token_ids, np.int32)
 
 
-# ------------------------------------------------------------------------------- content
-
-
 def test_equal_tensors_have_equal_digests_and_others_do_not() -> None:
     pixels = torch.arange(12.0).view(3, 4)
     known = Image({"pixel_values": pixels}, 2).digest
@@ -70,9 +67,6 @@ def test_ids_of_contents_are_negative_and_never_shared() -> None:
     assert len(set(given)) == 50
     assert all(-(1 << 31) <= content < 0 for content in given)
     assert [ids.id_of(digest) for digest in digests[::-1]] == given[::-1]
-
-
-# --------------------------------------------------------------------------------- spans
 
 
 @every_family
@@ -195,9 +189,6 @@ def test_a_picture_with_too_few_pieces_is_refused() -> None:
     prompt.tensors["pixel_values"] = prompt.tensors["pixel_values"][:, :2]
     with pytest.raises(ChangeSomething, match="hold no 5 pieces"):
         store_of(PATCHES).take(ids_of(prompt), prompt.tensors)
-
-
-# --------------------------------------------------------------------------------- store
 
 
 def test_what_is_taken_is_known_until_all_have_released_it() -> None:

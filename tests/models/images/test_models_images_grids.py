@@ -89,9 +89,6 @@ def test_the_example_that_is_drawn() -> None:
     ]
 
 
-# -------------------------------------------------------------------------------- served
-
-
 class Watched(ServedPictures):
     """Knows the positions that each step was given, as the model's decoder takes them."""
 

@@ -82,9 +82,6 @@ def test_an_embedding_that_does_not_fit_a_token_is_an_error() -> None:
         pages.store(rows_of((0, 0)), torch.zeros(1, 40))
 
 
-# ------------------------------------------------------------------------ both directions
-
-
 def dense(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """All tokens read all tokens; [T, heads, size]."""
     grouped = [x.repeat_interleave(2, dim=1).transpose(0, 1) for x in (key, value)]

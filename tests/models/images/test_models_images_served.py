@@ -123,9 +123,6 @@ def test_other_managers(architecture: str, manager: str) -> None:
     served.check()
 
 
-# ------------------------------------------------------------------- prefixes and images
-
-
 @pytest.mark.parametrize("architecture", some_fast([*IN_TEXT, CROSS], FAST))
 def test_a_hit_that_contains_an_image_runs_no_encoder(architecture: str) -> None:
     served = ServedPictures(architecture)

@@ -30,7 +30,6 @@ class Recorder:
 
 
 def batch_of(runner: PagedRunner, ids: list[int]) -> ForwardBatch:
-    """The batch that a step over these tokens builds."""
     seen: list[ForwardBatch] = []
 
     class Spy:

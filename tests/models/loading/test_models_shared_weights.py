@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +72,6 @@ packing._pack = pack
 kernels, shared = choose_kernels(torch.device("cpu")), SharedWeights(int(sys.argv[1]))
 load_paged_model(Path(sys.argv[2]), kernels, shared=shared)
 """
-
-
-@pytest.fixture
-def descriptor() -> Iterator[int]:
-    made = os.memfd_create("kvell-weights")
-    yield made
-    os.close(made)
 
 
 def child(code: str, descriptor: int, path: Path) -> "subprocess.Popen[str]":

@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +44,6 @@ def bare(saved: Path, tmp_path: Path) -> Path:
     path = Path(shutil.copytree(saved, tmp_path / "model"))
     (path / SINGLE_FILE).unlink()
     return path
-
-
-@pytest.fixture
-def descriptor() -> Iterator[int]:
-    made = os.memfd_create("kvell-weights")
-    yield made
-    os.close(made)
 
 
 def write(path: Path, name: str, tensors: Tensors) -> None:

@@ -193,9 +193,6 @@ def test_beside_a_draft_model_all_is_copied_before_the_pass() -> None:
     assert counts.under_bytes == counts.waits == 0
 
 
-# ------------------------------------------------------------------------ compiled passes
-
-
 def compiled(architecture: str) -> PagedModel:
     kernels = choose_kernels(torch.device("cpu"))
     if kernels.name != "native":

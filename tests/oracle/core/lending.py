@@ -12,7 +12,6 @@ from tests.oracle.placement.store import Store
 
 
 def send_away(store: Store, publisher: Publisher, holder: Holder, away_tokens: int) -> None:
-    """Record that the first tokens are remote; see :meth:`MemoryCore.send_away`."""
     reason = _why_not([store.groups[index] for index in holder.own], holder, away_tokens)
     if reason:
         raise ValueError(f"tokens of handle {holder.handle} cannot be remote: {reason}")

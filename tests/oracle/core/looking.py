@@ -60,7 +60,6 @@ def totals_of(store: Store, counters: Counters) -> PoolTotals:
 
 
 def large_pages_of(store: Store) -> LongInts:
-    """Return a row for every large page; see :class:`VisibleCore`."""
     pool = store.pool
     rows = []
     for large, (group, used, cached) in enumerate(
@@ -72,7 +71,6 @@ def large_pages_of(store: Store) -> LongInts:
 
 
 def small_pages_of(store: Store, large: int) -> LongInts:
-    """Return the small pages of a large page; see :class:`VisibleCore`."""
     pool = store.pool
     if not 0 <= large < len(pool.group):
         raise ValueError(f"there is no such large page: they are 0 to {len(pool.group) - 1}")

@@ -50,7 +50,6 @@ class Publisher:
             self._drop(holder)
 
     def give_back(self, holder: Holder, *, renew: bool, returns: bool) -> None:
-        """Release all pages of the holder; see :meth:`MemoryCore.close`."""
         holder.is_over = True
         if holder.is_reservation:
             for group, held in holder.own_groups():

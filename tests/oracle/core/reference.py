@@ -95,8 +95,6 @@ class ReferenceCore:
         for holder in self._holders.values():
             holder.groups.extend(GroupPages(0, []) for _ in groups)
 
-    # ------------------------------------------------------------------ prefixes
-
     def begin_step(self, step: int) -> None:
         if step < self.store.step:
             raise ValueError(f"steps only grow: {step} after {self.store.step}")
@@ -222,8 +220,6 @@ class ReferenceCore:
         self.store.own(model)
         return delete(self.store, tokens, _root(model, root))
 
-    # -------------------------------------------------------------------- growth
-
     def grow(self, handles: Ints, until: Ints) -> tuple[int, Ints]:
         served, rows = self._growth.grow(self._asked(handles, until))
         return served, _rows(rows, 4)
@@ -262,8 +258,6 @@ class ReferenceCore:
         ]
         return _rows(rows, 4)
 
-    # --------------------------------------------------------------- checkpoints
-
     def checkpoint(self, handles: Ints, until: Ints) -> Ints:
         rows: list[tuple[int, ...]] = []
         for index, (handle, end) in enumerate(zip(handles, until, strict=True)):
@@ -284,8 +278,6 @@ class ReferenceCore:
             self._growth.copies.append((holder.handle, group, old, new))
         return _rows(rows, 4)
 
-    # ------------------------------------------------------------------ progress
-
     def append(self, handles: Ints, tokens: Ints) -> None:
         for handle, token in zip(handles, tokens, strict=True):
             self._holders[int(handle)].generated.append(int(token))
@@ -304,8 +296,6 @@ class ReferenceCore:
         if handle == self._next_handle - 1 and not holder.is_claimed and holder.lease_until is None:
             self._next_handle -= 1
 
-    # ------------------------------------------------------- memory of other owners
-
     def send_away(self, handle: int, away_tokens: int) -> None:
         send_away(self.store, self._publisher, self._holders[handle], away_tokens)
 
@@ -317,8 +307,6 @@ class ReferenceCore:
 
     def restore(self, larges: Ints) -> None:
         self._withholder.restore(larges)
-
-    # -------------------------------------------------------------------- looking
 
     def watch_index(self) -> None:
         self.store.changes.watch()

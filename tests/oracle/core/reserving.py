@@ -51,7 +51,6 @@ def reserve(
 def adopt(
     store: Store, holder: Holder, tokens: Tokens, root: str, prompt_tokens: int | None
 ) -> None:
-    """Assign a reservation's pages to a computed text; see :meth:`HoldingCore.adopt`."""
     facts, computed = facts_of(len(tokens), prompt_tokens, None), len(tokens)
     firsts = {}
     for index, held in holder.own_groups():

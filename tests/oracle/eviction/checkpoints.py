@@ -76,7 +76,6 @@ class Usefulness:
             self._wasted[sort] //= 2
 
     def rank(self, sort: Sort) -> int:
-        """Return the eviction rank of a state of this sort."""
         if sort in (Sort.FINE, Sort.COARSE):
             return SPARE if sort is Sort.FINE else COARSE
         if sort in (Sort.WAYPOINT, Sort.BRANCH):

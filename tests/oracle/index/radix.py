@@ -52,7 +52,6 @@ class RadixTree:
         self._tags: dict[tuple[int, int], int] = {}
 
     def add_groups(self, count: int) -> None:
-        """Add ``count`` groups without pages to every node."""
         self._where.extend({} for _ in range(count))
         for node in self.nodes():
             node.pages.extend({} for _ in range(count))
@@ -145,7 +144,6 @@ class RadixTree:
         return None if location is None else location[1][0]
 
     def rename(self, group: int, old: int, new: int) -> None:
-        """Move the name of page ``old`` to page ``new``, to which the content has moved."""
         node, place = self._where[group].pop(old)
         node.pages[group][place] = new
         self._where[group][new] = (node, place)
@@ -191,7 +189,6 @@ class RadixTree:
                 yield group, page, node, place
 
     def nodes(self) -> Iterator[Node]:
-        """Yield every node, roots included."""
         stack = list(self._roots.values())
         while stack:
             node = stack.pop()

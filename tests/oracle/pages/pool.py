@@ -85,8 +85,6 @@ class PagePool:
         self._shared.extend(set() for _ in range(count))
         self._owned.extend(set() for _ in range(count))
 
-    # ------------------------------------------------------------ what there is
-
     @property
     def supply(self) -> Supply:
         """The pages that could be handed out now, evictable pages included."""
@@ -109,10 +107,7 @@ class PagePool:
     def is_used(self, group: int, page: int) -> bool:
         return page in self.refs[group]
 
-    # ---------------------------------------------------- association of holders
-
     def open_holder(self, holder: int) -> None:
-        """Allow that large pages are associated with ``holder``."""
         self._live.add(holder)
 
     def close_holder(self, holder: int) -> None:
@@ -162,22 +157,16 @@ class PagePool:
         self._list_if_empty(large)
         return large
 
-    # ------------------------------------------------- memory that others have
-
     def withhold(self, large: int) -> None:
-        """Make an empty large page unavailable until it is restored."""
         self._empty_heap.remove(large)
         heapq.heapify(self._empty_heap)
         self._whole -= 1
         self.withheld.add(large)
 
     def restore(self, large: int) -> None:
-        """Make a withheld large page empty again."""
         self.withheld.remove(large)
         heapq.heappush(self._empty_heap, large)
         self._whole += 1
-
-    # -------------------------------------------------------------- small pages
 
     def take(self, large: int) -> int:
         """Use the lowest empty page of a large page that has one; return its id."""
@@ -196,7 +185,6 @@ class PagePool:
         return page
 
     def acquire(self, group: int, page: int) -> None:
-        """Add a user to a used or cached page."""
         refs = self.refs[group]
         if page in refs:
             refs[page] += 1
@@ -256,8 +244,6 @@ class PagePool:
         for page in range(first, first + self.pages_per_large[group]):
             if page in self.indexed[group] and page not in self.refs[group]:
                 yield page
-
-    # ----------------------------------------------------------------- internal
 
     def _shares(self) -> tuple[int, ...] | None:
         if self._quota is None:

@@ -48,7 +48,6 @@ class Placer:
         self.rungs = dict.fromkeys(RUNGS, 0)
 
     def add_groups(self, count: int) -> None:
-        """Place pages of ``count`` more groups from now on."""
         self.evicted_pages.extend([0] * count)
 
     def place(
@@ -257,7 +256,6 @@ class Placer:
         return True
 
     def evict_unused(self) -> None:
-        """Evict every cached page without a user."""
         pool = self._pool
         for large, count in enumerate(pool.cached):
             if count:

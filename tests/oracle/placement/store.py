@@ -48,7 +48,6 @@ class Store:
         return indices
 
     def register(self, groups: Sequence[GroupSpec]) -> None:
-        """Serve more groups; see :meth:`MemoryCore.register`."""
         check_new_groups(self.layout, groups)
         self.layout = replace(self.layout, groups=(*self.groups, *groups))
         self.policies = tuple(policy_of(group) for group in self.groups)

@@ -76,9 +76,6 @@ def test_the_peak_of_a_dropping_prompt_is_its_whole_length() -> None:
     assert not rehearsal.core.fits(longer.handle, 30, 4, nobody, nobody)
 
 
-# --------------------------------------------------------------------------- drafters
-
-
 def test_a_drafter_shortens_no_hit_and_takes_what_there_is() -> None:
     """The drafter's pages go first here; what is left of them is taken, the rest refilled."""
     layout = pool_of(40, group(4, 2), drafter(group(4, 2)))

@@ -11,8 +11,6 @@ from tests.models.cases import covering, some_fast
 from tests.pages.pools import Chunk, dropping, group, images, state
 from tests.prefix.core.lockstep import Pair, decoded, filled, ints, pool_of
 
-# ------------------------------------------------------------------------ handles
-
 
 def test_handles_are_found_among_many_that_came_and_went() -> None:
     """One outlives hundreds of others, whose places in the map are taken and left in any order."""
@@ -30,9 +28,6 @@ def test_handles_are_found_among_many_that_came_and_went() -> None:
             both("hit_tokens", handle)
     both("append", ints(first, *running), np.zeros(len(running) + 1, np.int32))
     assert len(both.check().holders) == len(running) + 1
-
-
-# ------------------------------------------------------------------- page tables
 
 
 @pytest.mark.parametrize("window", [1, 3, 40, Chunk(24)])
@@ -117,9 +112,6 @@ def test_what_a_budget_cut_off_counts_as_looked_through_no_longer() -> None:
     both.check()
 
 
-# -------------------------------------------------------------------- compaction
-
-
 @covering(
     {
         "groups": [
@@ -182,9 +174,6 @@ def gathered(groups: list[GroupSpec], seed: int, num_large: int, longest: int) -
             both.check()
     both.check()
     return moved, quiet
-
-
-# ------------------------------------------------------------- pages of one end
 
 
 @pytest.mark.parametrize(

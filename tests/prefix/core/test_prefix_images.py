@@ -23,9 +23,6 @@ def cross(num_large: int = 40) -> Layout:
     return pool_of(num_large, group(4, 2), images(CROSS, 4, 1))
 
 
-# -------------------------------------------------------------------- cross-attention
-
-
 def test_equal_images_hit_and_others_do_not() -> None:
     rehearsal = Rehearsal(cross())
     assert rehearsal.finish(with_image(6, 1, 1, 10, 6)) == 0
@@ -78,9 +75,6 @@ def test_images_of_one_age_go_one_after_the_other() -> None:
             keys.setdefault(entry.end, set()).add(state.keys[1][entry.page])
     assert {end: len(found) for end, found in keys.items()} == {2: 1, 5: 1, 8: 1}
     assert len(set.union(*keys.values())) == 3
-
-
-# ------------------------------------------------------------------------- embeddings
 
 
 def test_no_hit_ends_inside_an_image() -> None:
@@ -151,9 +145,6 @@ def test_a_mixed_prompt_keeps_no_state_either() -> None:
     rehearsal = Rehearsal(pool_of(80, replace(group(16, 2), counts_images=True), state(1, 2)))
     rehearsal.finish(with_image(3, 1, 1, 9, 130))
     assert rehearsal.check().index == ()
-
-
-# ------------------------------------------------------------------------------ input
 
 
 @pytest.mark.parametrize(

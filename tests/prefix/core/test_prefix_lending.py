@@ -35,9 +35,6 @@ def story() -> Story:
     return Story(pool_of(8, group(4, 2)))
 
 
-# ------------------------------------------------------------------ longer than memory
-
-
 @pytest.mark.parametrize(
     "beside", [[], [group(4, 2, 9)], [state(1, 2)], [group(8, 1)], [group(4, 2, 9), state(2, 2)]]
 )
@@ -94,9 +91,6 @@ def test_a_refusal_is_asked_again_when_somebody_lends(story: Story) -> None:
     assert story.core.may_fit()
     waiting = story.core.open(ints(range(28)), "")
     assert story.core.fits(waiting, 28, 28, others, lengths)
-
-
-# ---------------------------------------------------------------------- hits of others
 
 
 def test_pages_that_went_away_are_hit_while_they_are_cached(story: Story) -> None:
@@ -162,9 +156,6 @@ def test_a_close_while_all_is_away(story: Story, returns: bool) -> None:
     assert story.peek(TEXT[:40]) == 32
     evict_all(story)
     assert story.peek(TEXT[:40]) == 0
-
-
-# ---------------------------------------------------------------------- coming home
 
 
 def test_what_comes_home_gets_empty_pages_with_the_next_growth(story: Story) -> None:
@@ -271,9 +262,6 @@ def test_contents_are_right_whoever_has_them() -> None:
     assert there.peek(Prompt(TEXT[:70], request.prompt.images)) in (0, 60)
 
 
-# ------------------------------------------------------------------------ other groups
-
-
 def test_only_full_attention_lies_elsewhere() -> None:
     """Windows and states stay; the units are pages of every group of full attention."""
     story = Story(pool_of(30, group(4, 2), group(8, 1), group(4, 2, 12), state(2, 2)))
@@ -298,9 +286,6 @@ def test_images_beside_the_text_stay() -> None:
     send(story, handle, 36)
     assert positions(story, handle, 0) == [9]
     assert positions(story, handle, 1) == before != []
-
-
-# ------------------------------------------------------------------ what comes from elsewhere
 
 
 def test_a_request_that_moves_here_leaves_its_first_tokens_there(story: Story) -> None:

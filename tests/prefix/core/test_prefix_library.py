@@ -51,9 +51,6 @@ def core(layout: Layout) -> MemoryCore:
     return create_core(layout)
 
 
-# ------------------------------------------------------------------- what it says
-
-
 def test_its_example_is_short_and_runs_without_torch() -> None:
     code = example()
     assert 15 < len(code.splitlines()) <= MOST_EXAMPLE_LINES
@@ -83,9 +80,6 @@ def test_it_imports_neither_torch_nor_transformers() -> None:
     )
 
 
-# ------------------------------------------------------------------- which core
-
-
 NO_EXTENSION = "import sys; sys.modules['kvell.prefix._core'] = None; "
 
 
@@ -108,9 +102,6 @@ def test_without_the_extension_the_command_ends_with_that_line() -> None:
 
 def test_a_core_knows_its_layout(layout: Layout) -> None:
     assert create_core(layout).layout is layout
-
-
-# ------------------------------------------------------------------- a second model
 
 
 def second(**changes: Any) -> list[LayerSpec]:

@@ -74,9 +74,6 @@ def test_a_feasible_step_is_placed_even_to_the_letter() -> None:
     assert len(story.pages(second, 0)) == len(story.pages(second, 1)) == 1
 
 
-# -------------------------------------------------------------------- fixed shares
-
-
 def test_a_group_uses_its_own_share_alone() -> None:
     """Ten large pages in equal shares: five each, however little the window needs."""
     story = Story(confined(pool_of(10, group(1, 2), group(1, 2, window=3))))

@@ -17,9 +17,6 @@ def ends_of_states(rehearsal: Rehearsal, index: int = 1) -> dict[int, int]:
     return {e.end: state.keys[index][e.page][0] for e in found}
 
 
-# ------------------------------------------------------------------------ positions
-
-
 def test_cuts_are_at_64_128_256_and_every_512_and_close_to_the_end_of_the_prompt() -> None:
     found = cuts(0, 2700, prompt_tokens=2700, matched_tokens=0, alignment=16)
     assert found == [
@@ -119,9 +116,6 @@ def test_a_state_may_displace_what_its_tokens_are_worth() -> None:
     assert is_worth_displacing(both[1], both, 128)
     assert is_worth_displacing(both[1], both[1:], 512)
     assert not is_worth_displacing(both[1], both[1:], 511)
-
-
-# ------------------------------------------------------------------------- behaviour
 
 
 def test_the_second_request_makes_the_state_at_the_branch_and_the_third_hits_it() -> None:

@@ -225,9 +225,6 @@ def test_an_index_of_another_size_is_refused() -> None:
         core.close(handle)
 
 
-# ------------------------------------------------------------------ as the library makes it
-
-
 def test_ages_grow_by_about_the_square_root_of_two() -> None:
     bounds = age_bounds()
     assert bounds[:6].tolist() == [0, 1, 2, 3, 4, 6]

@@ -2,7 +2,6 @@
 
 import base64
 import json
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -11,11 +10,9 @@ import openai
 import pytest
 
 from kvell.errors import ChangeSomething
-from kvell.server.api.bodies.completions import json_pieces
-from kvell.server.api.bodies.embeddings import cut_to, embeddings_body
-from kvell.server.api.schemas.embeddings import MAX_INPUTS, EmbeddingsRequest
-from kvell.server.text.text_stream import Usage
-from kvell.testing.instance import REFUSE_TOKEN, VECTOR_SIZE, ByteText
+from kvell.server.api.bodies.embeddings import cut_to
+from kvell.server.api.schemas.embeddings import MAX_INPUTS
+from kvell.testing.instance import REFUSE_TOKEN, VECTOR_SIZE
 from tests.server.api.bodies import is_idle, metric, vector
 
 pytestmark = pytest.mark.xdist_group("fake_server")
@@ -80,6 +77,7 @@ def test_cached_tokens_are_reported_and_salts_keep_apart(server_url: str) -> Non
     ]
     cached = len(text) - 1
     assert [one["cached_tokens"] for one in told] == [0, cached, 0, cached]
+    assert [one["cache_write_tokens"] for one in told] == [cached, 0, cached, 0]
 
 
 def test_fields_that_only_accompany_a_request_are_accepted(server_url: str) -> None:
@@ -193,42 +191,9 @@ def test_all_inputs_together_are_bounded_by_the_bodys_bounds() -> None:
         check_body(json.dumps({"input": [1] * 1_060_000}).encode(), bounds)
 
 
-def test_inputs_of_a_body() -> None:
-    assert EmbeddingsRequest(input="a").inputs() == ["a"]
-    assert EmbeddingsRequest(input=[1, 2]).inputs() == [[1, 2]]
-    assert EmbeddingsRequest(input=["a", "b"]).inputs() == ["a", "b"]
-    assert EmbeddingsRequest(input=[[1], [2]]).inputs() == [[1], [2]]
-    assert EmbeddingsRequest(input="a").encoding() == "float"
-
-
 def test_a_vector_that_is_cut_has_length_one_again() -> None:
     whole = np.asarray([0.6, 0.0, 0.8], np.float32)
     assert cut_to(whole, 3) is whole
     assert cut_to(whole, 1).tolist() == [1.0]
     assert cut_to(whole[1:], 1).tolist() == [0.0], "nothing is left to be scaled"
     assert cut_to(whole, 2).dtype == np.float32
-
-
-def test_numbers_are_written_to_their_last_bit() -> None:
-    drawn = np.random.default_rng(1).normal(size=(3, 64)).astype(np.float32)
-    told = [
-        json.loads(b"".join(json_pieces(embeddings_body("m", drawn, kind, Usage(5, 0, 2, 3)))))
-        for kind in ("float", "base64")
-    ]
-    for body in told:
-        used = {
-            "prompt_tokens": 5,
-            "total_tokens": 5,
-            "prompt_tokens_details": {"cached_tokens": 2, "cache_write_tokens": 3},
-        }
-        assert body["usage"] == used
-    numbers = np.asarray([one["embedding"] for one in told[0]["data"]], np.float32)
-    raw = [np.frombuffer(base64.b64decode(one["embedding"]), "<f4") for one in told[1]["data"]]
-    assert np.array_equal(numbers, drawn) and np.array_equal(np.asarray(raw), drawn)
-
-
-def test_a_models_facts_are_asked_before_any_work() -> None:
-    facts = replace(ByteText.embeddings, problem="pools its mean")
-    with pytest.raises(ChangeSomething, match="pools its mean") as caught:
-        facts.require_served(MODEL)
-    assert (caught.value.field, caught.value.value) == ("model", MODEL)

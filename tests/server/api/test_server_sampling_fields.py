@@ -91,12 +91,6 @@ def test_what_cannot_be_is_refused_by_its_name(make: Any, field: str, bad: Any) 
     assert {error["loc"][0] for error in told.value.errors()} == {field}
 
 
-@pytest.mark.parametrize("make", [completion, chat])
-def test_a_prompt_of_no_tokens_cannot_be_asked_for(make: Any) -> None:
-    with pytest.raises(ChangeSomething, match="truncate_prompt_tokens=0: leaves no prompt"):
-        make(truncate_prompt_tokens=0).form()
-
-
 def test_only_one_ending_can_be_asked_for() -> None:
     for fields in ({}, {"add_generation_prompt": True}, {"add_generation_prompt": None}):
         with pytest.raises(ChangeSomething, match="set add_generation_prompt to false") as told:
@@ -166,6 +160,7 @@ def test_special_tokens_are_added_to_texts_and_not_to_conversations_unless_asked
         ("completions", {"allowed_token_ids": [1] * 40_000}, "allowed_token_ids"),
         ("completions", {"bad_words": [""]}, "bad_words"),
         ("completions", {"bad_words": ["a" * 300]}, "bad_words"),
+        ("completions", {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ("completions", {"truncate_prompt_tokens": 5000}, "truncate_prompt_tokens"),
         ("chat/completions", {"continue_final_message": True}, "continue_final_message"),
         ("chat/completions", {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),

@@ -61,13 +61,6 @@ def test_a_hint_is_true_or_false(hint: Any) -> None:
     assert chat(will_return=None).sampling(room(9)).will_return is None
 
 
-@pytest.mark.parametrize("n", [0, -1, 129])
-def test_a_number_of_answers_out_of_range_is_refused(n: int) -> None:
-    with pytest.raises(ChangeSomething) as caught:
-        completion(n=n).sampling(room(100))
-    assert caught.value.field == "n"
-
-
 def test_one_stop_string_needs_no_list() -> None:
     assert completion(stop="end").sampling(room(100)).stop == ("end",)
 
@@ -84,13 +77,6 @@ def test_a_limit_beyond_the_context_is_lowered_to_what_fits(field: str) -> None:
     assert chat(**{field: 10}).sampling(room(9)).max_tokens == 9
     assert chat(**{field: 1_000_000}).sampling(room(9)).max_tokens == 9
     assert completion(max_tokens=10).sampling(room(9)).max_tokens == 9
-
-
-@pytest.mark.parametrize(("field", "value"), [("best_of", 2)])
-def test_completion_fields_that_are_not_served_are_refused(field: str, value: object) -> None:
-    with pytest.raises(ChangeSomething) as caught:
-        completion(**{field: value}).sampling(room(100))
-    assert caught.value.field == field
 
 
 def test_best_of_as_many_as_there_are_answers_is_no_choice() -> None:
@@ -250,20 +236,6 @@ def test_any_numbers_are_either_valid_or_refused_by_name(
     assert 1 <= sampling.max_tokens <= 1000
 
 
-@pytest.mark.parametrize(
-    ("prompt", "prompts"),
-    [
-        ("text", ["text"]),
-        ("", [""]),
-        (["a", "b"], ["a", "b"]),
-        ([1, 2], [[1, 2]]),
-        ([[1], [2, 3]], [[1], [2, 3]]),
-    ],
-)
-def test_prompts_come_in_four_forms(prompt: object, prompts: list[object]) -> None:
-    assert completion(prompt=prompt).prompts() == prompts
-
-
 @pytest.mark.parametrize("prompt", [[], ["x"] * (MAX_PROMPTS + 1)])
 def test_no_prompt_and_too_many_are_refused(prompt: list[str]) -> None:
     with pytest.raises(ChangeSomething, match=f"{len(prompt)} prompts"):
@@ -290,12 +262,6 @@ def test_an_image_keeps_its_place_among_texts() -> None:
     text = [{"type": "text", "text": one} for one in "ab"]
     assert message.plain()["content"] == [text[0], {"type": "image"}, text[1]]
     assert message.images() == ["data:image/png;base64,AAAA"]
-
-
-def test_usage_is_streamed_on_request_only() -> None:
-    assert not completion().include_usage()
-    assert not completion(stream_options={}).include_usage()
-    assert completion(stream_options={"include_usage": True}).include_usage()
 
 
 def test_usage_with_every_piece_only_where_usage_is_wanted() -> None:

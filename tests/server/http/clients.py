@@ -138,7 +138,6 @@ def is_open(client: socket.socket) -> bool:
 
 
 def read_waiting(client: socket.socket) -> None:
-    """Read what has come already."""
     client.setblocking(False)
     with contextlib.suppress(BlockingIOError):
         while client.recv(65536):

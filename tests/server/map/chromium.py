@@ -62,7 +62,6 @@ class BrowserPage:
             self._note(self._receive())
 
     def size(self, width: int, height: int, scheme: str = "light") -> None:
-        """Set the window's size and the colours that the user prefers."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,

@@ -67,7 +67,6 @@ class Collector:
             assert self.came.wait_for(lambda: not self._coming, DEADLINE_SECONDS)
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for a condition that holds once enough has come."""
         deadline = time.monotonic() + DEADLINE_SECONDS
         with self.came:
             while not condition():

@@ -17,8 +17,6 @@ def run_of(spec: ClusterSpec, rows: Sequence[TraceRow], **more: Any) -> VirtualC
     return cluster
 
 
-# ---------------------------------------------------------------------------- faults
-
 QUIET: dict[str, Any] = {
     "mix": "windows",
     "counts": ONE_EACH,

@@ -25,7 +25,6 @@ from tests.depth import some
 from tests.simulator.cluster.runs import ONE_EACH, QUIET, run_of
 from tests.simulator.cluster.schedules import Fault, Run, Scenario, scenarios
 from tests.simulator.cluster.schedules import row as drawn_row
-from tests.simulator.cluster.written_pages import Texts, WrittenPages
 from tests.simulator.replays import MACHINE, busy_rows, layout_of, limits_of, make_replay, row
 
 LAYOUT = layout_of((0, 2), (8, 1))
@@ -296,23 +295,6 @@ def test_a_prefix_comes_from_a_third_instance() -> None:
 
 
 # ------------------------------------------------------- whether a fault would be seen
-
-
-class Forgetful(WrittenPages):
-    """A device that does not copy what it should."""
-
-    def read(self, source: WrittenPages, rows: Any) -> None:
-        super().read(source, rows[:-1])
-
-
-def test_a_page_that_was_not_copied_is_noticed() -> None:
-    run = Run(Scenario(**QUIET))
-    rows = run.texts.rows
-    run.cluster = VirtualCluster(
-        run.spec, rows, device=lambda core: Forgetful(core.memory.layout, Texts(rows))
-    )
-    with pytest.raises(AssertionError, match="lost token"):
-        run.cluster.run()
 
 
 def test_a_copy_that_counts_without_its_right_is_noticed() -> None:

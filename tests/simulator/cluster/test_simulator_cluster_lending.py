@@ -70,8 +70,6 @@ def test_the_same_cluster_preempts_where_nobody_can_lend(hosts: Mapping[str, str
     assert figures["virtual_seconds"] > overloaded({})["virtual_seconds"] + 1
 
 
-# ------------------------------------------------------------------- what is read in place
-
 LONG = drawn_row(0.0, 50, 50)
 """A request at the first instance."""
 LENDS = [Order(0.1, "lend", 0, 3)]
@@ -165,9 +163,6 @@ def test_rows_that_count_without_their_rights_are_noticed(monkeypatch: pytest.Mo
     assert any(is_seen(0.17 + 0.01 * i) for i in range(8))
 
 
-# ------------------------------------------------------------------------ places
-
-
 @dataclass
 class Named:
     """What lies behind a pool, as far as :class:`.PeerMappings` looks at it."""
@@ -218,8 +213,6 @@ def test_who_is_met_again_before_its_loss_is_taken_in_keeps_its_new_place() -> N
     for pages in ((1, "other", 1, 6), (1, "other", 2, 5), (1, "", 0, 0)):
         assert not behind.stands(BorrowedPages(*pages))
 
-
-# ----------------------------------------------------------------------- schedules
 
 HAPPENS = ("Borrow", "Filled", "read", "GiveBack", "LoanOver", "recalled", "revoked", "missed")
 """What must have been seen over some schedules, beside sections ``returned`` and ``lost``."""

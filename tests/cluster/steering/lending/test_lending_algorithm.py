@@ -94,9 +94,6 @@ def test_nobody_gains_where_nobody_waits_or_is_read_in_place() -> None:
     assert not moves_of(debtor(), far)
 
 
-# ------------------------------------------------------------ several creditors, and queries
-
-
 def one_head(blocks: int, waiting: int = 3) -> Debtor:
     """A long request in all of its memory; the head of the line needs ``blocks`` sections."""
     sizes = 500.0 * blocks, float(blocks * BLOCK), 200.0, 0.4 * BLOCK
