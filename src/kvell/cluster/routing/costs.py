@@ -58,7 +58,13 @@ def queues_seconds(instances: Sequence[InstanceLoad], request: RequestView) -> l
         seconds = steps * instance.held_tokens * costs.held_token_seconds
         if instance.running_requests:
             seconds += costs.request_seconds / 2
-        waits.append(seconds + _prompts_seconds(instance, costs) if waiting else seconds)
+        if waiting:
+            seconds += (
+                -(-waiting // costs.chunk_tokens) * costs.request_seconds
+                + waiting * costs.token_seconds
+                + instance.outstanding_pairs * costs.pair_seconds
+            )
+        waits.append(seconds)
     return waits
 
 
@@ -84,10 +90,10 @@ def first_token_seconds(
         computed meanwhile.
     :param done_seconds: of the present prompts' time, what is over.
     """
-    own_seconds = instance.prompt_seconds(prompt_work(instance, prompt_tokens, hit))
+    own_seconds = instance.pace.seconds(prompt_work(instance, prompt_tokens, hit))
     left_seconds = 0.0
     if instance.uncached_prompt_tokens:
-        left_seconds = instance.prompt_seconds(_waiting_work(instance)) - done_seconds
+        left_seconds = instance.pace.seconds(_waiting_work(instance)) - done_seconds
     return max(0.0, fetch_seconds, left_seconds) + own_seconds
 
 
@@ -102,7 +108,7 @@ def answer_seconds(instance: InstanceLoad, done_seconds: float) -> float:
     if not tokens:
         step_seconds = costs.step_seconds(running, instance.held_tokens)
         return ANSWER_STEPS * step_seconds if running else 0.0
-    seconds = instance.prompt_seconds(_waiting_work(instance))
+    seconds = instance.pace.seconds(_waiting_work(instance))
     two_steps = min(1.0, 2 * costs.chunk_tokens / tokens)
     return min(two_steps * seconds, max(0.0, seconds - done_seconds))
 
@@ -113,15 +119,6 @@ def _waiting_work(instance: InstanceLoad) -> PromptWork:
     decoding = instance.running_requests * costs.output_token_seconds
     steps_seconds = -(-tokens // costs.chunk_tokens) * (costs.request_seconds + decoding)
     return PromptWork(steps_seconds, tokens, instance.outstanding_pairs)
-
-
-def _prompts_seconds(instance: InstanceLoad, costs: ExecCosts) -> float:
-    tokens = instance.uncached_prompt_tokens
-    return (
-        -(-tokens // costs.chunk_tokens) * costs.request_seconds
-        + tokens * costs.token_seconds
-        + instance.outstanding_pairs * costs.pair_seconds
-    )
 
 
 def pull_or_recompute(
