@@ -8,7 +8,7 @@ import msgspec
 
 from kvell.cluster.routed_request import RoutedRequest
 from kvell.cluster.routing.instance_pace import Crowd, InstancePace, Ramp
-from kvell.cluster.routing.pace import Pace
+from kvell.cluster.routing.pace import Pace, PromptWork
 from kvell.cost.prices import FIT_CONTEXT_TOKENS, pairs
 from kvell.engine.protocol.messages import NO_OTHERS, Heartbeat, NotTaken, OtherFronts
 from kvell.engine.protocol.statistics import InstanceFacts, InstanceReport, LoadStats
@@ -131,6 +131,9 @@ class InstanceLoad:
         self.pace.set_computing(bool(self.in_flight))
         self.is_open = self.will_serve = True
         self._ramp = Ramp(facts.credits) if joins_others else None
+
+    def prompt_seconds(self, work: PromptWork) -> float:
+        return self.pace.seconds(work)
 
     def done_seconds(self, now: float) -> float:
         """Return how long it has computed its present prompts: since the last one was done, or

@@ -90,10 +90,10 @@ def first_token_seconds(
         computed meanwhile.
     :param done_seconds: of the present prompts' time, what is over.
     """
-    own_seconds = instance.pace.seconds(prompt_work(instance, prompt_tokens, hit))
+    own_seconds = instance.prompt_seconds(prompt_work(instance, prompt_tokens, hit))
     left_seconds = 0.0
     if instance.uncached_prompt_tokens:
-        left_seconds = instance.pace.seconds(_waiting_work(instance)) - done_seconds
+        left_seconds = instance.prompt_seconds(_waiting_work(instance)) - done_seconds
     return max(0.0, fetch_seconds, left_seconds) + own_seconds
 
 
@@ -108,7 +108,7 @@ def answer_seconds(instance: InstanceLoad, done_seconds: float) -> float:
     if not tokens:
         step_seconds = costs.step_seconds(running, instance.held_tokens)
         return ANSWER_STEPS * step_seconds if running else 0.0
-    seconds = instance.pace.seconds(_waiting_work(instance))
+    seconds = instance.prompt_seconds(_waiting_work(instance))
     two_steps = min(1.0, 2 * costs.chunk_tokens / tokens)
     return min(two_steps * seconds, max(0.0, seconds - done_seconds))
 

@@ -168,9 +168,9 @@ class PromptTreeBased:
     def choose(self, request: RequestView, instances: Sequence[InstanceLoad]) -> str:
         """Return an instance with the lowest price, among those that meet the deadline."""
         if request.deadline_seconds is not None:
-            tokens, until_seconds = request.prompt_tokens, request.deadline_seconds
+            prompt, until_seconds = request.prompt_tokens, request.deadline_seconds
             ends = ((v, request.hits.get(v.instance_id, 0)) for v in instances)
-            in_time = [v for v, hit in ends if first_token_seconds(v, tokens, hit) <= until_seconds]
+            in_time = [v for v, hit in ends if first_token_seconds(v, prompt, hit) <= until_seconds]
             instances = in_time or instances
         charged = self._charged(request)
         hits = request.hits

@@ -279,8 +279,8 @@ class Chunks:
             # Each scored token takes a logits row.  Every other seat keeps one, and the request has
             # its own, so it advances in every step.
             others = sum(other is not request for other in self._seats.running)
-            rows = max(0, self._limits.max_num_seqs - max(draft.num_logits, others))
-            budget = min(budget, rows)
+            free_rows = self._limits.max_num_seqs - max(draft.num_logits, others)
+            budget = min(budget, max(0, free_rows))
         if (
             request.outgrows_table
             or not self._seats.may_run(request)

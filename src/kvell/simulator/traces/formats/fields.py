@@ -89,7 +89,7 @@ class Fields:
         values = self.raw.get(name)
         if values is None or values == []:
             return NO_IDS
-        listed = values if isinstance(values, list) else [None]
+        listed: list[Any] = values if isinstance(values, list) else [None]
         if all(type(value) is int and -LARGEST_ID <= value < ID_VALUES for value in listed):
             return np.array([_signed(value) for value in listed], np.int64)
         if all(isinstance(value, str) and HEX.fullmatch(value) for value in listed):
