@@ -1,8 +1,8 @@
 """Parts of a manager that tests look at."""
 
-from kvell.cluster.fronts import FrontTable
 from kvell.fleet.manager.front_lines import FrontLine
 from kvell.fleet.manager.manager import Manager
+from kvell.fleet.manager.steered import FrontTable
 from kvell.fleet.started.members import Members
 
 

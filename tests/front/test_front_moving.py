@@ -251,9 +251,9 @@ def test_one_that_does_not_arrive_leaves_nothing_behind(ends: str) -> None:
     queue.migrate(request.request_id, "mixed-1")
     assert [*queue.line("mixed-1").coming] == [request.request_id]
     if ends == "stays":
-        queue.stays(MigrationRefused(request.request_id, 1))  # another attempt's
+        queue.on_notice(MigrationRefused(request.request_id, 1))  # another attempt's
         assert request.goes_to == "mixed-1"
-        queue.stays(MigrationRefused(request.request_id, 0))
+        queue.on_notice(MigrationRefused(request.request_id, 0))
     elif ends == "dies":
         queue.lost("mixed-1", KILLED, 2.0)
     elif ends == "finished":
@@ -299,12 +299,12 @@ def test_memory_that_runs_short_sends_the_youngest_away_one_at_a_time() -> None:
     assert queue.on_event("mixed-0", beat(500), 2.0) == []
     command = Migrate(entries[2].request_id, 0, "mixed-1")
     assert queue.on_event("mixed-0", beat(100), 3.0) == [("mixed-0", command)]
-    queue.stays(MigrationRefused(entries[2].request_id, 0))
+    queue.on_notice(MigrationRefused(entries[2].request_id, 0))
     assert queue.on_event("mixed-0", beat(100), 3.9) == [], "it is decided once a second"
     assert queue.on_event("mixed-0", beat(100), 4.0) == [("mixed-0", command)]
     assert queue.on_event("mixed-0", beat(100), 5.0) == []
     assert queue.on_event("mixed-1", beat(900), 5.5) == []
-    queue.stays(MigrationRefused(entries[2].request_id, 0))
+    queue.on_notice(MigrationRefused(entries[2].request_id, 0))
     queue.line("mixed-1").on_heartbeat(beat(900, waiting=1))
     assert queue.on_event("mixed-0", beat(100), 6.0) == []
 

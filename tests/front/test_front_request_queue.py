@@ -698,8 +698,8 @@ def again(queue: RequestQueue) -> None:
 
 def test_scores_wait_for_the_first_token_and_come_with_it() -> None:
     queue, request = served()
-    queue.on_scores(scores(0, 1, 4))
-    queue.on_scores(scores(0, 4, 9))
+    queue.on_notice(scores(0, 1, 4))
+    queue.on_notice(scores(0, 4, 9))
     queue.tokens(tokens(0, 0, 2), 1.0)
     assert taken(request) == Output((0, 1), None, OUTPUT[:2], PROMPT[1:])
     queue.tokens(tokens(0, 2, 3), 1.0)
@@ -708,13 +708,13 @@ def test_scores_wait_for_the_first_token_and_come_with_it() -> None:
 
 def test_a_death_in_the_middle_of_a_prompt_tells_nothing_twice() -> None:
     queue, request = served()
-    queue.on_scores(scores(0, 1, 5))
+    queue.on_notice(scores(0, 1, 5))
     queue.lost(ONLY, KILLED, 1.0)
     again(queue)
-    queue.on_scores(scores(0, 5, 9))  # of the dead one
-    queue.on_scores(scores(1, 1, 3))
-    queue.on_scores(scores(1, 3, 8))
-    queue.on_scores(scores(1, 8, 9))
+    queue.on_notice(scores(0, 5, 9))  # of the dead one
+    queue.on_notice(scores(1, 1, 3))
+    queue.on_notice(scores(1, 3, 8))
+    queue.on_notice(scores(1, 8, 9))
     queue.tokens(tokens(1, 0, 1), 2.0)
     assert taken(request).prompt_logprobs == PROMPT[1:]
     assert request.scored_tokens == PROMPT_TOKENS - 1
@@ -722,26 +722,26 @@ def test_a_death_in_the_middle_of_a_prompt_tells_nothing_twice() -> None:
 
 def test_a_death_after_the_prompt_tells_it_no_more() -> None:
     queue, request = served()
-    queue.on_scores(scores(0, 1, 9))
+    queue.on_notice(scores(0, 1, 9))
     queue.tokens(tokens(0, 0, 3), 1.0)
     assert taken(request).prompt_logprobs == PROMPT[1:]
     queue.lost(ONLY, KILLED, 1.0)
     again(queue)
-    queue.on_scores(scores(1, 1, 9))
+    queue.on_notice(scores(1, 1, 9))
     queue.tokens(tokens(1, 3, 5), 2.0)
     assert taken(request) == Output((3, 4), None, OUTPUT[3:5])
 
 
 def test_scores_of_unknown_requests_are_dropped() -> None:
     queue, request = served()
-    queue.on_scores(PromptLogprobs(RequestId("unknown"), 0, 1, PROMPT[1:]))
+    queue.on_notice(PromptLogprobs(RequestId("unknown"), 0, 1, PROMPT[1:]))
     queue.tokens(tokens(0, 0, 1), 1.0)
     assert taken(request).prompt_logprobs == ()
 
 
 def test_scores_of_a_request_that_fails_come_with_its_end() -> None:
     queue, request = served()
-    queue.on_scores(scores(0, 1, 9))
+    queue.on_notice(scores(0, 1, 9))
     end = Finished(SCORED, 0, "error")
     queue.on_finished(end, 1.0)
     assert taken(request) == Output((), end, (), PROMPT[1:])
@@ -777,7 +777,7 @@ def test_whatever_dies_when_all_is_told_once_and_in_order(
             queue.lost(ONLY, KILLED, 1.0)
             again(queue)
         for first, end in runs(score_marks, 1, scored):
-            queue.on_scores(scores(attempt, first, end))
+            queue.on_notice(scores(attempt, first, end))
         known = request.emitted_tokens if scored == PROMPT_TOKENS else emitted
         for first, end in runs(token_marks, known, emitted):
             queue.tokens(tokens(attempt, first, end), 1.0)

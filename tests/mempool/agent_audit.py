@@ -12,7 +12,7 @@ def audit_holds(holds: Holds, core: MemoryCore) -> list[str]:
     leases = {h.handle for h in core.snapshot().holders if h.is_lease}
     return [
         f"{hold.owner}: handle {hold.handle} is not a lease of the core"
-        for hold in holds
+        for hold in holds.values()
         if hold.handle not in leases
     ]
 
@@ -59,7 +59,7 @@ def _lent(agent: Agent) -> Iterator[str]:
             yield f"{loan} is filled by {record.filling}, which fills another"
         if record.shares and record.state in ("filling", "ending"):
             yield f"{loan} shares its pages, and is {record.state}"
-    for hold in holds:
+    for hold in holds.values():
         if hold.owner.kind == "loan" and hold.owner not in owners:
             yield f"{hold.owner} holds pages for no loan"
     lent = ledger.sum_of(records.values())

@@ -197,7 +197,7 @@ class HoldsMachine(RuleBasedStateMachine):
             return
         assert audit(self.core.layout, self.core.snapshot()) == []
         assert audit_holds(self.holds, self.core) == []
-        assert {hold.owner: hold.deadline for hold in self.holds} == self.deadlines
+        assert {hold.owner: hold.deadline for hold in self.holds.values()} == self.deadlines
         assert self.holds.next_deadline == min(self.deadlines.values(), default=None)
 
     def teardown(self) -> None:

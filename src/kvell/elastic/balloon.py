@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from kvell.elastic.slots import SlotSpace, SlotState
 from kvell.elastic.tiling import Tiling
+from kvell.prefix.groups.capacity import largest
 from kvell.prefix.interface import USED, Ints, LongInts
 
 Flags = npt.NDArray[np.bool_]
@@ -177,8 +178,8 @@ class Balloon:
         may_give = int(np.count_nonzero(is_idle)) - keep_chunks
         larges = self._by_cost(is_idle)
         # The more large pages of that order, the more chunks; pages that these complete count too.
-        most = _last(len(larges), lambda n: int(self._taken(larges[:n]).sum()) <= may_give)
-        enough = _last(most, lambda n: len(self._completed(self._taken(larges[:n]))) < num_large)
+        most = largest(len(larges), lambda n: int(self._taken(larges[:n]).sum()) <= may_give)
+        enough = largest(most, lambda n: len(self._completed(self._taken(larges[:n]))) < num_large)
         chosen = self._taken(larges[: min(most, enough + 1) if num_large else 0])
         at = self.position[chosen]
         return Inflation(
@@ -263,18 +264,6 @@ class Balloon:
         self.activation_chunks += len(which) if owner is Owner.ACTIVATION else 0
         self.owner[which] = owner
         self.position[which] = NOWHERE
-
-
-def _last(most: int, holds: Callable[[int], bool]) -> int:
-    low = 0
-    high = most
-    while low < high:
-        middle = (low + high + 1) // 2
-        if holds(middle):
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _between(flags: Flags, first: Ints, end: Ints) -> LongInts:

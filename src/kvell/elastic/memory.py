@@ -111,7 +111,7 @@ class ElasticMemory:
             return idle
         plan = self.balloon.plan_loose(num_chunks - idle, self.kv.reclaim_order())
         if plan.withheld:
-            self.kv.withhold(_ints(plan.withheld))
+            self.kv.withhold(ints_of(plan.withheld))
         self.balloon.settle(plan)
         self.counts.deflated += len(plan.chunks)
         self.counts.withheld_large += len(plan.withheld)
@@ -136,14 +136,14 @@ class ElasticMemory:
 
     def _map(self, plan: Deflation) -> bool:
         if plan.withheld:
-            self.kv.withhold(_ints(plan.withheld))
+            self.kv.withhold(ints_of(plan.withheld))
         try:
             pairs = sorted((self._mirrored(position), chunk) for position, chunk in plan.maps)
-            positions, chunks = _ints(p for p, _ in pairs), _ints(c for _, c in pairs)
+            positions, chunks = ints_of(p for p, _ in pairs), ints_of(c for _, c in pairs)
             self.device.map(self.area, positions, chunks)
         except TryLater:
             if plan.withheld:
-                self.kv.restore(_ints(plan.withheld))
+                self.kv.restore(ints_of(plan.withheld))
             return False
         return True
 
@@ -159,7 +159,7 @@ class ElasticMemory:
         plan = self.balloon.plan_inflation(num_large, keep_chunks)
         if plan.chunks:
             self.balloon.settle(plan)
-            self.kv.restore(_ints(plan.restored))
+            self.kv.restore(ints_of(plan.restored))
             self.counts.inflated += len(plan.chunks)
         return len(plan.restored)
 
@@ -173,7 +173,7 @@ class ElasticMemory:
         due = sorted(self.balloon.slots.due(completed_step), reverse=True)
         if not due:
             return 0
-        done = self.device.unmap(self.area, _ints(map(self._mirrored, due)))
+        done = self.device.unmap(self.area, ints_of(map(self._mirrored, due)))
         self.balloon.on_unmapped(due[:done])
         self.counts.unmapped += done
         return done
@@ -185,13 +185,13 @@ class ElasticMemory:
         """
         chunks = self.balloon.uncommitted_chunks[:count]
         try:
-            self.device.commit(_ints(chunks))
+            self.device.commit(ints_of(chunks))
         finally:
             done = [chunk for chunk in chunks if self.device.home.table[chunk] == chunk]
             plan = self.balloon.plan_commit(done)
             self.balloon.settle(plan)
             if plan.restored:
-                self.kv.restore(_ints(plan.restored))
+                self.kv.restore(ints_of(plan.restored))
         return len(done)
 
     def figures(self) -> dict[str, int]:
@@ -209,5 +209,5 @@ class ElasticMemory:
         }
 
 
-def _ints(values: Iterable[int]) -> Ints:
+def ints_of(values: Iterable[int]) -> Ints:
     return np.fromiter(values, np.int32)

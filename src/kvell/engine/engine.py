@@ -20,7 +20,7 @@ from kvell.device.chunks import ChunkDevice
 from kvell.elastic.arena import ActivationArena, ActivationNeed, RememberedNeed
 from kvell.elastic.logical_buffer import WINDOW_ITERATIONS
 from kvell.engine.core.core import EngineCore
-from kvell.engine.core.index_watch import indexed_groups
+from kvell.engine.core.index_watch import IndexWatch, indexed_groups
 from kvell.engine.core.journal import Abandoned, CoreCommand, Journal, PlanAsked, Warmed
 from kvell.engine.core.loop import EngineLoop
 from kvell.engine.core.page_map import PageMap
@@ -357,7 +357,7 @@ class Engine:
         if isinstance(command, WatchIndex):
             if self._page_map is None or not self.core.limits.enable_prefix_caching:
                 return []
-            make = partial(self._page_map.index_watch, with_tokens=command.with_tokens)
+            make = partial(IndexWatch, self._page_map.memory, with_tokens=command.with_tokens)
             return self.core.watch_index(make)
         if isinstance(command, Introduce):
             self.link.meet(command.addresses)

@@ -180,11 +180,11 @@ class Front:
             self._instance_said,
             self._instance_lost,
             self._instance_given_up,
-            self._instance_leaving,
+            lambda name: self._tell(self._request_queue.leaving(name, self.now_seconds())),
             self._instance_gone,
-            self._instance_cut,
-            self._instance_role,
-            self._move_ordered,
+            lambda name: self._request_queue.line(name).close(),
+            lambda name, role: self._tell(self._request_queue.set_roles([(name, role)])),
+            lambda request, target, n: self._tell(self._request_queue.move(request, target, n)),
         )
         self._members: Fleet[Handle]
         if joins is None:
@@ -421,23 +421,11 @@ class Front:
         if self.state in GIVEN_UP:
             self._request_queue.fail_waiting("the instance cannot be restarted", self.now_seconds())
 
-    def _instance_leaving(self, instance_id: str) -> None:
-        self._tell(self._request_queue.leaving(instance_id, self.now_seconds()))
-
     def _instance_gone(self, instance_id: str) -> None:
         self._index_lost(instance_id)
         self._instance_given_up(instance_id)
         self._request_queue.remove_line(instance_id)
         self._take_place()
-
-    def _instance_cut(self, instance_id: str) -> None:
-        self._request_queue.line(instance_id).close()
-
-    def _instance_role(self, instance_id: str, role: str) -> None:
-        self._tell(self._request_queue.set_roles([(instance_id, role)]))
-
-    def _move_ordered(self, request_id: str, target: str, num_blocks: int) -> None:
-        self._tell(self._request_queue.move(request_id, target, num_blocks))
 
     def _index_lost(self, instance_id: str) -> None:
         if self._index_observer is not None:

@@ -313,8 +313,6 @@ class LogEntry(RoutedRequest):
         return emitted
 
     def take_scores(self, event: PromptLogprobs) -> None:
-        if event.attempt != self.attempt:
-            return
         fresh = event.logprobs[max(0, self.scored_tokens - event.first_index + 1) :]
         self.scored_tokens += len(fresh)
         self.mailbox.put_prompt(fresh)

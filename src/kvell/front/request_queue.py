@@ -430,12 +430,8 @@ class RequestQueue:
             self.tokens(event, now)
         elif isinstance(event, Finished):
             return [*self.on_finished(event, now)]
-        elif isinstance(event, Acknowledgement):
-            self.note_acceptance(event)
-        elif isinstance(event, PromptLogprobs):
-            self.on_scores(event)
-        elif isinstance(event, MigrationRefused):
-            self.stays(event)
+        elif isinstance(event, Acknowledgement | PromptLogprobs | MigrationRefused):
+            self.on_notice(event)
         elif isinstance(event, Heartbeat):
             self.line(instance_id).on_heartbeat(event)
             return [*self.on_report(instance_id, now)]
@@ -453,9 +449,16 @@ class RequestQueue:
         (self._short.add if is_short else self._short.discard)(instance_id)
         return self._steer(now)
 
-    def note_acceptance(self, event: Acknowledgement) -> None:
+    def on_notice(self, event: Acknowledgement | PromptLogprobs | MigrationRefused) -> None:
+        """Handle news of a request; drop those of unknown requests and old attempts."""
         entry = self._in_flight.get(event.request_id)
-        if entry is not None and entry.trace is not None and entry.attempt == event.attempt:
+        if entry is None or entry.attempt != event.attempt:
+            return
+        if isinstance(event, PromptLogprobs):
+            entry.take_scores(event)
+        elif isinstance(event, MigrationRefused):
+            self._routes.set_target(entry, "")
+        elif entry.trace is not None:
             entry.trace.on_accepted()
 
     def tokens(self, event: Tokens, now: float) -> None:
@@ -476,11 +479,6 @@ class RequestQueue:
         entry.last_token_seconds = now
         if entry.early_end is not None and not entry.has_gap:
             self.on_finished(entry.early_end, now)
-
-    def on_scores(self, event: PromptLogprobs) -> None:
-        """Pass on a prompt's log probabilities; drop those of unknown requests and old attempts."""
-        if (entry := self._in_flight.get(event.request_id)) is not None:
-            entry.take_scores(event)
 
     def on_finished(self, event: Finished, now: float) -> list[tuple[str, Migrate]]:
         """Handle the end of a request at its instance; its credit is free.  Return commands.
@@ -562,11 +560,6 @@ class RequestQueue:
             return []  # it moves already
         self._routes.set_target(entry, target, is_migration=True)
         return [(entry.line, Migrate(request_id, entry.attempt, target))]
-
-    def stays(self, event: MigrationRefused) -> None:
-        entry = self._in_flight.get(event.request_id)
-        if entry is not None and entry.attempt == event.attempt:
-            self._routes.set_target(entry, "")
 
     def _steer(self, now: float) -> list[tuple[str, Migrate | MoveKvCache]]:
         """Decide on roles and moves, once a second; return commands to instances."""

@@ -363,24 +363,18 @@ class Routes:
         entry.hit_tokens = hits.get(line.instance_id, 0)
         entry.pulls_from = ""
         if self._pulls_more:
-            entry.pulls_from = self._source(chain.tokens, line, hits, now_seconds)
+            entry.pulls_from = pull_or_recompute(
+                chain.tokens,
+                line.instance_id,
+                hits,
+                line.facts.prices,
+                lambda name: self._answers(name, now_seconds),
+            )
         if entry.pulls_from:
             entry.hit_tokens = hits[entry.pulls_from]
         for name in filter(None, (line.instance_id, entry.goes_to)):
             incarnation = self._lines[name].incarnation
             self._locality.on_routed(name, incarnation, chain, now_seconds)
-
-    def _source(
-        self, tokens: int, line: InstanceLoad, hits: Mapping[str, int], now_seconds: float
-    ) -> str:
-        """Return the instance from which a line fetches history; "" if that does not pay."""
-        return pull_or_recompute(
-            tokens,
-            line.instance_id,
-            hits,
-            line.facts.prices,
-            lambda name: self._answers(name, now_seconds),
-        )
 
     def _answers(self, instance_id: str, now_seconds: float) -> float:
         line = self._lines[instance_id]

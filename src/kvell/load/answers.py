@@ -120,18 +120,15 @@ class AnswerReader:
             self._error = f"error event: {_message(chunk.error)}"
         self.usage = chunk.usage or self.usage
         for choice in chunk.choices:
-            self._take_choice(at_seconds, choice)
-
-    def _take_choice(self, at_seconds: float, choice: Choice) -> None:
-        text = choice.text or (choice.delta.text if choice.delta else "")
-        ids = choice.token_ids or []
-        if text or ids:
-            self._content_seconds.append(at_seconds)
-            self._texts.append(text)
-            self._token_ids += ids
-        elif choice.delta is None or choice.finish_reason:
-            self._silent_seconds.append(at_seconds)
-        self.has_ended = self.has_ended or choice.finish_reason is not None
+            text = choice.text or (choice.delta.text if choice.delta else "")
+            ids = choice.token_ids or []
+            if text or ids:
+                self._content_seconds.append(at_seconds)
+                self._texts.append(text)
+                self._token_ids += ids
+            elif choice.delta is None or choice.finish_reason:
+                self._silent_seconds.append(at_seconds)
+            self.has_ended = self.has_ended or choice.finish_reason is not None
 
 
 def _message(error: Any) -> str:

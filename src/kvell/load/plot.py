@@ -51,7 +51,12 @@ def _figure(title: str, outcomes: Sequence[Outcome], objectives: Objectives) -> 
     tpots = [tpot for outcome in complete if (tpot := outcome.tpot_seconds) is not None]
     _draw_shares(first, "time to first token, s", ttfts, objectives.ttft_seconds)
     _draw_shares(each, "time per output token, s", tpots, objectives.tpot_seconds)
-    _draw_waits(waits, outcomes)
+    failed = [outcome.sent_seconds for outcome in outcomes if outcome.failure is not None]
+    waits.scatter(
+        [o.sent_seconds for o in complete], ttfts, s=9, color=HUE, alpha=0.6, linewidths=0
+    )
+    waits.scatter(failed, [0.0] * len(failed), s=16, marker="x", color=BAD_HUE)
+    waits.set(xlabel="sent at, seconds", ylabel="time to first token, s", ylim=(0, None))
     steps = open_over_time(outcomes)
     open_now.step([at for at, _ in steps], [count for _, count in steps], where="post", color=GREY)
     open_now.yaxis.get_major_locator().set_params(integer=True)
@@ -69,15 +74,6 @@ def _draw_shares(
     if objective_seconds is not None:
         axes.axvline(objective_seconds, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
     axes.set(xlabel=name, ylabel="part of requests", ylim=(0, 1.02), xlim=(0, None))
-
-
-def _draw_waits(axes: "Axes", outcomes: Sequence[Outcome]) -> None:
-    complete = [outcome for outcome in outcomes if outcome.is_complete]
-    failed = [outcome.sent_seconds for outcome in outcomes if outcome.failure is not None]
-    sent, waits = [o.sent_seconds for o in complete], [o.ttft_seconds for o in complete]
-    axes.scatter(sent, waits, s=9, color=HUE, alpha=0.6, linewidths=0)
-    axes.scatter(failed, [0.0] * len(failed), s=16, marker="x", color=BAD_HUE)
-    axes.set(xlabel="sent at, seconds", ylabel="time to first token, s", ylim=(0, None))
 
 
 def _table(report: Mapping[str, Any]) -> str:

@@ -123,15 +123,9 @@ class Agent:
         self.borrowing.lends = lambda: self.lending.lends
         self.lending.borrows = lambda: len(self.borrowing) > 0
         self.lending.is_other_pull = self.receiving.__contains__
-        self._parts = (
-            self.holds,
-            self.sending,
-            self.receiving,
-            self.asking,
-            self.borrowing,
-            self.lending,
-        )
-        self.open: tuple[Sized, ...] = tuple(part.open for part in self._parts)
+        sides = self.sending, self.receiving, self.asking, self.borrowing, self.lending
+        self._parts = self.holds, *sides
+        self.open: tuple[Sized, ...] = (self.holds, *(side.open for side in sides))
         """All that is in progress: without any of it, there is no deadline."""
 
     def read_buffer(
@@ -229,19 +223,15 @@ class Agent:
         borrowing, lending = self.borrowing, self.lending
         if isinstance(message, Borrow):
             return lending.borrow(peer, message, self.now)
-        if isinstance(message, Lent):
-            return borrowing.on_lent(peer, message)
+        if isinstance(message, Lent | Filled | Recall):
+            return borrowing.hear(peer, message)
         if isinstance(message, Fill):
             return lending.fill(peer, message)
-        if isinstance(message, Filled):
-            return borrowing.on_filled(peer, message)
-        if isinstance(message, Recall):
-            return borrowing.on_recalled(peer, message)
         if isinstance(message, GiveBack):
             return lending.given_back(peer, message)
         if isinstance(message, GivenBack):
             return borrowing.given_back(peer, message)
-        return borrowing.over(peer, message) + lending.over(peer, message)
+        return borrowing.on_over(peer, message) + lending.on_over(peer, message)
 
     def _instance_died(self, instance: str, incarnation: int) -> list[Action]:
         """End the transfers and loans of a dead instance, and release its holds here.

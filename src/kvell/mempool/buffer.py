@@ -179,7 +179,7 @@ class HostBuffer:
         gone = 0
         for end in range(len(tokens), 0, -1) if self._texts else ():
             keys = self._texts.get(digests.of(end), ())
-            if not keys or any(self.pages.is_pinned(key) for key in keys):
+            if not keys or any(key in self.pages.pins for key in keys):
                 continue
             del self._texts[digests.of(end)]
             self._users.subtract(keys)
@@ -215,7 +215,7 @@ class HostBuffer:
                 pages.append(("host", group, position, self.pages.page(keys[-1])))
             else:
                 pages.append(("device", group, position, page))
-        self.pages.pin(keys)
+        self.pages.pins.update(keys)
         self.pages.touch(reversed(keys))
         self._tiered[owner] = _Tiered(handle, tuple(keys))
         return hold, pages

@@ -98,8 +98,13 @@ class PeerConnections:
         :raises TryLater: when no instance answers there.
         :raises ChangeSomething: when the peer is of another cluster, or has another name.
         """
-        if isinstance(endpoint, str):
-            self._check_tcp()
+        if isinstance(endpoint, str) and not self._told.port:
+            raise ChangeSomething(
+                "address",
+                self.address,
+                "is not a TCP address, and a peer that connects over TCP fetches pages there",
+                'give address="tcp://127.0.0.1:0"',
+            )
         try:
             sock = connect_to(endpoint, GREETING_SECONDS, self._source)
         except OSError as error:
@@ -127,15 +132,6 @@ class PeerConnections:
         self.page_server.close()
         if self._partials is not None:
             self._partials.close()
-
-    def _check_tcp(self) -> None:
-        if not self._told.port:
-            raise ChangeSomething(
-                "address",
-                self.address,
-                "is not a TCP address, and a peer that connects over TCP fetches pages there",
-                'give address="tcp://127.0.0.1:0"',
-            )
 
     def _came(self, greeting: Greeting, sock: socket.socket) -> None:
         self._taken.add(sock)

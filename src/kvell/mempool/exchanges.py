@@ -6,15 +6,16 @@ can be lost when a connection breaks and neither instance dies.  Without resendi
 would hold unused pages until its deadline.
 """
 
+from abc import abstractmethod
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from msgspec import structs
 
-from kvell.mempool.loans.messages import Borrow, Recall
+from kvell.mempool.loans.messages import Borrow, Loan, LoanOver, Recall
 from kvell.mempool.owners import Tick
-from kvell.mempool.transfers.actions import Send
+from kvell.mempool.transfers.actions import Action, Send
 from kvell.mempool.transfers.messages import PeerMessage
 
 FIRST_TICKS: Tick = 2_000
@@ -71,6 +72,7 @@ class ExchangeSide(Generic[Key, Entry]):
 
     def __init__(self) -> None:
         self.open: dict[Key, Entry] = {}
+        self._now: Tick = 0
 
     def __len__(self) -> int:
         return len(self.open)
@@ -89,6 +91,16 @@ class ExchangeSide(Generic[Key, Entry]):
     def of(self, peer: str, key: Key) -> Entry | None:
         entry = self.open.get(key)
         return entry if entry is not None and entry.peer == peer else None
+
+    def tick(self, now: Tick) -> list[Action]:
+        """End late exchanges and resend unanswered messages."""
+        self._now = now
+        actions = [action for key in self.late(now) for action in self._over(key, "it timed out")]
+        return actions + self.resend(now)
+
+    @abstractmethod
+    def _over(self, key: Key, why: str) -> list[Action]:
+        """End an exchange here, and report that."""
 
     def late(self, now: Tick) -> list[Key]:
         return [
@@ -120,3 +132,7 @@ class ExchangeSide(Generic[Key, Entry]):
 def send(entry: Exchange, message: PeerMessage, now: Tick) -> Send:
     entry.unanswered = ResentMessage.first(message, now)
     return Send(entry.peer, message)
+
+
+def over(peer: str, loan: Loan, why: str) -> Send:
+    return Send(peer, LoanOver(loan, why))

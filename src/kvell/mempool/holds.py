@@ -12,7 +12,7 @@ A hold is a lease of the memory core, which never evicts, moves or withholds its
 module does no I/O; callers pass the time in ticks.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,35 +42,22 @@ class Hold:
     model: str = ""
 
 
-class Holds:
-    """All holds over one memory core.
+class Holds(dict[Owner, Hold]):
+    """All holds over one memory core that have not ended, by owner.
 
     :param core: shared with the scheduler, which closes none of these handles.
-    :ivar open: the holds that have not ended; always the same container.
     :ivar watch: called with each received text just before it is cached.
     """
 
     def __init__(self, core: HoldingCore) -> None:
+        super().__init__()
         self._core = core
-        self.open: dict[Owner, Hold] = {}
         self.watch: Callable[[Hold], None] | None = None
-
-    def __len__(self) -> int:
-        return len(self.open)
-
-    def __iter__(self) -> Iterator[Hold]:
-        return iter(self.open.values())
-
-    def __contains__(self, owner: Owner) -> bool:
-        return owner in self.open
-
-    def __getitem__(self, owner: Owner) -> Hold:
-        return self.open[owner]
 
     @property
     def next_deadline(self) -> Tick | None:
         """The time at which the next hold expires, or None."""
-        return min((hold.deadline for hold in self.open.values()), default=None)
+        return min((hold.deadline for hold in self.values()), default=None)
 
     def hold_text(
         self,
@@ -95,7 +82,8 @@ class Holds:
         )
         hit = self._core.hit_tokens(handle)
         text = np.array(tokens, np.int32)
-        return self._add(Hold(owner, handle, deadline, text, hit, root, model))
+        hold = self[owner] = Hold(owner, handle, deadline, text, hit, root, model)
+        return hold
 
     def hold_pages(
         self, owner: Owner, deadline: Tick, counts: Ints, *, model: str = ""
@@ -108,7 +96,8 @@ class Holds:
         handle = self._core.reserve(counts, FOR_GOOD, model=model)
         if not handle:
             return None
-        return self._add(Hold(owner, handle, deadline, np.empty(0, np.int32), 0))
+        hold = self[owner] = Hold(owner, handle, deadline, np.empty(0, np.int32), 0)
+        return hold
 
     def receive(self, owner: Owner, computed: int) -> Ints | None:
         """Allocate pages for the first ``computed`` tokens, whose contents are about to arrive.
@@ -118,7 +107,7 @@ class Holds:
         :raises ValueError: if the text cannot be received in pages (a part of an image, dropped
             tokens).
         """
-        hold = self.open[owner]
+        hold = self[owner]
         if computed <= hold.hit_tokens:
             # Nothing arrives. ``receive`` would allocate a new last page and make this evictable.
             return np.empty((0, 3), np.int32)
@@ -133,25 +122,25 @@ class Holds:
 
     def pages(self, owner: Owner) -> Ints:
         """Return all held pages and states, full or not [m, 3]: group, position, page."""
-        return _pages_held(self._core, self.open[owner].handle)
+        return _pages_held(self._core, self[owner].handle)
 
     def places(self, owner: Owner) -> dict[tuple[int, int], PageId]:
         """Return the result of :meth:`pages` as (group, position) → page."""
-        return places_held(self._core, self.open[owner].handle)
+        return places_held(self._core, self[owner].handle)
 
     def adopt(self, owner: Owner, tokens: Tokens, root: str = "") -> None:
         """Assign held pages, which contain the computed tokens of a text, to that text.
 
         :raises ValueError: if a group has another number of pages than the text needs.
         """
-        hold = self.open[owner]
+        hold = self[owner]
         self._core.adopt(hold.handle, tokens, root)
         hold.tokens = np.array(tokens, np.int32)
         hold.root = root
 
     def insert(self, owner: Owner, computed: int) -> None:
         """Cache the first ``computed`` tokens, whose contents have arrived, and end the hold."""
-        hold = self.open.pop(owner)
+        hold = self.pop(owner)
         if self.watch is not None:
             self.watch(hold)
         handles, until = np.asarray([hold.handle], np.int32), np.asarray([computed], np.int32)
@@ -160,28 +149,24 @@ class Holds:
 
     def claim(self, owner: Owner) -> int:
         """End the hold, keep its pages and return its handle, which the caller then owns."""
-        return self.open.pop(owner).handle
+        return self.pop(owner).handle
 
     def release(self, owner: Owner) -> bool:
         """Release the pages and return whether the hold still existed. Idempotent."""
-        hold = self.open.pop(owner, None)
+        hold = self.pop(owner, None)
         if hold is not None:
             self._core.close(hold.handle, renew=False)
         return hold is not None
 
     def release_where(self, is_over: Callable[[Hold], bool]) -> list[Owner]:
-        over = [owner for owner, hold in self.open.items() if is_over(hold)]
+        over = [owner for owner, hold in self.items() if is_over(hold)]
         for owner in over:
             self.release(owner)
         return over
 
     def _require_new(self, owner: Owner) -> None:
-        if owner in self.open:
+        if owner in self:
             raise ValueError(f"{owner} holds something already")
-
-    def _add(self, hold: Hold) -> Hold:
-        self.open[hold.owner] = hold
-        return hold
 
 
 def places_held(core: HoldingCore, handle: int) -> dict[tuple[int, int], PageId]:

@@ -13,7 +13,7 @@
 import queue
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
+from functools import partial, partialmethod
 from typing import Self
 
 import numpy as np
@@ -113,7 +113,7 @@ class MemPool:
     def close(self) -> None:
         """Close all connections and free the memory; its views become invalid."""
         self.node.close()
-        for hold in list(self.agent.holds):
+        for hold in list(self.agent.holds.values()):
             self.agent.holds.release(hold.owner)
         self.__dict__.pop("memory", None)
         self._host.close()
@@ -326,25 +326,8 @@ class MemPool:
         done.result()
         return computed
 
-    def transfer_with_insert(
-        self,
-        instance: str,
-        tokens: Sequence[int],
-        *,
-        root: str = "",
-        model: str = "",
-        private: bytes = b"",
-        seconds: float = TRANSFER_SECONDS,
-    ) -> int:
-        return self.transfer(
-            instance,
-            tokens,
-            root=root,
-            model=model,
-            private=private,
-            seconds=seconds,
-            inserts=True,
-        )
+    transfer_with_insert = partialmethod(transfer, inserts=True)
+    """Send the cached part of a text like :meth:`transfer`; the receiver caches it."""
 
     def fetch(
         self,

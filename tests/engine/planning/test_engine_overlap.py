@@ -12,7 +12,7 @@ from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import PENDING, StepResult
-from kvell.engine.running.model_part import DrawnBefore, Pending, pending
+from kvell.engine.running.model_part import DrawnBefore, HandleRows, pending
 from kvell.memory import create_core
 from kvell.pages.layout import GroupKind, GroupSpec
 from kvell.vocabulary import RequestId, StepNumber
@@ -202,8 +202,8 @@ def test_a_token_pending_is_the_last_that_the_step_before_drew(ahead: Ahead) -> 
     ahead.submit("a", PROMPT)
     first, second = ahead.plan(), ahead.plan()
     (handle,) = {work.handle for plan in (first, second) for work in plan.work}
-    assert pending(first.work) == Pending((), ())
-    assert pending([*first.work, *second.work]) == Pending((len(PROMPT),), (handle,))
+    assert pending(first.work) == HandleRows((), ())
+    assert pending([*first.work, *second.work]) == HandleRows((len(PROMPT),), (handle,))
     before = DrawnBefore()
     before.note(first, StepResult(first.step, (8, 9), (2,)))
     assert before.newest([handle]) == [9]

@@ -34,7 +34,7 @@ from kvell.fleet.manager.messages import (
     decode_to_manager,
     encode_message,
 )
-from kvell.fleet.manager.steered import SETTLING_LOOKS, FleetSteering
+from kvell.fleet.manager.steered import SETTLING_LOOKS, FrontTable
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.fleet.started.host import Host
 from kvell.fleet.started.members import Members, OwnMember
@@ -64,35 +64,45 @@ def beat(front: str, pressed: str, count: int, leaving: int = 0) -> FrontBeat:
     return FrontBeat(pressed={pressed: Pressed(leaving, requests)})
 
 
-def decided(
-    one: FleetSteering, now_seconds: float, beats: dict[str, LoadStats], epoch: int = 7
-) -> Orders:
-    entries = [entry(name) for name in beats]
-    reports = {name: InstanceReport(FACTS, beat) for name, beat in beats.items()}
-    return one.decide(entries, reports, {}, FRONTS, now_seconds, epoch)
+class Steered(FrontTable):
+    """Fronts whose leases never end, and their manager's steering."""
+
+    def __init__(self, steering: Steering | None = None) -> None:
+        super().__init__(lease_seconds=1e9, lonely_seconds=1e9, now_seconds=0.0)
+        self.steering = steering or Steering(None, SETTLING_LOOKS)
+
+    def hear(self, front: str, beat: FrontBeat) -> None:
+        self.on_beat(front, beat, 0.0)
+
+    def decide(self, now_seconds: float, beats: dict[str, LoadStats], epoch: int = 7) -> Orders:
+        entries = [entry(name) for name in beats]
+        reports = {name: InstanceReport(FACTS, beat) for name, beat in beats.items()}
+        members = self.members(entries, reports, now_seconds)
+        return self.steering.decide(members, self.movable, now_seconds, epoch)
 
 
 def test_four_fronts_at_one_instance_move_one_request_in_a_beat() -> None:
     """When each decided for itself, all four moved one to the same instance."""
-    one = FleetSteering(Steering(None, SETTLING_LOOKS))
+    one = Steered()
     for front in FRONTS:
-        one.on_beat(front, beat(front, "mixed-0", 3))
+        one.hear(front, beat(front, "mixed-0", 3))
     beats = {"mixed-0": heartbeat(100), "mixed-1": heartbeat(900)}
-    orders = decided(one, 1.0, beats)
+    orders = one.decide(1.0, beats)
     assert orders == Orders(7, (), (Move("front-d:0", "mixed-0", "mixed-1"),))
     assert one.messages(orders) == [("front-d", MoveRequest(7, "front-d:0", "mixed-1"))]
     for look in range(SETTLING_LOOKS):
-        assert not decided(one, 2.0 + look, beats).moves, "it is not told yet that it moves"
-    one.on_beat("front-d", beat("front-d", "mixed-0", 2, leaving=1))
-    assert not decided(one, 9.0, beats).moves, "it is still on its way"
-    one.on_beat("front-d", beat("front-d", "mixed-0", 2))
-    assert len(decided(one, 10.0, beats).moves) == 1
+        assert not one.decide(2.0 + look, beats).moves, "it is not told yet that it moves"
+    one.hear("front-d", beat("front-d", "mixed-0", 2, leaving=1))
+    assert not one.decide(9.0, beats).moves, "it is still on its way"
+    one.hear("front-d", beat("front-d", "mixed-0", 2))
+    assert len(one.decide(10.0, beats).moves) == 1
 
 
 def test_requests_of_fronts_that_are_gone_are_nobodys() -> None:
-    one = FleetSteering(Steering())
-    one.on_beat("front-z", beat("front-z", "mixed-0", 3))
-    assert not decided(one, 1.0, {"mixed-0": heartbeat(100), "mixed-1": heartbeat(900)}).moves
+    one = Steered(Steering())
+    one.hear("front-z", beat("front-z", "mixed-0", 3))
+    one.on_left("front-z", 0.5)
+    assert not one.decide(1.0, {"mixed-0": heartbeat(100), "mixed-1": heartbeat(900)}).moves
 
 
 sizes = st.lists(st.integers(0, 1000), min_size=2, max_size=8)
@@ -102,7 +112,7 @@ sizes = st.lists(st.integers(0, 1000), min_size=2, max_size=8)
 def test_an_instance_is_in_one_move_of_a_look_at_most(
     free: Sequence[int], counts: Sequence[int], looks: int
 ) -> None:
-    one = FleetSteering(Steering(None, SETTLING_LOOKS))
+    one = Steered()
     names = [f"mixed-{number}" for number in range(len(free))]
     beats = dict(zip(names, map(heartbeat, free), strict=True))
     for front, count in zip(FRONTS, counts, strict=True):
@@ -110,10 +120,10 @@ def test_an_instance_is_in_one_move_of_a_look_at_most(
             name: Pressed(0, tuple(Movable(f"{front}:{name}:{n}", 30) for n in range(count)))
             for name in names
         }
-        one.on_beat(front, FrontBeat(pressed=pressed))
+        one.hear(front, FrontBeat(pressed=pressed))
     busy: list[set[str]] = []
     for look in range(looks):
-        moves = decided(one, float(look), beats).moves
+        moves = one.decide(float(look), beats).moves
         involved = [name for move in moves for name in (move.source, move.target)]
         assert len(involved) == len(set(involved))
         for before in busy[-SETTLING_LOOKS:]:
@@ -162,9 +172,9 @@ async def test_of_four_fronts_one_is_told_to_move_a_request(
 
 def test_sections_of_the_longest_request_go_so_that_one_that_waits_has_room() -> None:
     """Its front is told, by its name in the request's."""
-    one = FleetSteering(Steering(None, SETTLING_LOOKS))
+    one = Steered()
     for front in FRONTS:
-        one.on_beat(front, FrontBeat())
+        one.hear(front, FrontBeat())
 
     def beats() -> dict[str, LoadStats]:
         long = RequestPlacementEntry(RequestId("front-b:0"), "mixed-0", 8, local=True)
@@ -179,14 +189,14 @@ def test_sections_of_the_longest_request_go_so_that_one_that_waits_has_room() ->
         )
         return {"mixed-0": short, "mixed-1": heartbeat(900)}
 
-    orders = decided(one, 1.0, beats())
+    orders = one.decide(1.0, beats())
     assert orders.moves == (Move("front-b:0", "mixed-0", "mixed-1", 2),)
     assert one.messages(orders) == [("front-b", MoveRequest(7, "front-b:0", "mixed-1", 2))]
     for look in range(RESERVED_ROUNDS + SETTLING_LOOKS):
-        assert not decided(one, 2.0 + look, beats()).moves, "it is on its way"
+        assert not one.decide(2.0 + look, beats()).moves, "it is on its way"
     said = beats()
-    assert decided(one, 8.0, said).moves, "it was refused, and is planned anew"
-    assert not decided(one, 99.0, said).moves, "nobody has said anything since"
+    assert one.decide(8.0, said).moves, "it was refused, and is planned anew"
+    assert not one.decide(99.0, said).moves, "nobody has said anything since"
 
 
 def test_only_those_that_serve_are_steered_in_their_present_role() -> None:
@@ -201,9 +211,9 @@ def test_only_those_that_serve_are_steered_in_their_present_role() -> None:
     ]
     reports = {entry.instance_id: InstanceReport(FACTS) for entry in roster}
     loads = {"prefill-0": 7, "mixed-0": 8, "decode-1": 9}
-    one = FleetSteering(Steering())
-    one.on_beat("front-a", FrontBeat(pressed={"decode-0": Pressed(2)}, coming={"mixed-0": 3}))
-    members = one.members(roster, reports, loads)
+    one = Steered(Steering())
+    one.hear("front-a", FrontBeat(loads, pressed={"decode-0": Pressed(2)}, coming={"mixed-0": 3}))
+    members = one.members(roster, reports, 0.0)
     assert [(member.instance_id, member.role, member.work) for member in members] == [
         ("decode-0", "decode", 0),
         ("mixed-0", "mixed", 8),

@@ -3,7 +3,7 @@
 import pytest
 
 from kvell.mempool.exchanges import FIRST_TICKS
-from kvell.mempool.loans.creditor_ledger import UNKNOWN
+from kvell.mempool.loans.actions import UNKNOWN
 from kvell.mempool.loans.debtor_ledger import DebtorLedger
 from kvell.mempool.loans.messages import Loan
 from tests.mempool.loans.lenders import LENDING_MIXES, LoanNetwork

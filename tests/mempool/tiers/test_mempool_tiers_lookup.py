@@ -130,7 +130,7 @@ class TestBufferAlone:
         assert pages.put(0, (20, 0), both.digests) is None, "all of it is of this plan"
         pages.begin()
         pages.touch([keys[0]])
-        pages.pin([keys[1]])
+        pages.pins.update([keys[1]])
         assert pages.put(0, (20, 0), both.digests) is not None
         assert [one in pages for one in keys[:5]] == [True, True, False, True, True]
         assert pages.forget(keys[:2]) == 1, "one is pinned"

@@ -74,7 +74,7 @@ def test_pages_of_images_come_where_text_goes_on_reading_them(
     if inserts:
         assert b.core.peek(ints([*TEXT, 99]), "", images=ROWS) == len(TEXT)
         return
-    [hold] = b.holds
+    [hold] = b.holds.values()
     pages = b.holds.places(hold.owner)
     assert {b.content[index, page] for (index, _), page in pages.items()} == set(pages)
     of_images = [position for index, position in sorted(pages) if index == 1]

@@ -58,7 +58,13 @@ def queues_seconds(instances: Sequence[InstanceLoad], request: RequestView) -> l
         seconds = steps * instance.held_tokens * costs.held_token_seconds
         if instance.running_requests:
             seconds += costs.request_seconds / 2
-        waits.append(seconds + _prompts_seconds(instance, costs) if waiting else seconds)
+        if waiting:
+            seconds += (
+                -(-waiting // costs.chunk_tokens) * costs.request_seconds
+                + waiting * costs.token_seconds
+                + instance.outstanding_pairs * costs.pair_seconds
+            )
+        waits.append(seconds)
     return waits
 
 
@@ -113,15 +119,6 @@ def _waiting_work(instance: InstanceLoad) -> PromptWork:
     decoding = instance.running_requests * costs.output_token_seconds
     steps_seconds = -(-tokens // costs.chunk_tokens) * (costs.request_seconds + decoding)
     return PromptWork(steps_seconds, tokens, instance.outstanding_pairs)
-
-
-def _prompts_seconds(instance: InstanceLoad, costs: ExecCosts) -> float:
-    tokens = instance.uncached_prompt_tokens
-    return (
-        -(-tokens // costs.chunk_tokens) * costs.request_seconds
-        + tokens * costs.token_seconds
-        + instance.outstanding_pairs * costs.pair_seconds
-    )
 
 
 def pull_or_recompute(

@@ -168,7 +168,10 @@ class PromptTreeBased:
     def choose(self, request: RequestView, instances: Sequence[InstanceLoad]) -> str:
         """Return an instance with the lowest price, among those that meet the deadline."""
         if request.deadline_seconds is not None:
-            instances = self._in_time(request, request.deadline_seconds, instances) or instances
+            prompt, until_seconds = request.prompt_tokens, request.deadline_seconds
+            ends = ((v, request.hits.get(v.instance_id, 0)) for v in instances)
+            in_time = [v for v, hit in ends if first_token_seconds(v, prompt, hit) <= until_seconds]
+            instances = in_time or instances
         charged = self._charged(request)
         hits = request.hits
         prices: list[float] = []
@@ -204,16 +207,6 @@ class PromptTreeBased:
             longer_pairs = new_pairs
             copies += holders[hit]
         return charged
-
-    def _in_time(
-        self, request: RequestView, deadline_seconds: float, instances: Sequence[InstanceLoad]
-    ) -> list[InstanceLoad]:
-        tokens, hits = request.prompt_tokens, request.hits
-        return [
-            view
-            for view in instances
-            if first_token_seconds(view, tokens, hits.get(view.instance_id, 0)) <= deadline_seconds
-        ]
 
 
 def load(instance: InstanceLoad) -> int:

@@ -49,9 +49,6 @@ class HighestEpoch:
         self.epoch, self._leader = epoch, leader
         return 0
 
-    def is_older(self, epoch: int) -> bool:
-        return epoch < self.epoch
-
 
 class Leadership:
     """The epoch of a manager, and whether a newer manager leads.

@@ -27,7 +27,7 @@ from kvell.engine.lending.placement import GIVES_WAY, NOBODY_LENDS
 from kvell.engine.moving.encoding import ArrivedRequest
 from kvell.engine.moving.handovers import Handovers
 from kvell.engine.moving.pool_part import PoolNews, PoolPart
-from kvell.engine.planning.scheduler import Scheduler, require_depth
+from kvell.engine.planning.scheduler import MOST_DEPTH, Scheduler
 from kvell.engine.planning.step_memory import StepMemory
 from kvell.engine.protocol.messages import (
     Cancel,
@@ -36,6 +36,7 @@ from kvell.engine.protocol.messages import (
     Migrate,
     MoveKvCache,
     Submit,
+    Tokens,
 )
 from kvell.engine.protocol.pages import Miss
 from kvell.engine.protocol.statistics import Stats
@@ -92,7 +93,9 @@ class EngineCore:
             first, if a pass can write there; None: it cannot.
         :raises ValueError: if steps cannot be planned as far ahead as ``limits.depth``.
         """
-        require_depth(limits.depth)
+        if not 0 <= limits.depth <= MOST_DEPTH:
+            problem = f"depth={limits.depth}: steps are planned 0 or {MOST_DEPTH} ahead"
+            raise ValueError(problem)
         self.memory = core
         self.limits = limits
         self.step = StepNumber(0)
@@ -180,7 +183,8 @@ class EngineCore:
             return [*events, request]
         self._add(request)
         self.pool.enter(request, arrived.command)
-        self.scheduler.enqueue_arrived(request)
+        self.scheduler.seats.waiting.count_served(request)
+        self.scheduler.seats.arrived.append(request)
         return events
 
     def _superseded(self, command: Submit) -> list[Event]:
@@ -298,7 +302,10 @@ class EngineCore:
         step = self._in_flight.require(result.step)
         tokens = yields_of(step.plan, result)
         self._in_flight.popleft()
-        self.scheduler.charge_for(events := self._yields.take(step, result, tokens))
+        events = self._yields.take(step, result, tokens)
+        for event in events:
+            if isinstance(event, Tokens):
+                self.scheduler.seats.waiting.charge(event.request_id, len(event.token_ids))
         if result.missed:
             self.pool.on_missed(result.missed)
         for request in step.requests:

@@ -222,10 +222,6 @@ class EngineStats:
             growth_bytes=growth_bytes(self._scheduler, layout),
         )
 
-    @property
-    def prefix_waits(self) -> int:
-        return self._scheduler.seats.rungs["wait_for_prefix"]
-
     def stats(self, step: StepNumber) -> Stats:
         totals = self._memory.totals()
         layout = self._memory.layout

@@ -12,7 +12,7 @@ from kvell.engine.moving.encoding import ArrivedRequest
 from kvell.engine.protocol.messages import Finished, Submit, refusal
 from kvell.engine.protocol.pooling import POOLED
 from kvell.engine.protocol.request_spec import RequestSpec, to_token_ids
-from kvell.engine.protocol.sampling_params import SEED_BYTES, SamplingParams
+from kvell.engine.protocol.sampling_params import SEED_BYTES
 from kvell.engine.protocol.statistics import ModelLengths
 from kvell.engine.requests.admissible import (
     output_problem,
@@ -156,14 +156,10 @@ def _limits(command: Submit, rules: ModelRules) -> Limits:
 
 
 def _resolved(spec: RequestSpec, model: str) -> RequestSpec:
-    sampling = POOLED if spec.pooling else _with_seed(spec)
+    sampling = POOLED if spec.pooling else spec.sampling
+    if not spec.pooling and sampling.seed is None and sampling.temperature != 0:
+        digest = hashlib.blake2b(spec.request_id.encode(), digest_size=SEED_BYTES).digest()
+        sampling = sampling.reseeded(int.from_bytes(digest, "little"))
     if sampling is spec.sampling and model == spec.model:
         return spec
     return structs.replace(spec, sampling=sampling, model=model)
-
-
-def _with_seed(spec: RequestSpec) -> SamplingParams:
-    if spec.sampling.seed is not None or spec.sampling.temperature == 0:
-        return spec.sampling
-    digest = hashlib.blake2b(spec.request_id.encode(), digest_size=SEED_BYTES).digest()
-    return spec.sampling.reseeded(int.from_bytes(digest, "little"))

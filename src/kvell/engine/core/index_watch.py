@@ -1,5 +1,6 @@
 """Notices about the blocks of tokens that a memory core's prefix index inserts and drops."""
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -125,7 +126,7 @@ class IndexWatch:
     def __init__(self, core: HoldingCore, *, with_tokens: bool = True) -> None:
         core.watch_index()
         self._core, self._with_tokens = core, with_tokens
-        self._sequence = 0
+        self._sequences = itertools.count()
         self._holders: dict[int, _Text] = {}
         self._most_holders = 64
         self._block_at: dict[tuple[int, int], int] = {}
@@ -160,10 +161,7 @@ class IndexWatch:
             self._holders = {h: holder for h, holder in self._holders.items() if h in kept}
             self._most_holders = 64 + 2 * len(self._holders)
         records = changes.take()
-        if not records:
-            return None
-        self._sequence += 1
-        return IndexNotice(self._sequence - 1, records)
+        return IndexNotice(next(self._sequences), records) if records else None
 
     def whole(self) -> IndexNotice:
         """Return a snapshot of all reported blocks still cached; it replaces earlier notices."""
@@ -173,8 +171,7 @@ class IndexWatch:
             if count == _pages(groups[group]):
                 held.setdefault(group, []).append(block)
         records = tuple(BlocksHeld(group, tuple(blocks)) for group, blocks in sorted(held.items()))
-        self._sequence += 1
-        return IndexNotice(self._sequence - 1, records, is_whole=True)
+        return IndexNotice(next(self._sequences), records, is_whole=True)
 
     def _named(
         self, changes: BlockChanges, group: int, page: PageId, end: int, handle: int

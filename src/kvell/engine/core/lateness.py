@@ -63,10 +63,12 @@ class LatenessWatch:
         for event in events:
             if type(event) is Tokens:
                 self._came(event.request_id, len(event.token_ids), now_seconds)
-        late = Lateness(
-            now_seconds - oldest > self._ttft_seconds,
-            self._is_any_slow(now_seconds),
+        usual = self._ended_tokens / self._ended if self._ended else self._expected_tokens
+        is_any_slow = any(
+            now_seconds - answer.first > max(answer.tokens, usual) * self._tpot_seconds
+            for answer in self._answers.values()
         )
+        late = Lateness(now_seconds - oldest > self._ttft_seconds, is_any_slow)
         for event in events:
             if type(event) is Finished:
                 self._waiting.pop(event.request_id, None)
@@ -83,12 +85,4 @@ class LatenessWatch:
         answer = self._answers.get(request_id)
         if answer is not None:
             answer.tokens += count
-            if answer.tokens > self._expected_tokens:
-                self._expected_tokens = answer.tokens
-
-    def _is_any_slow(self, now_seconds: float) -> bool:
-        usual = self._ended_tokens / self._ended if self._ended else self._expected_tokens
-        return any(
-            now_seconds - answer.first > max(answer.tokens, usual) * self._tpot_seconds
-            for answer in self._answers.values()
-        )
+            self._expected_tokens = max(self._expected_tokens, answer.tokens)

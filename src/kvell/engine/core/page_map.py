@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvell.engine.core.core import EngineCore
-from kvell.engine.core.index_watch import IndexWatch
 from kvell.engine.protocol.pages import (
     MOST_OWNERS,
     LargePage,
@@ -22,17 +21,14 @@ class PageMap:
     """A read-only view of an engine core's pages."""
 
     def __init__(self, core: EngineCore, memory: VisibleCore) -> None:
-        self._core, self._memory = core, memory
-
-    def index_watch(self, *, with_tokens: bool = True) -> IndexWatch:
-        return IndexWatch(self._memory, with_tokens=with_tokens)
+        self._core, self.memory = core, memory
 
     def pages(self, incarnation: int) -> Pages:
-        rows = self._memory.large_pages()
+        rows = self.memory.large_pages()
         return Pages(
             incarnation,
             self._core.step,
-            tuple(_page_group(group) for group in self._memory.layout.groups),
+            tuple(_page_group(group) for group in self.memory.layout.groups),
             rows[:, LargePageRow.GROUP].astype("<i2").tobytes(),
             rows[:, LargePageRow.USED].astype("<u4").tobytes(),
             rows[:, LargePageRow.CACHED].astype("<u4").tobytes(),
@@ -44,7 +40,7 @@ class PageMap:
     def _lent(self, num_large: int) -> bytes:
         """Return the number of lent small pages in each large page; empty if none is lent."""
         rows = self._core.pool.lent_pages()
-        groups = self._memory.layout.groups
+        groups = self.memory.layout.groups
         if not len(rows):
             return b""
         sizes = np.asarray([group.pages_per_large for group in groups])
@@ -53,13 +49,13 @@ class PageMap:
 
     def large_page(self, number: int) -> LargePage:
         """Return one large page and its owners; empty if no large page has that number."""
-        if not 0 <= number < self._memory.layout.num_large_pages:
+        if not 0 <= number < self.memory.layout.num_large_pages:
             return LargePage(number, self._core.step)
-        group, used, cached, step = self._memory.large_pages()[number].tolist()
+        group, used, cached, step = self.memory.large_pages()[number].tolist()
         if group < 0:
             return LargePage(number, self._core.step, group)
-        spec = self._memory.layout.groups[group]
-        small = self._memory.small_pages(number)
+        spec = self.memory.layout.groups[group]
+        small = self.memory.small_pages(number)
         ends = small[small[:, SmallPageRow.USERS] == 0, SmallPageRow.END]
         ends = ends[ends > 0]
         owned, owners = self._owners(number, group, spec)
@@ -83,7 +79,7 @@ class PageMap:
         owned: set[int] = set()
         owners = []
         for request in self._core.running:
-            held = self._memory.held_pages(request.handle)
+            held = self.memory.held_pages(request.handle)
             pages = held[:, NewPageRow.PAGE]
             is_here = (held[:, NewPageRow.GROUP] == group) & (pages >= first)
             here = held[is_here & (pages < first + spec.pages_per_large)]

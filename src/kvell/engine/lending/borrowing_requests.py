@@ -221,9 +221,11 @@ class BorrowingRequests:
 
     def take_in(self, news: LoanNews) -> list[Action]:
         """Process an event of a loan; call it between steps."""
-        borrower = self._borrower_of(news.loan)
+        borrowers = (*self.borrowers.values(), *self.joining.values())
+        holding = (each for each in borrowers if news.loan in loans_of(each.sections))
+        borrower = next(holding, None)
         if borrower is None:
-            return []
+            return []  # the loan has ended
         index = borrower.index_of(news.loan)
         if self.joining.get(borrower.request.request_id) is borrower:
             return self._take_in_joining(borrower, news)
@@ -468,11 +470,6 @@ class BorrowingRequests:
         new = DistributedRequest(request, request.handle)
         return self.borrowers.setdefault(request.request_id, new)
 
-    def _borrower_of(self, loan: Loan) -> DistributedRequest | None:
-        """Return the borrower of a loan; None if the loan has ended."""
-        borrowers = (*self.borrowers.values(), *self.joining.values())
-        return next((each for each in borrowers if loan in loans_of(each.sections)), None)
-
     def _sections(self, borrower: DistributedRequest) -> Sections:
         return Sections(borrower.request.model, self._core.layout.groups, self.section_tokens)
 
@@ -511,7 +508,8 @@ class BorrowingRequests:
 
         All sections of a request are read in the same way.
         """
-        creditor = self._loans.creditor_of(loan)
+        debt = self._loans.open[loan]
+        creditor = debt.peer, debt.incarnation
         models = self._agent.asked_models
         is_answered = models is None or borrower.request.model in models
         asks = is_answered and creditor in self._agent.answering

@@ -69,11 +69,6 @@ class Placement:
         planned = [entry.inst_id for entry in away for _ in range(entry.num_blocks)]
         return cls(request, planned, list(dict.fromkeys(entry.inst_id for entry in away)))
 
-    def ends_here(self, sections: int) -> bool:
-        """Return whether a blocked request goes on with all further pages here."""
-        is_over = self.retry_at is not None or sections >= len(self.planned)
-        return self.fits_here and self.request.is_held_up and is_over
-
     def creditor(self, section: int, now: Tick, without: str = "") -> str:
         """Return the instance to ask for a section next; "" if none is planned, or it is too soon.
 
@@ -93,12 +88,6 @@ class Placement:
         self.refused.add(creditor)
         if borrows:
             self.rivals.add(creditor)
-
-    @property
-    def is_stuck(self) -> bool:
-        """Whether a blocked request has been refused for some rounds, and cannot go on here."""
-        is_blocked = self.gives_up_at is not None and self.rounds >= RIVAL_ROUNDS
-        return is_blocked and not self.fits_here
 
     def grants(self) -> None:
         self.gives_up_at, self.rounds = None, 0
@@ -149,7 +138,11 @@ class Placements(dict[RequestId, Placement]):
         # Requests that two fronts placed at the same time may each wait for what the other holds.
         # Of two debtors the one whose name comes first goes on, of two requests of one debtor the
         # first; the others give their memory to rivals.
-        stuck = [placement for placement in self.values() if placement.is_stuck]
+        stuck = [
+            each
+            for each in self.values()
+            if each.gives_up_at is not None and each.rounds >= RIVAL_ROUNDS and not each.fits_here
+        ]
         gives_way = any(min(each.rivals, default=instance) < instance for each in stuck)
         behind = [placement.request for placement in stuck[not gives_way :]]
         self._behind = [request for request in behind if request not in self._given_up]
@@ -196,6 +189,8 @@ class Placements(dict[RequestId, Placement]):
         request = borrower.request
         placement = self.get(request.request_id)
         is_asking = len(borrower.sections) > borrower.away
-        if placement is not None and not is_asking and placement.ends_here(borrower.away):
+        if placement is None or is_asking or not (placement.fits_here and request.is_held_up):
+            return
+        if placement.retry_at is not None or borrower.away >= len(placement.planned):
             del self[request.request_id]
             request.local_tokens = 0

@@ -62,6 +62,13 @@ class Departure:
     :ivar length: number of announced tokens: the text that is computed when it moves.
     :ivar returns_to: the instance that gets its text when it has ended; "" for none.
     :ivar transfer: the transfer of its pages; None before it is announced.
+
+    ::
+
+        ANNOUNCED ──computed up to its length──► MOVING, out of the steps ──pulled──► moved
+            └─────────── no room there, the other side dies, too long ──┴──► it stays
+
+    A request in the CPU buffer is announced when it leaves, and its pages are read there.
     """
 
     request: Request
@@ -70,124 +77,6 @@ class Departure:
     returns_to: str
     is_moving: bool = False
     transfer: Transfer | None = None
-
-
-class Departures:
-    """The leaving requests of one engine core.
-
-    ::
-
-        ANNOUNCED ──computed up to its length──► MOVING, out of the steps ──pulled──► moved
-            └─────────── no room there, the other side dies, too long ──┴──► it stays
-
-    A request in the CPU buffer is announced when it leaves, and its pages are read there.
-
-    :param streams: cost of pulls that begin before the pass has ended; None: no pull does.
-    :ivar open: the requests that leave; always the same container.
-    :ivar num_moving: the number of those that have left the steps.
-    """
-
-    def __init__(self, scheduler: Scheduler, agent: Agent, streams: StreamCosts | None) -> None:
-        self._core, self._scheduler, self._agent = agent.core, scheduler, agent
-        self._streams = streams
-        self.open: dict[RequestId, Departure] = {}
-        self.num_moving = 0
-
-    def __contains__(self, request: Request) -> bool:
-        return request.request_id in self.open
-
-    def of(self, transfer: Transfer) -> Departure | None:
-        departures = (each for each in self.open.values() if each.transfer == transfer)
-        return next(departures, None)
-
-    def begin(
-        self, target: str, departure: Departure, command: Submit
-    ) -> tuple[Transfer, list[Action]]:
-        request, now = departure.request, self._agent.now
-        transfer, actions = self._agent.sending.begin(
-            target,
-            request.tokens(0, departure.length),
-            departure.length,
-            now,
-            now + HANDOVER_TICKS,
-            root=departure.root,
-            model=request.model,
-            inserts=False,
-            private=encode_announcement(command, request),
-            images=request.images,
-        )
-        departure.transfer = transfer
-        self.open[request.request_id] = departure
-        return transfer, actions
-
-    def offer_early(
-        self, plan: StepPlan, requests: Sequence[Request]
-    ) -> tuple[list[int], list[Action]]:
-        """Offer the pages that a step completes, where pulling them meanwhile pays.
-
-        :returns: the numbers of the transfers that are pulled during the step.
-        """
-        numbers: list[int] = []
-        actions: list[Action] = []
-        if self._streams is None or not self.open:
-            return numbers, actions
-        for work, request in zip(plan.work, requests, strict=True):
-            departure = self.open.get(request.request_id)
-            if departure is None or work.start + work.known != departure.length:
-                continue
-            transfer = departure.transfer
-            assert transfer is not None, "it was announced"
-            stages = len(stages_of(self._core.layout.groups, request.model))
-            missing = self._agent.sending.missing(transfer)
-            groups = [self._core.layout.groups[group] for group, _ in missing]
-            size_bytes = sum(group.page_stride_bytes for group in groups)
-            pull = LayerPull(size_bytes, len(missing), stages, plan.num_tokens)
-            if not work.samples or not pays_by_layer(pull, self._streams):
-                continue
-            early = self._agent.sending.early(transfer, places_of(self._core, request), stages)
-            numbers += [transfer.number] if early else []
-            actions += early
-        return numbers, actions
-
-    def on_computed(self, requests: Sequence[Request]) -> list[Action]:
-        """Let the requests leave whose announced tokens a step has computed."""
-        actions: list[Action] = []
-        for request in requests:
-            departure = self.open.get(request.request_id)
-            if departure is None or request.finish_reason:
-                continue
-            is_complete = request.settled == departure.length < request.num_tokens
-            if is_complete and not departure.is_moving:
-                self._scheduler.seats.lift(request)
-                actions += self.leave(departure)
-        return actions
-
-    def leave(self, departure: Departure) -> list[Action]:
-        """Offer the pages of a request that was taken out of the steps."""
-        request, transfer = departure.request, departure.transfer
-        assert transfer is not None, "it was announced"
-        departure.is_moving = True
-        self.num_moving += 1
-        handover = encode_handover(request, departure.root, departure.returns_to)
-        places = self._scheduler.sent_places(request)
-        if places is None:
-            places = places_of(self._core, request)
-        return self._agent.sending.ready(transfer, places, handover)
-
-    def end(self, transfer: Transfer) -> Departure | None:
-        """Forget the departure of a transfer that has ended; return it, if it was one."""
-        departure = self.of(transfer)
-        if departure is not None:
-            del self.open[departure.request.request_id]
-            self.num_moving -= departure.is_moving
-        return departure
-
-    def cancel(self, request: Request) -> list[Action]:
-        departure = self.open.get(request.request_id)
-        if departure is None or departure.transfer is None:
-            return []
-        self.end(departure.transfer)
-        return self._agent.sending.cancel(departure.transfer, "the request has ended")
 
 
 COPY_TICKS: Tick = 60_000
@@ -278,7 +167,10 @@ class Handovers(PoolPart):
     ) -> None:
         super().__init__()
         self._core, self._scheduler, self.agent = agent.core, scheduler, agent
-        self._departures = Departures(scheduler, agent, streams)
+        self._streams = streams
+        self._departures: dict[RequestId, Departure] = {}
+        self._num_moving = 0
+        """The number of departures that have left the steps."""
         self.pd_caching: PdCaching = pd_caching
         self._leaving: dict[RequestId, _Leaving] = {}
         self.borrowed: BorrowingRequests = BorrowingRequests(scheduler, agent, model_lens)
@@ -290,7 +182,7 @@ class Handovers(PoolPart):
         self._loans = self._loaned_bytes = 0
         self._open: tuple[Sized, ...] = (
             self._awaited,
-            self._departures.open,
+            self._departures,
             self._leaving,
             *self.borrowed.open,
             *agent.open,
@@ -302,7 +194,7 @@ class Handovers(PoolPart):
             swapping = scheduler.swapping
             agent.read_buffer(swapping.buffer, scheduler.buffer_large, swapping.cached_pages)
         if scheduler.offloaded is not None:
-            scheduler.offloaded.is_leaving = self._departures.__contains__
+            scheduler.offloaded.is_leaving = self._is_departing
 
     @override
     def watch_insertions(self, computes: Computes) -> None:
@@ -319,18 +211,18 @@ class Handovers(PoolPart):
     @property
     @override
     def num_idle(self) -> int:
-        return len(self._awaited) + self._departures.num_moving
+        return len(self._awaited) + self._num_moving
 
     @property
     @override
     def wants_fence(self) -> bool:
         # A request leaves between two steps, and a step that reads lent pages may not count.
-        return bool(self._departures.open or self._leaving or len(self.borrowed))
+        return bool(self._departures or self._leaving or len(self.borrowed))
 
     @property
     @override
     def holds_pages(self) -> bool:
-        return bool(len(self.agent.holds) or self._departures.num_moving or len(self.borrowed))
+        return bool(self.agent.holds or self._num_moving or len(self.borrowed))
 
     @property
     @override
@@ -368,7 +260,7 @@ class Handovers(PoolPart):
 
     @override
     def begin_migration(self, request: Request, target: str, *, rests: bool) -> None:
-        if request in self._departures:
+        if self._is_departing(request):
             return
         if request.request_id not in self._commands or self.borrowed.has(request):
             self._stays.append(request)  # it cannot move
@@ -378,17 +270,37 @@ class Handovers(PoolPart):
 
     @override
     def move_kvcache(self, request: Request, num_blocks: int, dst: str) -> str:
-        if request in self._departures:
+        if self._is_departing(request):
             return "it will move to another instance"
         problem = self.borrowed.move_kvcache(request, num_blocks, dst)
         self.sort_actions([] if problem else self.borrowed.advance())
         return problem
 
+    def _is_departing(self, request: Request) -> bool:
+        return request.request_id in self._departures
+
+    def _departure_of(self, transfer: Transfer) -> Departure | None:
+        departures = (each for each in self._departures.values() if each.transfer == transfer)
+        return next(departures, None)
+
     def _announce(self, target: str, departure: Departure) -> Transfer:
-        command = self._commands[departure.request.request_id]
-        transfer, actions = self._departures.begin(target, departure, command)
+        request, now = departure.request, self.agent.now
+        command = self._commands[request.request_id]
+        departure.transfer, actions = self.agent.sending.begin(
+            target,
+            request.tokens(0, departure.length),
+            departure.length,
+            now,
+            now + HANDOVER_TICKS,
+            root=departure.root,
+            model=request.model,
+            inserts=False,
+            private=encode_announcement(command, request),
+            images=request.images,
+        )
+        self._departures[request.request_id] = departure
         self._actions += actions
-        return transfer
+        return departure.transfer
 
     def _fetch(self, request: Request, source: str) -> int:
         """Request another instance's pages of the prompt, beyond the pages cached here."""
@@ -434,8 +346,29 @@ class Handovers(PoolPart):
 
     @override
     def on_planned(self, plan: StepPlan, requests: Sequence[Request]) -> tuple[int, ...]:
-        numbers, actions = self._departures.offer_early(plan, requests)
-        self._actions += actions
+        """Offer the pages that a step completes, where pulling them meanwhile pays.
+
+        :returns: the numbers of the transfers that are pulled during the step.
+        """
+        numbers: list[int] = []
+        if self._streams is None or not self._departures:
+            return ()
+        for work, request in zip(plan.work, requests, strict=True):
+            departure = self._departures.get(request.request_id)
+            if departure is None or work.start + work.known != departure.length:
+                continue
+            transfer = departure.transfer
+            assert transfer is not None, "it was announced"
+            stages = len(stages_of(self._core.layout.groups, request.model))
+            missing = self.agent.sending.missing(transfer)
+            groups = [self._core.layout.groups[group] for group, _ in missing]
+            size_bytes = sum(group.page_stride_bytes for group in groups)
+            pull = LayerPull(size_bytes, len(missing), stages, plan.num_tokens)
+            if not work.samples or not pays_by_layer(pull, self._streams):
+                continue
+            early = self.agent.sending.early(transfer, places_of(self._core, request), stages)
+            numbers += [transfer.number] if early else []
+            self._actions += early
         return tuple(numbers)
 
     @override
@@ -443,10 +376,29 @@ class Handovers(PoolPart):
         self, step: StepNumber, requests: Sequence[Request], *, rests: bool
     ) -> PoolNews:
         actions = self.borrowed.advance(step) if len(self.borrowed) else []
-        if not self._departures.open and not self._leaving:
+        if not self._departures and not self._leaving:
             return self.sort_actions(actions) if actions else NO_NEWS
-        actions += self._departures.on_computed(requests)
+        for request in requests:
+            departure = self._departures.get(request.request_id)
+            if departure is None or request.finish_reason:
+                continue
+            is_complete = request.settled == departure.length < request.num_tokens
+            if is_complete and not departure.is_moving:
+                self._scheduler.seats.lift(request)
+                actions += self._leave(departure)
         return self.sort_actions(actions + self._left(rests=rests))
+
+    def _leave(self, departure: Departure) -> list[Action]:
+        """Offer the pages of a request that was taken out of the steps."""
+        request, transfer = departure.request, departure.transfer
+        assert transfer is not None, "it was announced"
+        departure.is_moving = True
+        self._num_moving += 1
+        handover = encode_handover(request, departure.root, departure.returns_to)
+        places = self._scheduler.sent_places(request)
+        if places is None:
+            places = places_of(self._core, request)
+        return self.agent.sending.ready(transfer, places, handover)
 
     def _left(self, *, rests: bool = False) -> list[Action]:
         """Begin the copies of migrating requests; move copied ones, with their tokens since, and
@@ -469,7 +421,7 @@ class Handovers(PoolPart):
             self._scheduler.seats.lift(request)
             departure = Departure(request, request.settled, request.cache_root, request.returns_to)
             self._announce(leaving.target, departure)
-            actions += self._departures.leave(departure)
+            actions += self._leave(departure)
         return actions
 
     def _begin_copy(self, leaving: _Leaving) -> list[Action]:
@@ -525,9 +477,16 @@ class Handovers(PoolPart):
         self._commands.pop(request.request_id, None)
         self._leaving.pop(request.request_id, None)  # a copy that runs is completed
         self._awaited.pop(request.number, None)
-        # The caller needs no report of this end.
-        actions = self._departures.cancel(request)
-        self._actions += [action for action in actions if not isinstance(action, Ended)]
+        departure = self._departures.get(request.request_id)
+        if departure is not None and departure.transfer is not None:
+            self._forget(departure)
+            actions = self.agent.sending.cancel(departure.transfer, "the request has ended")
+            # The caller needs no report of this end.
+            self._actions += [action for action in actions if not isinstance(action, Ended)]
+
+    def _forget(self, departure: Departure) -> None:
+        del self._departures[departure.request.request_id]
+        self._num_moving -= departure.is_moving
 
     def sort_actions(self, actions: Sequence[Action]) -> PoolNews:
         """Process actions that concern requests, and queue the others for :meth:`take_actions`."""
@@ -536,7 +495,7 @@ class Handovers(PoolPart):
         while pending:
             action = pending.popleft()
             if isinstance(action, RoomGranted):
-                departure = self._departures.of(action.transfer)
+                departure = self._departure_of(action.transfer)
                 if departure is not None:
                     self._answered(departure.request, action.transfer)
             elif isinstance(action, Ended):
@@ -546,7 +505,11 @@ class Handovers(PoolPart):
                 request.pulled_bytes += pages_bytes(action.pages, self._core.layout.groups)
                 self._answered(request, action.number)
             elif isinstance(action, LoanNews):
-                self._count_loan(action)
+                borrowing = self.agent.borrowing
+                if isinstance(action, LoanFilled) and not borrowing.is_shared(action.loan):
+                    pages = [len(pages) for pages in borrowing.readable[action.loan].pages]
+                    self._loans += 1
+                    self._loaned_bytes += pages_bytes(pages, self._core.layout.groups)
                 pending.extend(self.borrowed.take_in(action))
                 for request in self.borrowed.take_joined():
                     self._answered(request, JOINS)
@@ -570,16 +533,8 @@ class Handovers(PoolPart):
             del self._awaited[request.number]
             self._scheduler.seats.waiting.add(request)
 
-    def _count_loan(self, news: LoanNews) -> None:
-        """Count a filled loan, unless it shares pages that another loan has copied."""
-        borrowing = self.agent.borrowing
-        if isinstance(news, LoanFilled) and not borrowing.is_shared(news.loan):
-            pages = [len(pages) for pages in borrowing.readable[news.loan].pages]
-            self._loans += 1
-            self._loaned_bytes += pages_bytes(pages, self._core.layout.groups)
-
     def _ended(self, action: Ended) -> list[Request]:
-        departure = self._departures.end(action.transfer)
+        departure = self._departure_of(action.transfer)
         size_bytes = pages_bytes(action.pages, self._core.layout.groups)
         if departure is None:
             copied = (each for each in self._leaving.values() if each.copy == action.transfer)
@@ -591,6 +546,7 @@ class Handovers(PoolPart):
                     self._stays.append(leaving.request)
             self._actions += self._left()
             return []
+        self._forget(departure)
         request = departure.request
         request.moved_bytes += size_bytes
         self._answered(request, action.transfer)

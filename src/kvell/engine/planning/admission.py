@@ -5,8 +5,9 @@ from itertools import accumulate
 
 import numpy as np
 
+from kvell.elastic.memory import ints_of
 from kvell.engine.cpu_buffer.parking import ROOM_TOKENS
-from kvell.engine.planning.chunks import Chunks, OffloadedPrompts, ints_of
+from kvell.engine.planning.chunks import Chunks, OffloadedPrompts
 from kvell.engine.planning.plan_draft import PlanDraft
 from kvell.engine.planning.request_queues import RequestQueues, makes_way
 from kvell.engine.requests.cache_roots import DROPPING_ROOT, kept_root
@@ -246,9 +247,7 @@ class Admission:
             if self._seats.runs_alone():
                 return
             request = self._seats.arrived.popleft()
-            expected_tokens = request.num_tokens + self.expected_output(request)
-            will_return = request.sampling.will_return
-            self._core.claim(request.handle, expected_tokens, will_return=will_return)
+            self._claim(request)
             beyond = request.tokens(request.computed, request.num_tokens)
             self._core.append(np.full(len(beyond), request.handle, np.int32), beyond)
             draft.add_pages(self._core.held_pages(request.handle), [request.handle])
@@ -261,10 +260,13 @@ class Admission:
         until = ints_of(request.end_for_now + 1 for request in self._seats.running)
         return self._core.fits(handle, computed + 1, 1, others, until)
 
-    def _start(self, request: Request, draft: PlanDraft) -> bool:
+    def _claim(self, request: Request) -> None:
         expected_tokens = request.num_tokens + self.expected_output(request)
         will_return = request.sampling.will_return
         self._core.claim(request.handle, expected_tokens, will_return=will_return)
+
+    def _start(self, request: Request, draft: PlanDraft) -> bool:
+        self._claim(request)
         held = self._core.held_pages(request.handle)
         request.embedded = embedded_images(self._core.layout.groups, held, request.spec.images)
         if not self._chunks.plan_chunk(request, draft):
@@ -313,9 +315,8 @@ class Admission:
 
     def _waits_for_prefix(self, request: Request) -> bool:
         """Return whether a running request will soon publish more of this prompt than is cached."""
-        if request.prefix_wait_steps >= self._limits.max_prefix_wait_steps:
-            return False
-        if self._seats.is_swapped(request):
+        has_waited = request.prefix_wait_steps >= self._limits.max_prefix_wait_steps
+        if has_waited or self._seats.is_swapped(request):
             return False
         ahead = max(
             (self._shared_ahead(request, other) for other in self._seats.running), default=0
@@ -341,9 +342,8 @@ class Admission:
 
     def _shared_ahead(self, request: Request, other: Request) -> int:
         """Return the length of the common prefix, or 0 if ``other`` has computed all of it."""
-        if other.settled >= len(other.prompt) or other.cache_root != request.cache_root:
-            return 0
-        if other.model != request.model:
+        is_apart = (other.model, other.cache_root) != (request.model, request.cache_root)
+        if is_apart or other.settled >= len(other.prompt):
             return 0
         if self._chunks.drops(request) or self._chunks.drops(other):
             return 0

@@ -3,11 +3,12 @@
 The memory core and the owner of activation memory decide how much of it fits.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
 from kvell.cost.swap_rule import WAYS
+from kvell.elastic.memory import ints_of
 from kvell.elastic.page_buffer import first_pages
 from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import Swapping
@@ -73,8 +74,8 @@ class Speculation:
             first.handle,
             first.num_tokens + count,
             count,
-            np.fromiter((r.handle for r in others), np.int32),
-            np.fromiter((r.num_tokens + count for r in others), np.int32),
+            ints_of(r.handle for r in others),
+            ints_of(r.num_tokens + count for r in others),
         )
 
     def draft_tokens(self, request: Request, budget: int, new_pages: bool) -> tuple[Ints, NewPages]:
@@ -99,10 +100,11 @@ class Speculation:
         if new_pages:
             until = self._core.largest(request.handle, until)
         else:
-            until = min(until, self._held_until(start))
-        _, rows = self._core.grow(
-            np.asarray([request.handle], np.int32), np.asarray([until], np.int32)
-        )
+            # The number of tokens that fit into the pages that hold all tokens.
+            ends = [-(-start // size) * size for size in self._page_tokens]
+            fallback = start + self._limits.num_speculative_tokens
+            until = min(until, min(ends, default=fallback) if self._is_text else start)
+        _, rows = self._core.grow(ints_of([request.handle]), ints_of([until]))
         return tokens[: until - start], rows
 
     def _tokens(self, request: Request, count: int) -> Ints:
@@ -118,13 +120,6 @@ class Speculation:
         if not 0 <= place < min(len(tokens) + 1, count):
             return tokens
         return np.append(tokens[:place], np.int32(budget.end))
-
-    def _held_until(self, num_tokens: int) -> int:
-        """Return the number of tokens that fit into the pages that hold ``num_tokens``."""
-        if not self._is_text:
-            return num_tokens
-        ends = (-(-num_tokens // size) * size for size in self._page_tokens)
-        return min(ends, default=num_tokens + self._limits.num_speculative_tokens)
 
 
 RECENT_STEPS = 256
@@ -282,7 +277,11 @@ class Chunks:
         """Plan as many of the request's known tokens as budget and memory allow."""
         budget = draft.budget if request.is_decoding else self.prompt_budget(draft, request)
         if request.is_scored:
-            budget = min(budget, self._scored_budget(request, draft))
+            # Each scored token takes a logits row.  Every other seat keeps one, and the request has
+            # its own, so it advances in every step.
+            others = sum(other is not request for other in self._seats.running)
+            free_rows = self._limits.max_num_seqs - max(draft.num_logits, others)
+            budget = min(budget, max(0, free_rows))
         if (
             request.outgrows_table
             or not self._seats.may_run(request)
@@ -308,14 +307,6 @@ class Chunks:
             draft.prompt_tokens_of[request.turn.tenant] += until - request.computed
         draft.add_work(request, until - request.computed)
         return True
-
-    def _scored_budget(self, request: Request, draft: PlanDraft) -> int:
-        """Return the number of prompt tokens that may be scored, each of which takes a logits row.
-
-        Every other seat keeps a row; the request has its own, so it advances in every step.
-        """
-        others = sum(other is not request for other in self._seats.running)
-        return max(0, self._limits.max_num_seqs - max(draft.num_logits, others))
 
     def plan_draft_tokens(self, draft: PlanDraft, undrafted: Collection[RequestId]) -> None:
         """Add draft tokens to decodes, with the budget that all other work leaves."""
@@ -383,10 +374,6 @@ class Chunks:
         rows[:, CheckpointRow.HANDLE] = handles[rows[:, CheckpointRow.HANDLE]]
         draft.cut({(int(handle), int(end)) for handle, _, end, _, _ in rows})
         return rows
-
-
-def ints_of(values: Iterable[int]) -> NewPages:
-    return np.fromiter(values, np.int32)
 
 
 OFFLOADED_ROOT = "\0offloaded"

@@ -133,10 +133,6 @@ class PlanDraft:
             for work in self.work
         ]
 
-    def put_off_last(self) -> None:
-        """Remove the work planned last from this step; its request keeps its new pages."""
-        self.budget += self.work.pop().count
-
     def forget(self, request: Request) -> None:
         self.forgotten.add(request.handle)
         gone = [work for work in self.work if work.handle == request.handle]

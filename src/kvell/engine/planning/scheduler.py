@@ -35,7 +35,6 @@ from kvell.engine.planning.plan_draft import PlanDraft
 from kvell.engine.planning.request_queues import RequestQueues
 from kvell.engine.planning.step_memory import StepMemory
 from kvell.engine.planning.whole_prompts import require_whole_prompts
-from kvell.engine.protocol.messages import Event, Tokens
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import PageCopy, StepPlan, TokenWork
 from kvell.engine.requests.request import Request
@@ -96,15 +95,6 @@ def with_depth(limits: Limits, is_wanted: bool | None, *, default: bool) -> tupl
     return replace(limits, depth=MOST_DEPTH * is_ahead), steps if is_ahead else ""
 
 
-def require_depth(depth: int) -> None:
-    """Check a depth.
-
-    :raises ValueError: if steps cannot be planned as far ahead.
-    """
-    if not 0 <= depth <= MOST_DEPTH:
-        raise ValueError(f"depth={depth}: steps are planned 0 or {MOST_DEPTH} ahead")
-
-
 COMPACT_LARGE_PAGES = 4
 """Largest number of large pages into which one step gathers scattered pages."""
 
@@ -153,34 +143,22 @@ class Scheduler:
             offloaded=self.offloaded,
         )
 
-    def enqueue_arrived(self, request: Request) -> None:
-        """Let a request that arrived with its pages run as soon as there is a seat."""
-        self.seats.waiting.count_served(request)
-        self.seats.arrived.append(request)
-
     def sent_places(self, request: Request) -> Mapping[tuple[int, int], int] | None:
         """Return (group, position) → page of a request that another instance reads in the CPU
         buffer, counted like those of the pool; None if it is not there."""
-        if self.buffer_large is None or not self.seats.is_swapped(request):
+        if self.buffer_large is None or self.swapping is None or not self.swapping.has(request):
             return None
-        assert self.swapping is not None
         return self.swapping.send(request, self.buffer_large)
 
     def can_leave_buffer(self, request: Request) -> bool:
-        if self.buffer_large is None or not self.seats.is_swapped(request):
+        if self.buffer_large is None or self.swapping is None or not self.swapping.has(request):
             return False
-        assert self.swapping is not None
         return self.swapping.decodes(request)
 
     def finish(self, request: Request) -> None:
         self.seats.finish(request)
         self.chunks.note_answered(request.turn.tenant)
         self.admission.note_end(request)
-
-    def charge_for(self, events: Iterable[Event]) -> None:
-        for event in events:
-            if isinstance(event, Tokens):
-                self.seats.waiting.charge(event.request_id, len(event.token_ids))
 
     def drop_reserves(self) -> None:
         self.chunks.protected.yield_all()
@@ -298,11 +276,9 @@ class Scheduler:
         while not self.chunks.memory.grant_activations(
             step, self.chunks.planned_tokens(draft), draft.num_logits
         ):
-            draft.put_off_last()
-        if draft.work or not planned:
-            self.steps_put_off = 0
-        else:
-            self.steps_put_off += 1
+            # The request of the work that was planned last keeps its new pages.
+            draft.budget += draft.work.pop().count
+        self.steps_put_off = 0 if draft.work or not planned else self.steps_put_off + 1
 
     def _plan_running(self, draft: PlanDraft) -> None:
         if self.limits.enable_chunked_prefill:

@@ -22,6 +22,7 @@ from kvell.elastic.arena import ActivationNeed, RememberedNeed, threshold_chunks
 from kvell.elastic.memory import AHEAD_BYTES, ElasticMemory, Slot
 from kvell.engine.requests.plan import StepSlot
 from kvell.memory import GroupKind, MemoryCore
+from kvell.prefix.groups.capacity import largest
 from kvell.vocabulary import StepNumber
 
 CLOSENESS = 64
@@ -200,16 +201,8 @@ class SharedMemory(StepMemory):
         idle = self._ensure(self._kept(tokens + count, rows))
         if idle >= self._kept(tokens + count, rows):
             return count
-        low = 0
-        high = count - 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._kept(tokens + middle, rows) <= idle:
-                low = middle
-            else:
-                high = middle - 1
         self.rungs["shrink_for_activations"] += 1
-        return low
+        return largest(max(0, count - 1), lambda n: self._kept(tokens + n, rows) <= idle)
 
     def _balanced(
         self, handle: int, computed: int, bounds: tuple[int, int], tokens: int, rows: int

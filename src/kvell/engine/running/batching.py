@@ -61,10 +61,6 @@ class WorkRows:
     def of(cls, work: Sequence[TokenWork]) -> "WorkRows":
         return cls([w.handle for w in work], [w.start for w in work], [w.count for w in work])
 
-    def begun_at(self, starts: list[int]) -> "WorkRows":
-        """Return the same work with other start positions, for a group that has dropped tokens."""
-        return WorkRows(self.handles, starts, self.counts)
-
     @cached_property
     def positions(self) -> Longs:
         """The positions of all tokens, int64 [T]."""
@@ -112,7 +108,8 @@ class PageTables:
         group = self.groups[group_index]
         rows = WorkRows.of(work) if rows is None else rows
         if group.kind is GroupKind.DROPPING:
-            rows = rows.begun_at([w.start - _dropped(group, w) for w in work])
+            starts = [w.start - _dropped(group, w) for w in work]
+            rows = WorkRows(rows.handles, starts, rows.counts)
         return self._arrays(group_index, rows)
 
     def token_rows(

@@ -20,8 +20,8 @@ LEAST_LENGTH = 1e-12
 
 
 @dataclass(frozen=True)
-class PooledRows:
-    """The rows of a step's logits that give a vector, and their handles."""
+class HandleRows:
+    """Some rows of a step, of its logits or its tokens, and their handles."""
 
     rows: tuple[int, ...] = ()
     handles: tuple[int, ...] = ()
@@ -41,40 +41,30 @@ class PooledRows:
         return dict(zip(self.handles, made, strict=True))
 
 
-NOTHING_POOLED = PooledRows()
+NO_ROWS = HandleRows()
 
 
-def pooled_rows(work: Sequence[TokenWork]) -> PooledRows:
+def pooled_rows(work: Sequence[TokenWork]) -> HandleRows:
+    """Find the rows of logits that give a vector."""
     rows, end = list[tuple[int, int]](), 0
     for item in work:
         end += item.num_logits
         if item.pools:
             rows.append((end - 1, item.handle))
-    return PooledRows(tuple(row for row, _ in rows), tuple(handle for _, handle in rows))
+    return HandleRows(tuple(row for row, _ in rows), tuple(handle for _, handle in rows))
 
 
-@dataclass(frozen=True)
-class Pending:
-    """The rows of pending tokens among all tokens of some work, and their handles."""
-
-    rows: tuple[int, ...]
-    handles: tuple[int, ...]
-
-
-NOTHING = Pending((), ())
-
-
-def pending(work: Sequence[TokenWork]) -> Pending:
+def pending(work: Sequence[TokenWork]) -> HandleRows:
     """Find the work whose last token the previous step draws; no other token can be pending."""
     if all(item.token_ids.item(-1) != PENDING for item in work):
-        return NOTHING
+        return NO_ROWS
     ends = accumulate(item.count for item in work)
     waiting = [
         (end - 1, item.handle)
         for end, item in zip(ends, work, strict=True)
         if item.token_ids.item(-1) == PENDING
     ]
-    return Pending(tuple(row for row, _ in waiting), tuple(handle for _, handle in waiting))
+    return HandleRows(tuple(row for row, _ in waiting), tuple(handle for _, handle in waiting))
 
 
 class DrawnBefore:
@@ -134,15 +124,10 @@ class ModelPart:
     work: Sequence[TokenWork]
     batch: ForwardBatch | SlotStep
     rows: list[RowSampling]
-    pending: Pending
+    pending: HandleRows
     controls: StepControls | None
-    pooled: PooledRows
+    pooled: HandleRows
     is_ahead: bool
-
-
-def device_tokens(step: SlotStep) -> SampledPart:
-    """Wait for a recorded step; return the tokens that the device drew."""
-    return SampledPart(step.tokens())
 
 
 def in_turn(plan: StepPlan, drawn: Mapping[str, list[int]]) -> list[int]:

@@ -24,11 +24,9 @@ from kvell.engine.running.drafter import Drafter
 from kvell.engine.running.forward_batches import ForwardBatches
 from kvell.engine.running.lent.queries import Queries
 from kvell.engine.running.model_part import (
-    NOTHING,
-    NOTHING_POOLED,
+    NO_ROWS,
     DrawnBefore,
     ModelPart,
-    device_tokens,
     in_turn,
     pending,
     pooled_rows,
@@ -300,7 +298,7 @@ class ModelRunner:
         rows = rows_of(work)
         controls = self._controls[name].begin(work)
         greedy = controls is None and all(row is GREEDY for row in rows)
-        pooled = pooled_rows(work) if plan.pools else NOTHING_POOLED
+        pooled = pooled_rows(work) if plan.pools else NO_ROWS
         recorded = None if model.captured is None else self._recorded(name, work, plan)
         batch = recorded or batches.batch(
             work,
@@ -310,7 +308,7 @@ class ModelRunner:
             wants_hidden=bool(pooled.rows),
         )
         is_recorded = isinstance(batch, SlotStep)
-        awaited = NOTHING if isinstance(batch, SlotStep) and batch.takes_seats else pending(work)
+        awaited = NO_ROWS if isinstance(batch, SlotStep) and batch.takes_seats else pending(work)
         return ModelPart(work, batch, rows, awaited, controls, pooled, greedy and is_recorded)
 
     def _recorded(self, name: str, work: Sequence[TokenWork], plan: StepPlan) -> SlotStep | None:
@@ -355,7 +353,8 @@ class ModelRunner:
             self.queries.note(number, part.work)
         if isinstance(part.batch, SlotStep):
             if part.is_ahead:
-                return partial(device_tokens, part.batch)
+                step = part.batch
+                return lambda: SampledPart(step.tokens())  # waits for the device
             part.batch.wait()
         if part.controls is not None:
             drawn = part.controls.draw(logits, part.rows)

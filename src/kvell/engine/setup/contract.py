@@ -154,7 +154,11 @@ class MemoryContract:
             f"  weights             {size(self.weights_bytes)}",
             f"  KV pool             {size(self.kv_pool_bytes)}  "
             f"({self.num_large_pages:,} large pages of {size(self.large_page_bytes).strip()})",
-            *(f"    {_group_line(group)}" for group in self.groups),
+            *(
+                f"    {group.name}: {group.layers} layers, {size(group.token_bytes).strip()} a "
+                f"token, pages of {group.page_tokens} tokens = {size(group.page_bytes).strip()}"
+                for group in self.groups
+            ),
             self._activation_line(),
             *self._line("CPU buffer", self.cpu_buffer_bytes),
             f"  total               {size(self.total_bytes)}",
@@ -249,10 +253,3 @@ def size(num_bytes: int) -> str:
         if num_bytes >= unit:
             return f"{num_bytes / unit:7.1f} {name}"
     return f"{num_bytes:7d} B"
-
-
-def _group_line(group: GroupContract) -> str:
-    return (
-        f"{group.name}: {group.layers} layers, {size(group.token_bytes).strip()} a token, "
-        f"pages of {group.page_tokens} tokens = {size(group.page_bytes).strip()}"
-    )

@@ -28,7 +28,6 @@ from kvell.errors import ChangeSomething, TryLater
 from kvell.memory import Layout, MemoryCore, WithholdingCore
 from kvell.mempool.transports.neighbours import MOST_NEIGHBOURS, MappedPeers
 from kvell.models.forward.kv_memory import host_pool, pool_tensor
-from kvell.models.fused.decoder import FusedDecoder
 from kvell.models.paged_model import PagedModel
 from kvell.vocabulary import MIB
 
@@ -184,7 +183,10 @@ def memory_of(
     layout, place = sizes.layout, every[0].device
     decoders = [model.fused for model in every if model.fused]
     if not sizes.shared_chunks:
-        _give_reserve(decoders, sizes.reserve_bytes)
+        if decoders:  # a step's first touch commits the reserve's memory
+            reserve = torch.empty(sizes.reserve_bytes, dtype=torch.uint8)
+            for decoder in decoders:
+                decoder.use_memory(reserve)
         if place.type != "cpu":
             return Memory(pool_tensor(None, layout.pool_bytes + spare_bytes, place))
         return _own_pool(layout, place, options, spare_bytes)
@@ -237,17 +239,13 @@ def _chunks(
         # With few addresses (ulimit -v) it serves without borrowing.
         num_slots = 0
         device = HostChunks(num_chunks, flag, buffer_bytes)
-    if more_chunks:
-        _extend(device, more_chunks)
-    return device, num_slots, region
-
-
-def _extend(device: HostChunks, num_chunks: int) -> None:
     try:
-        device.extend(num_chunks)
+        if more_chunks:
+            device.extend(more_chunks)
     except TryLater as error:
-        value = typed_bytes(num_chunks * CHUNK_BYTES)
+        value = typed_bytes(buffer_bytes)
         raise ChangeSomething("--cpu-buffer", value, str(error), "use a smaller size") from error
+    return device, num_slots, region
 
 
 def _with_beyond(memory: Memory, device: HostChunks, layout: Layout, num_slots: int) -> Memory:
@@ -258,14 +256,6 @@ def _with_beyond(memory: Memory, device: HostChunks, layout: Layout, num_slots: 
     own_bytes = layout.pool_bytes if memory.buffer is None else memory.buffer.end_bytes
     neighbours = MappedPeers(device, own_bytes, layout.large_page_bytes)
     return replace(memory, neighbours=neighbours, seen=host_pool(device.view_beyond()))
-
-
-def _give_reserve(decoders: Sequence[FusedDecoder], reserve_bytes: int) -> None:
-    """Allocate the reserve of fused passes; a step's first touch commits its memory."""
-    if decoders:
-        buffer = torch.empty(reserve_bytes, dtype=torch.uint8)
-        for decoder in decoders:
-            decoder.use_memory(buffer)
 
 
 FLAG = "--instances"

@@ -13,22 +13,6 @@ def check_speculation(model: PagedModel, draft: PagedModel | None, options: Engi
     :raises ChangeSomething: for a draft model with another vocabulary, one that takes images or has
         no head, or one without a number of draft tokens; or for contradictory look-up lengths.
     """
-    _check_counts(options)
-    if draft is None:
-        return
-    if not options.num_speculative_tokens:
-        problem = "proposes nothing without a number of draft tokens"
-        raise ChangeSomething(FLAG, _name(draft), problem, "use --num-speculative-tokens 4")
-    check_vocabularies(model.description.vocab_size, draft.description.vocab_size, _name(draft))
-    if not draft.has_head:
-        problem = "has no lm_head.weight to draft tokens with, and tie_word_embeddings is false"
-        raise ChangeSomething(FLAG, _name(draft), problem, "use a model that writes text")
-    if {layer.kind for layer in draft.description.layers} & IMAGE_KINDS:
-        problem = "takes images, which no draft model is given"
-        raise ChangeSomething(FLAG, _name(draft), problem, "use a text model of its vocabulary")
-
-
-def _check_counts(options: EngineOptions) -> None:
     if options.num_speculative_tokens < 0:
         raise ChangeSomething(
             "--num-speculative-tokens",
@@ -44,7 +28,16 @@ def _check_counts(options: EngineOptions) -> None:
             f"is not between 1 and --prompt-lookup-max={longest}",
             f"use at most {max(1, longest)}",
         )
-
-
-def _name(model: PagedModel) -> str:
-    return model.description.architecture
+    if draft is None:
+        return
+    name = draft.description.architecture
+    if not options.num_speculative_tokens:
+        problem = "proposes nothing without a number of draft tokens"
+        raise ChangeSomething(FLAG, name, problem, "use --num-speculative-tokens 4")
+    check_vocabularies(model.description.vocab_size, draft.description.vocab_size, name)
+    if not draft.has_head:
+        problem = "has no lm_head.weight to draft tokens with, and tie_word_embeddings is false"
+        raise ChangeSomething(FLAG, name, problem, "use a model that writes text")
+    if {layer.kind for layer in draft.description.layers} & IMAGE_KINDS:
+        problem = "takes images, which no draft model is given"
+        raise ChangeSomething(FLAG, name, problem, "use a text model of its vocabulary")

@@ -237,7 +237,7 @@ class ManagerLink:
             self._pauses.reset()
             self._fleet.roster_came(message)
         elif isinstance(message, MoveRequest):
-            if not self._epochs.is_older(message.epoch):
+            if message.epoch >= self._epochs.epoch:
                 self._fleet.move_ordered(message.request_id, message.target, message.num_blocks)
         elif message.call in self._calls and not self._calls[message.call].done():
             self._calls[message.call].set_result(message)

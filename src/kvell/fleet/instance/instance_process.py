@@ -251,7 +251,7 @@ class Redial:
                 if facts is not None:
                     return line, facts
                 line.abort()
-                await self._wait()
+                await self._wait(most_seconds=self._look_seconds)
             return None
         finally:
             if self._exit is not None:
@@ -263,7 +263,7 @@ class Redial:
             while self._looks > 0 and not (self._exit and self._exit.done()):
                 self._looks -= 1
                 dialing = dialing or asyncio.ensure_future(self._dial())
-                await self._wait(dialing)
+                await self._wait(dialing, most_seconds=self._look_seconds)
                 # Not earlier: an unreachable machine does not show that the process has ended.
                 self._exit = self._exit or asyncio.ensure_future(self._exited())
                 if not dialing.done():
@@ -272,7 +272,7 @@ class Redial:
                     return dialing.result()
                 except (OSError, KvellError):
                     dialing = None
-                await self._wait()
+                await self._wait(most_seconds=self._look_seconds)
             return None
         finally:
             if dialing is not None and not dialing.done():
@@ -281,11 +281,8 @@ class Redial:
     async def _ready(self, line: InstanceLine) -> InstanceFacts | None:
         """Return the facts, which may follow a long step; None if the instance hangs up."""
         hearing = asyncio.ensure_future(self._hear_ready(line))
-        waited: list[_Awaited] = [hearing]
-        if self._exit is not None:
-            waited.append(self._exit)
         try:
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            await self._wait(hearing, most_seconds=None)
             return hearing.result() if hearing.done() else None
         except KvellError:
             self._looks = 0
@@ -293,11 +290,10 @@ class Redial:
         finally:
             hearing.cancel()
 
-    async def _wait(self, *dialing: "asyncio.Future[InstanceLine]") -> None:
-        waited: list[_Awaited] = [*dialing]
-        if self._exit is not None:
-            waited.append(self._exit)
-        await asyncio.wait(waited, timeout=self._look_seconds, return_when=asyncio.FIRST_COMPLETED)
+    async def _wait(self, *awaited: _Awaited, most_seconds: float | None) -> None:
+        """Wait for the first of these futures, or the end of the process."""
+        waited = awaited if self._exit is None else (*awaited, self._exit)
+        await asyncio.wait(waited, timeout=most_seconds, return_when=asyncio.FIRST_COMPLETED)
 
 
 STDERR_FD = 2

@@ -19,7 +19,6 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from typing import Self
 
 from kvell.clock import AttendedClock, Clock, MonotonicClock
-from kvell.cluster.fronts import FrontTable
 from kvell.cluster.instances import checked_counts
 from kvell.cluster.routed_request import InstanceDeath
 from kvell.cluster.steering.epochs import Leadership
@@ -44,7 +43,7 @@ from kvell.fleet.manager.messages import (
     ScaleInstances,
     ToManager,
 )
-from kvell.fleet.manager.steered import SETTLING_LOOKS, FleetSteering
+from kvell.fleet.manager.steered import SETTLING_LOOKS, FrontTable
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.fleet.started.members import Members, OwnMember
 from kvell.fleet.started.pool_settings import PoolSettings
@@ -291,7 +290,6 @@ class Manager:
         self._used: dict[str, KeyUsesByName] = {}
         roles = RoleChanger() if adaptive_roles else None
         self._steering = Steering(roles, SETTLING_LOOKS, pool.relief)
-        self._steered = FleetSteering(self._steering)
         self._failure: KvellError | None = None
         self._has_started = False
         self._waits_for = ""
@@ -390,12 +388,12 @@ class Manager:
         self._used = {front: self._used[front] for front in living if front in self._used}
         if not self._is_over:
             self._lines.release_leaving()  # other fronts have joined since
-        self._steer(living)
+        self._steer()
         if self._has_started:
             self._lead.settle()
         self._announce()
 
-    def _steer(self, living: Sequence[str]) -> None:
+    def _steer(self) -> None:
         now = self._now()
         if not self._steering.is_due(now):
             return
@@ -404,14 +402,13 @@ class Manager:
             for member in self._members
             if member.report is not None
         }
-        loads = self._fronts.loads(now)
-        epoch = self._leadership.epoch
-        orders = self._steered.decide(self._entries(), reports, loads, living, now, epoch)
+        members = self._fronts.members(self._entries(), reports, now)
+        orders = self._steering.decide(members, self._fronts.movable, now, self._leadership.epoch)
         for instance_id, role in orders.roles:
             logger.info("instance %s changes to %s", instance_id, role)
             self._fronts.change_role(instance_id, role)
             self._announce_soon()
-        for front, order in self._steered.messages(orders):
+        for front, order in self._fronts.messages(orders):
             self._lines.tell_front(front, order)
 
     def _entries(self) -> tuple[RosterEntry, ...]:
@@ -467,13 +464,11 @@ class Manager:
             self._announce_soon()
 
     def _front_beats(self, front: str, beat: FrontBeat) -> None:
-        now = self._now()
         self._lead.on_epoch(beat.epoch)
         try:
-            is_newer = self._fronts.on_beat(front, beat.loads, beat.roles, beat.role_changes, now)
+            is_newer = self._fronts.on_beat(front, beat, self._now())
         except ChangeSomething as error:
             raise ProtocolError(str(error)) from error
-        self._steered.on_beat(front, beat)
         if beat.used or front in self._used:
             self._used[front] = beat.used
         if is_newer:

@@ -30,12 +30,9 @@ class KvEventsConfig:
 
     @property
     def is_bound(self) -> bool:
-        endpoint = self.endpoint
-        return endpoint is None or "*" in endpoint or "::" in endpoint or _is_local(endpoint)
-
-
-def _is_local(endpoint: str) -> bool:
-    return endpoint.startswith(("ipc://", "inproc://"))
+        endpoint = "*" if self.endpoint is None else self.endpoint
+        is_local = endpoint.startswith(("ipc://", "inproc://"))
+        return is_local or "*" in endpoint or "::" in endpoint
 
 
 def parse_events_config(text: str) -> KvEventsConfig | None:

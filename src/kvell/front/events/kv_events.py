@@ -13,7 +13,6 @@ import numpy.typing as npt
 from kvell.engine.protocol.notices import (
     NO_BLOCK,
     BlocksHeld,
-    BlocksRemoved,
     BlocksStored,
     IndexNotice,
 )
@@ -82,7 +81,9 @@ class KVEventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False
 
 def events_of(notice: IndexNotice) -> list[Event]:
     return [
-        _stored(change) if isinstance(change, BlocksStored) else _removed(change)
+        _stored(change)
+        if isinstance(change, BlocksStored)
+        else BlockRemoved(list(change.hashes), MEDIUM, change.group)
         for change in notice.changes
         if not isinstance(change, BlocksHeld)
     ]
@@ -103,10 +104,6 @@ def _stored(change: BlocksStored) -> BlockStored:
         KINDS.get(change.kind, "unknown"),
         change.window_tokens or None,
     )
-
-
-def _removed(change: BlocksRemoved) -> BlockRemoved:
-    return BlockRemoved(list(change.hashes), MEDIUM, change.group)
 
 
 def _extra_keys(blocks: npt.NDArray[np.int32], root: str) -> list[tuple[str, ...] | None]:

@@ -192,9 +192,10 @@ class HttpClient:
     async def _sent(self, method: str, path: str, body: bytes) -> tuple[Connection, h11.Response]:
         """Send a request; return its connection and the head of the answer."""
         while True:
-            connection = self._idle_one()
-            was_used = connection is not None
-            connection = connection or await self._connected()
+            while self._idle and not self._idle[-1].is_open:
+                self._idle.pop()
+            was_used = bool(self._idle)
+            connection = self._idle.pop() if was_used else await self._connected()
             try:
                 connection.send(method, self._prefix + path, self._headers, body)
                 while True:
@@ -226,13 +227,6 @@ class HttpClient:
                     yield at_seconds, bytes(event.data)
         finally:
             self._give_back(connection, is_whole=is_whole)
-
-    def _idle_one(self) -> Connection | None:
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.is_open:
-                return connection
-        return None
 
     async def _connected(self) -> Connection:
         loop = asyncio.get_running_loop()

@@ -89,9 +89,6 @@ class Counters:
         ``draft_acceptance_rate``, ``tokens_per_step``, ``steps``, and each of
         :data:`LATENCIES` with its mean and percentiles.
         """
-        return self._counted_since(before) | self._observed_since(before)
-
-    def _counted_since(self, before: "Counters") -> dict[str, Any]:
         grown = {
             name: value - before.values[name]
             for name, value in self.values.items()
@@ -104,14 +101,11 @@ class Counters:
             figures["preemptions"] = int(grown[PREEMPTIONS])
         if grown.get(DRAFTED) and ACCEPTED in grown:
             figures["draft_acceptance_rate"] = grown[ACCEPTED] / grown[DRAFTED]
-        return figures | {key: int(grown[name]) for key, name in TOKENS.items() if name in grown}
-
-    def _observed_since(self, before: "Counters") -> dict[str, Any]:
-        figures: dict[str, Any] = {}
+        figures |= {key: int(grown[name]) for key, name in TOKENS.items() if name in grown}
         for key, name in LATENCIES.items():
-            grown = self._grown(before, name)
-            if grown is not None and grown.count:
-                figures[key] = grown.spread()
+            seen = self._grown(before, name)
+            if seen is not None and seen.count:
+                figures[key] = seen.spread()
         steps = self._grown(before, STEP_TOKENS)
         if steps is not None and steps.count:
             figures["steps"] = int(steps.count)

@@ -10,6 +10,8 @@ from kvell.mempool.owners import Tick
 
 Counts = tuple[int, ...]
 """The number of pages of each group, or the pages of a group."""
+UNKNOWN = "there is no such loan"
+RECALLED = "it was recalled"
 
 
 def decode_counts(encoded: bytes, num_groups: int) -> Counts | None:

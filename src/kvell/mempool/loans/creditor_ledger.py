@@ -27,11 +27,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from typing_extensions import override
 
 from kvell.memory import GroupKind, GroupSpec, Ints
-from kvell.mempool.exchanges import FIRST_TICKS, Exchange, ExchangeSide, send
+from kvell.mempool.exchanges import FIRST_TICKS, Exchange, ExchangeSide, over, send
 from kvell.mempool.holds import Holds
-from kvell.mempool.loans.actions import Counts, decode_counts, decode_pages
+from kvell.mempool.loans.actions import (
+    RECALLED,
+    UNKNOWN,
+    Counts,
+    decode_counts,
+    decode_pages,
+)
 from kvell.mempool.loans.messages import (
     Borrow,
     Fill,
@@ -95,9 +102,6 @@ def together(lent: Mapping[Loan, LentPages]) -> list[list[Loan]]:
     return sorted(youngest, key=lambda loans: any(lent[loan].state == "lent" for loan in loans))
 
 
-UNKNOWN = "there is no such loan"
-RECALLED = "it was recalled"
-TOO_LONG = "it timed out"
 MOST_STEP_TICKS: Tick = 30_000
 """The longest step time that a recall respects; a debtor with longer steps may lose pages."""
 NO_ROOM = "there is no room"
@@ -186,23 +190,23 @@ class CreditorLedger(ExchangeSide[Loan, LentPages]):
         counts = decode_counts(message.counts, len(self.most_lent))
         problem = self._problem(debtor, message)
         if problem or counts is None:
-            return [_over(debtor, loan, problem or "there are no such pages")]
+            return [over(debtor, loan, problem or "there are no such pages")]
         deadline = now + min(message.ticks_left, MOST_TICKS)
         if message.shares:
             return self._shared(message, counts, deadline)
         lent = self.sum_of(self.open.values())
         limits = zip(lent, counts, self.most_lent, strict=True)
         if any(wanted and had + wanted > most for had, wanted, most in limits):
-            return [_over(debtor, loan, NO_ROOM)]
+            return [over(debtor, loan, NO_ROOM)]
         owner = Owner("loan", loan.debtor, loan.incarnation, loan.number)
         try:
             hold = self._holds.hold_pages(
                 owner, FOREVER, np.asarray(counts, np.int32), model=message.model
             )
         except ValueError as error:
-            return [_over(debtor, loan, str(error))]
+            return [over(debtor, loan, str(error))]
         if hold is None:
-            return [_over(debtor, loan, NO_ROOM)]
+            return [over(debtor, loan, NO_ROOM)]
         places = sorted(self._holds.places(owner).items())
         rows = np.asarray([(group, page) for (group, _), page in places], np.int32)
         return [self._granted(loan, self._new(message, deadline, owner, counts, rows))]
@@ -216,7 +220,7 @@ class CreditorLedger(ExchangeSide[Loan, LentPages]):
             or message.right != entry.right.number
             or entry.state in ("ending", "revoked")
         ):
-            return [_over(debtor, loan, UNKNOWN)]
+            return [over(debtor, loan, UNKNOWN)]
         if entry.state == "lent":  # the answer was lost
             return [Send(debtor, Filled(loan))]
         if entry.state == "filling":
@@ -230,7 +234,7 @@ class CreditorLedger(ExchangeSide[Loan, LentPages]):
         is_taken = transfer in self.pulls or self.is_other_pull(transfer)
         if pages is None or message.number < 1 or is_taken or message.source == self._instance:
             problem = "it cannot be filled from these pages"
-            return [*self._ended(loan, entry), _over(debtor, loan, problem)]
+            return self._over(loan, problem)
         entry.state = "filling"
         entry.filling = transfer
         self.pulls[transfer] = loan
@@ -246,22 +250,22 @@ class CreditorLedger(ExchangeSide[Loan, LentPages]):
         entry = self.open[loan]
         entry.filling = None
         if entry.state == "ending" or problem:
-            over = [] if entry.state == "ending" else [_over(loan.debtor, loan, problem)]
+            is_known = entry.state == "ending"
             self._let_go(entry)
             del self.open[loan]
-            return list(over)
+            return [] if is_known else [over(loan.debtor, loan, problem)]
         self.num_filled += 1
         return self._read(loan, entry)
 
     def given_back(self, debtor: str, message: GiveBack) -> list[Action]:
         """Handle the debtor's notice that it no longer reads the pages."""
         if message.loan.debtor != debtor:
-            return [_over(debtor, message.loan, UNKNOWN)]
+            return [over(debtor, message.loan, UNKNOWN)]
         entry = self.open.get(message.loan)
         ended = [] if entry is None else self._ended(message.loan, entry)
         return [*ended, Send(debtor, GivenBack(message.loan))]
 
-    def over(self, debtor: str, message: LoanOver) -> list[Action]:
+    def on_over(self, debtor: str, message: LoanOver) -> list[Action]:
         entry = self.of(debtor, message.loan)
         return [] if entry is None else self._ended(message.loan, entry)
 
@@ -303,6 +307,7 @@ class CreditorLedger(ExchangeSide[Loan, LentPages]):
             a for loan in loans for a in self._recalled(loan, self.open[loan], now, now + ticks)
         ]
 
+    @override
     def tick(self, now: Tick) -> list[Action]:
         """End expired loans and resend unanswered messages."""
         actions: list[Action] = [
@@ -315,7 +320,7 @@ class CreditorLedger(ExchangeSide[Loan, LentPages]):
             if entry.state == "lent":
                 actions += self._revoked(loan, entry, now)
             else:
-                actions += [*self._ended(loan, entry), _over(loan.debtor, loan, TOO_LONG)]
+                actions += self._over(loan, "it timed out")
         return actions + self.resend(now)
 
     def instance_died(self, instance: str, incarnation: int) -> list[Action]:
@@ -359,7 +364,7 @@ class CreditorLedger(ExchangeSide[Loan, LentPages]):
         loan = message.loan
         other = self.open.get(Loan(loan.debtor, loan.incarnation, message.shares))
         if other is None or other.counts != counts or other.state != "lent" or other.is_ending:
-            return [_over(loan.debtor, loan, UNKNOWN)]
+            return [over(loan.debtor, loan, UNKNOWN)]
         return [self._granted(loan, self._new(message, deadline, other.owner, counts, other.rows))]
 
     def _read(self, loan: Loan, entry: LentPages) -> list[Action]:
@@ -375,7 +380,7 @@ class CreditorLedger(ExchangeSide[Loan, LentPages]):
     def _recalled(self, loan: Loan, entry: LentPages, now: Tick, deadline: Tick) -> list[Action]:
         """Recall one loan, unless it is ending or already recalled for an earlier deadline."""
         if entry.state in ("granted", "filling"):
-            return [*self._ended(loan, entry), _over(loan.debtor, loan, RECALLED)]
+            return self._over(loan, RECALLED)
         is_sooner = entry.deadline is None or deadline < entry.deadline
         if entry.state != "lent" or not is_sooner:
             return []
@@ -403,6 +408,10 @@ class CreditorLedger(ExchangeSide[Loan, LentPages]):
         entry.state, entry.deadline = "revoked", None
         return [*actions, send(entry, Recall(loan, 0), now)]
 
+    @override
+    def _over(self, loan: Loan, why: str) -> list[Action]:
+        return [*self._ended(loan, self.open[loan]), over(loan.debtor, loan, why)]
+
     def _ended(self, loan: Loan, entry: LentPages) -> list[Action]:
         """Forget a loan and release its pages, once no pull writes into them."""
         if entry.state == "ending":
@@ -425,7 +434,3 @@ class CreditorLedger(ExchangeSide[Loan, LentPages]):
         owners = [o.owner for o in self.open.values() if o is not entry and o.has_pages]
         if entry.owner not in owners:
             self._holds.release(entry.owner)
-
-
-def _over(debtor: str, loan: Loan, why: str) -> Send:
-    return Send(debtor, LoanOver(loan, why))

@@ -20,9 +20,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from typing_extensions import override
 
-from kvell.mempool.exchanges import Exchange, ExchangeSide, send
+from kvell.mempool.exchanges import Exchange, ExchangeSide, over, send
 from kvell.mempool.loans.actions import (
+    RECALLED,
+    UNKNOWN,
     Counts,
     LoanFilled,
     LoanGranted,
@@ -47,8 +50,6 @@ from kvell.mempool.owners import Tick
 from kvell.mempool.transfers.actions import Action, Grant, Revoke, Send
 from kvell.mempool.transfers.messages import MOST_TICKS, Transfer
 from kvell.mempool.transfers.numbers import RightNumbers
-
-UNKNOWN = "there is no such loan"
 
 
 @dataclass
@@ -91,20 +92,11 @@ class DebtorLedger(ExchangeSide[Loan, Debt]):
         self.readable: dict[Loan, Debt] = {}
         """The loans that may be read while the creditor's right for them is valid."""
         self._number = 0
-        self._now: Tick = 0
 
     @property
     def is_filling(self) -> bool:
         """Whether creditors are pulling pages of any loan."""
         return any(debt.state == "filling" for debt in self.open.values())
-
-    def creditor_of(self, loan: Loan) -> tuple[str, int]:
-        """Return the creditor and its incarnation, 0 until it has answered.
-
-        :raises KeyError: if the loan has ended.
-        """
-        debt = self.open[loan]
-        return debt.peer, debt.incarnation
 
     def is_shared(self, loan: Loan) -> bool:
         """Return whether a loan shares the pages of another; a loan that has ended does not."""
@@ -188,16 +180,24 @@ class DebtorLedger(ExchangeSide[Loan, Debt]):
             return [Send(debt.peer, LoanOver(loan, "it is no longer needed"))]
         return self._returned(loan, debt)
 
-    def on_lent(self, creditor: str, message: Lent) -> list[Action]:
+    def hear(self, creditor: str, message: Lent | Filled | Recall) -> list[Action]:
+        """Handle a message of a creditor about a loan that it has."""
         debt = self.of(creditor, message.loan)
         if debt is None:
-            return [_over(creditor, message.loan, UNKNOWN)]
+            return [over(creditor, message.loan, UNKNOWN)]
+        if isinstance(message, Lent):
+            return self._on_lent(debt, message)
+        if isinstance(message, Filled):
+            return self._on_filled(debt, message)
+        return self._on_recalled(debt, message)
+
+    def _on_lent(self, debt: Debt, message: Lent) -> list[Action]:
         if debt.state != "asked":  # a duplicate, or the answer to a duplicate ``Borrow``
             return []
         pages = decode_pages(message.pages, sum(debt.counts))
         if pages is None or message.right < 1:
             problem = "the lent pages differ from the request"
-            return [_over(creditor, message.loan, problem), *self._refused(message.loan, problem)]
+            return [over(debt.peer, message.loan, problem), *self._refused(message.loan, problem)]
         debt.state, debt.unanswered = "granted", None
         debt.incarnation, debt.right = message.incarnation, message.right
         debt.pages = by_group(pages, debt.counts)
@@ -207,11 +207,8 @@ class DebtorLedger(ExchangeSide[Loan, Debt]):
             return [send(debt, fill, self._now)]
         return [LoanGranted(message.loan)]
 
-    def on_filled(self, creditor: str, message: Filled) -> list[Action]:
+    def _on_filled(self, debt: Debt, message: Filled) -> list[Action]:
         """Handle the creditor's notice that it has pulled the pages."""
-        debt = self.of(creditor, message.loan)
-        if debt is None:
-            return [_over(creditor, message.loan, UNKNOWN)]
         if debt.state != "filling":
             return []
         debt.state, debt.deadline, debt.unanswered = "lent", None, None
@@ -219,15 +216,12 @@ class DebtorLedger(ExchangeSide[Loan, Debt]):
         self.readable[message.loan] = debt
         return [*self._revoked(debt), LoanFilled(message.loan)]
 
-    def on_recalled(self, creditor: str, message: Recall) -> list[Action]:
+    def _on_recalled(self, debt: Debt, message: Recall) -> list[Action]:
         """Handle a recall: the creditor wants its pages back, or has taken them."""
-        debt = self.of(creditor, message.loan)
-        if debt is None:
-            return [_over(creditor, message.loan, UNKNOWN)]
         if debt.state in ("asked", "returning"):  # the unanswered message is resent anyway
             return []
         if debt.state != "lent" or message.ticks_left <= 0:
-            return self._lost(message.loan, debt, "it was recalled")
+            return self._lost(message.loan, debt, RECALLED)
         deadline = self._now + message.ticks_left
         is_sooner = debt.deadline is None or deadline < debt.deadline
         debt.deadline = deadline  # a later one: the creditor needs them less urgently
@@ -239,7 +233,7 @@ class DebtorLedger(ExchangeSide[Loan, Debt]):
             del self.open[message.loan]
         return []
 
-    def over(self, creditor: str, message: LoanOver) -> list[Action]:
+    def on_over(self, creditor: str, message: LoanOver) -> list[Action]:
         """Handle the creditor's refusal, or its notice that it has no such loan."""
         debt = self.of(creditor, message.loan)
         if debt is None or debt.state == "returning":
@@ -247,12 +241,6 @@ class DebtorLedger(ExchangeSide[Loan, Debt]):
         if debt.state == "asked":
             return self._refused(message.loan, message.why)
         return self._lost(message.loan, debt, message.why)
-
-    def tick(self, now: Tick) -> list[Action]:
-        self._now = now
-        late = self.late(now)
-        actions = [action for loan in late for action in self._late(loan, self.open[loan])]
-        return actions + self.resend(now)
 
     def instance_died(self, instance: str, incarnation: int) -> list[Action]:
         """End the loans of a dead incarnation of a creditor and of earlier ones; 0: of all."""
@@ -301,11 +289,12 @@ class DebtorLedger(ExchangeSide[Loan, Debt]):
             return "the instance lends memory itself"
         return ""
 
-    def _late(self, loan: Loan, debt: Debt) -> list[Action]:
-        problem = "it was recalled" if debt.state == "lent" else "it timed out"
+    @override
+    def _over(self, loan: Loan, why: str) -> list[Action]:
+        debt = self.open[loan]
         if debt.state == "asked":
-            return [_over(debt.peer, loan, problem), *self._refused(loan, problem)]
-        return self._lost(loan, debt, problem)
+            return [over(debt.peer, loan, why), *self._refused(loan, why)]
+        return self._lost(loan, debt, RECALLED if debt.state == "lent" else why)
 
     def _refused(self, loan: Loan, problem: str) -> list[Action]:
         del self.open[loan]
@@ -326,7 +315,3 @@ class DebtorLedger(ExchangeSide[Loan, Debt]):
             return []
         self._numbers.free(transfer.number)
         return [Revoke(transfer)]
-
-
-def _over(creditor: str, loan: Loan, why: str) -> Send:
-    return Send(creditor, LoanOver(loan, why))

@@ -130,10 +130,6 @@ class BufferedPages:
                 self._pages.move_to_end(page_key)
                 self._pages[page_key].used = self._plan
 
-    def pin(self, keys: Iterable[Key]) -> None:
-        """Keep pages until :meth:`unpin` is called as often."""
-        self.pins.update(keys)
-
     def unpin(self, keys: Iterable[Key]) -> None:
         self.pins.subtract(keys)
         self.pins = +self.pins
@@ -141,7 +137,7 @@ class BufferedPages:
     def begin_read(self, keys: Iterable[Key]) -> "KeptPages":
         """Keep pages for another instance, which reads them, until :meth:`end_read`."""
         read = KeptPages(tuple((page_key, self._pages[page_key].holder) for page_key in keys))
-        self.pin(page_key for page_key, _ in read.pages)
+        self.pins.update(page_key for page_key, _ in read.pages)
         for _, holder in read.pages:
             self._buffer.begin_read(holder)
         return read
@@ -150,9 +146,6 @@ class BufferedPages:
         self.unpin(page_key for page_key, _ in read.pages)
         for _, holder in read.pages:
             self._buffer.end_read(holder)
-
-    def is_pinned(self, key: Key) -> bool:
-        return key in self.pins
 
     def make_room(self, need: Sequence[int]) -> None:
         """Drop pages until ``need`` pages of each group fit, or no more can be dropped."""

@@ -14,6 +14,7 @@ Source: MemServe §6.2, where an instance pulls the part of a prompt that a thir
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import override
 
 from kvell.mempool.exchanges import Exchange, ExchangeSide
 from kvell.mempool.owners import Tick
@@ -111,14 +112,11 @@ class Asking(ExchangeSide[int, Exchange]):
             return []
         return [_declined(*answered, action.problem)]
 
-    def tick(self, now: Tick) -> list[Action]:
-        late = self.late(now)
-        return [action for number in late for action in self._over(number, "it timed out")]
-
     def instance_died(self, instance: str) -> list[Action]:
         gone = self.of_instance(instance)
         return [a for number in gone for a in self._over(number, f"{instance} died")]
 
+    @override
     def _over(self, number: int, why: str) -> list[Action]:
         del self.open[number]
         return [Fetched(number, 0, why)]

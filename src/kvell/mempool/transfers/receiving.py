@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from typing_extensions import override
 
 from kvell.memory import Ints
 from kvell.mempool.exchanges import Exchange, ExchangeSide, send
@@ -216,15 +217,11 @@ class Receiving(ExchangeSide[Transfer, _IncomingTransfer]):
         ]
         return [a for transfer in unwanted for a in self._over(transfer, "it is not needed")]
 
-    def tick(self, now: Tick) -> list[Action]:
-        late = self.late(now)
-        actions = [a for transfer in late for a in self._over(transfer, "it timed out")]
-        return actions + self.resend(now)
-
     def instance_died(self, instance: str) -> list[Action]:
         gone = self.of_instance(instance)
         return [action for transfer in gone for action in self.end(transfer)]
 
+    @override
     def _over(self, transfer: Transfer, why: str) -> list[Action]:
         sender = self.open[transfer].peer
         return [*self.end(transfer), Send(sender, Abandon(transfer, why))]

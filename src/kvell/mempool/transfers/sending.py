@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import override
 
 from kvell.memory import Images
 from kvell.mempool.exchanges import Exchange, ExchangeSide, send
@@ -70,7 +71,6 @@ class Sending(ExchangeSide[Transfer, _OutgoingTransfer]):
         self.most_pages = tuple(most_pages)
         """The most pages of each group of the layout that a text has here."""
         self._numbers = numbers
-        self._now: Tick = 0
 
     def begin(
         self,
@@ -170,12 +170,6 @@ class Sending(ExchangeSide[Transfer, _OutgoingTransfer]):
         """Give up a transfer; no effect if it has ended."""
         return self._over(transfer, why) if transfer in self.open else []
 
-    def tick(self, now: Tick) -> list[Action]:
-        self._now = now
-        late = self.late(now)
-        actions = [action for transfer in late for action in self._over(transfer, "it timed out")]
-        return actions + self.resend(now)
-
     def instance_died(self, instance: str) -> list[Action]:
         gone = self.of_instance(instance)
         return [action for transfer in gone for action in self._ended(transfer, f"{instance} died")]
@@ -194,6 +188,7 @@ class Sending(ExchangeSide[Transfer, _OutgoingTransfer]):
         sent.is_offered = True
         return [*grants, send(sent, Offer(transfer, pages, private), self._now)]
 
+    @override
     def _over(self, transfer: Transfer, why: str) -> list[Action]:
         target = self.open[transfer].peer
         return [*self._ended(transfer, why), Send(target, Abandon(transfer, why))]

@@ -64,12 +64,12 @@ def fits_alone(layout: Layout, facts: Facts, tokens: int, chunk_tokens: int) -> 
 
 def longest_request(layout: Layout, limit_tokens: int, chunk_tokens: int = 1) -> int:
     """Return the longest request that fits alone, in tokens up to ``limit_tokens``; 0 if none."""
-    return _largest(limit_tokens, lambda n: _fits(layout, n, 1, min(n, chunk_tokens)))
+    return largest(limit_tokens, lambda n: _fits(layout, n, 1, min(n, chunk_tokens)))
 
 
 def requests_that_fit(layout: Layout, tokens: int, limit: int = 1 << 20) -> int:
     """Return how many requests of ``tokens`` tokens can decode together."""
-    return _largest(limit, lambda n: _fits(layout, tokens, n, 1))
+    return largest(limit, lambda n: _fits(layout, tokens, n, 1))
 
 
 def pool_bytes_for(layout: Layout, tokens: int, chunk_tokens: int = 1) -> int:
@@ -104,7 +104,8 @@ def _large_pages(
     return -(-min(whole, pages + (per_large - 1 if moves_on else 0)) // per_large)
 
 
-def _largest(limit: int, fits: Callable[[int], bool]) -> int:
+def largest(limit: int, fits: Callable[[int], bool]) -> int:
+    """Return the largest number from 0 to ``limit`` that fits, as 0 and all below one do."""
     low = 0
     high = limit
     while low < high:

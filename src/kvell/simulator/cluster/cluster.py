@@ -227,8 +227,9 @@ class VirtualCluster:
         at_seconds = self.loop.next_seconds(self.transport)
         if at_seconds is None:
             return False
-        if not self.loop.advance(at_seconds) and not self.network.deliver():
-            self.loop.run_last()
+        has_run = self.loop.advance(at_seconds) or self.network.deliver()
+        if not has_run and self.loop.last:
+            self.loop.last.popleft()()
         return True
 
     # --------------------------------------------------------------------- faults

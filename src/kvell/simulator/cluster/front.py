@@ -117,8 +117,10 @@ class VirtualFront:
         now_seconds, self._step = self._loop.now_seconds, step
         for event in events:
             if isinstance(event, Tokens):
-                if event.first_index == 0:
-                    self._note_first(event)
+                figures = self.requests[int(event.request_id)]
+                if event.first_index == 0 and figures.first_token_seconds is None:
+                    figures.first_token_seconds = now_seconds + self._request_seconds
+                    figures.first_token_step = step
             elif isinstance(event, Finished):
                 self.moved += event.reason == "moved"
         self._tell_all(self.queue.on_events(instance_id, events, now_seconds))
@@ -189,12 +191,6 @@ class VirtualFront:
             return
         self._ahead_requests += 1
         self._ahead_tokens += figures.prompt_tokens
-
-    def _note_first(self, event: Tokens) -> None:
-        figures = self.requests[int(event.request_id)]
-        if figures.first_token_seconds is None:
-            figures.first_token_seconds = self._loop.now_seconds + self._request_seconds
-            figures.first_token_step = self._step
 
     def _ended(self, index: int, entry: LogEntry, ended: EndedRequest) -> None:
         self.ends[index], self.outputs[index] = ended.finished, entry.output

@@ -597,10 +597,6 @@ class Record:
 Say = Callable[[Sequence[Event]], None]
 
 
-def _nothing() -> None:
-    """Do nothing."""
-
-
 class VirtualInstance(PoolIO):
     """An incarnation of an instance, from its start to its death.
 
@@ -630,7 +626,7 @@ class VirtualInstance(PoolIO):
         self.counts = Counts()
         self.meter = meter
         self.record = record
-        self.watch: Callable[[], None] = _nothing
+        self.watch: Callable[[], None] = lambda: None
         self.is_dead = False
         layout = agent.core.layout
         self.behind = PeerMappings(device, layout.pool_bytes, layout.large_page_bytes)
@@ -729,13 +725,11 @@ class VirtualInstance(PoolIO):
             return self._engine.tell(entry)
         events = self._engine.take_time()
         if isinstance(entry, WatchIndex):
-            return events + self.core.watch_index(self._index_watch)
+            watch = partial(IndexWatch, self.agent.core, with_tokens=False)
+            return events + self.core.watch_index(watch)
         if isinstance(entry, PeerLost):  # between two steps: no step reads its pool
             self.behind.take_away(entry.peer, entry.incarnation)
         return events + self._engine.take(entry)
-
-    def _index_watch(self) -> IndexWatch:
-        return IndexWatch(self.agent.core, with_tokens=False)
 
     @property
     def _is_paused(self) -> bool:
@@ -833,7 +827,10 @@ class VirtualInstance(PoolIO):
     def _act(self, action: Action) -> None:
         if isinstance(action, Send):
             if isinstance(action.message, Prepared):
-                self._count_arriving(action.message)
+                hold = self.agent.holds.get(owner_of(action.message.transfer))
+                if hold is not None:
+                    self.counts.arriving_tokens += len(hold.tokens)
+                    self.counts.arriving_hits += hold.hit_tokens
             elif isinstance(action.message, Offer) and action.message.stages:
                 self._streaming[action.message.transfer.number] = action.instance, action.message
             elif isinstance(action.message, Filled):
@@ -853,13 +850,6 @@ class VirtualInstance(PoolIO):
         elif isinstance(action, Revoke):
             self.rights.remove(action.transfer.number)
             self._streaming.pop(action.transfer.number, None)
-
-    def _count_arriving(self, message: Prepared) -> None:
-        owner = owner_of(message.transfer)
-        if owner in self.agent.holds:
-            hold = self.agent.holds[owner]
-            self.counts.arriving_tokens += len(hold.tokens)
-            self.counts.arriving_hits += hold.hit_tokens
 
     def _wake_at(self, deadline: Tick | None) -> None:
         """Run at a deadline, unless an earlier run is scheduled."""

@@ -41,7 +41,3 @@ class Loop:
             return False
         self._events.pop()()
         return True
-
-    def run_last(self) -> None:
-        if self.last:
-            self.last.popleft()()

@@ -24,10 +24,6 @@ LOOKS = ("layout", "snapshot", "totals")
 """The members that only look."""
 
 
-def _nothing() -> None:
-    """Do nothing."""
-
-
 class MeteredCore:
     """Wrapper that passes all calls on to ``core`` and decides nothing.
 
@@ -38,7 +34,7 @@ class MeteredCore:
 
     def __init__(self, core: MemoryCore) -> None:
         self.nanoseconds = 0
-        self.on_advanced: Callable[[], None] = _nothing
+        self.on_advanced: Callable[[], None] = lambda: None
         self._core = core
         self._advance = self._timed(core.advance)
 
@@ -136,7 +132,8 @@ class InstanceMeter:
 
         False if the first waiting requests only wait for a prefix that another request computes.
         """
-        before, self._held_back = self._held_back, self.engine.counters.prefix_waits
+        before = self._held_back
+        self._held_back = self.engine.scheduler.seats.rungs["wait_for_prefix"]
         held_back = self._held_back - before
         has_tokens = plan.num_tokens < self.engine.limits.max_num_batched_tokens
         has_seats = len(self.engine.running) < self.engine.limits.max_num_seqs

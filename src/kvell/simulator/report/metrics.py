@@ -89,7 +89,8 @@ def needed_bytes(
         live = sum(live_units(kind, policy, r.facts, r.computed) for r in mine)
         shared = repeated
         if (kind, policy) != own:
-            shared = min(shared, sum(_live_hit_tokens(policy, r) for r in mine))
+            begins = ((r.hit_tokens, policy.active_start(r.computed)) for r in mine)
+            shared = min(shared, sum(max(0, hit - begin) for hit, begin in begins))
         needed += max(0, live - shared) * unit_bytes
     return needed
 
@@ -100,10 +101,6 @@ def _held_pages(group: GroupSpec, policy: GroupPolicy, request: RunningRequest) 
     if dropped_tokens(group, facts) and computed >= facts.prompt_tokens:
         return kept_to(group, facts, computed)
     return end_position(group, facts, computed, computed) - first
-
-
-def _live_hit_tokens(policy: GroupPolicy, request: RunningRequest) -> int:
-    return max(0, request.hit_tokens - policy.active_start(request.computed))
 
 
 def _parts(group: GroupSpec, layers: Sequence[LayerSpec]) -> Parts:

@@ -1,5 +1,7 @@
 """Helpers of the trace generators: new ids, arrivals, keyed random numbers."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import blake2b
 
 import numpy as np
@@ -33,6 +35,19 @@ def draw_unrelated(arrivals: Seconds, prompts: BlockIds, outputs: BlockIds) -> l
         TraceRow(float(at), int(prompt), int(output))
         for at, prompt, output in zip(arrivals, prompts, outputs, strict=True)
     ]
+
+
+def draw_related(
+    arrivals: Seconds,
+    prompts: BlockIds,
+    outputs: BlockIds,
+    texts: Sequence[BlockIds],
+    block_tokens: int,
+) -> list[TraceRow]:
+    """Return requests whose prompts begin with these texts, given as ids of blocks."""
+    rows = draw_unrelated(arrivals, prompts, outputs)
+    named = zip(rows, texts, strict=True)
+    return [replace(row, block_ids=ids, block_tokens=block_tokens) for row, ids in named]
 
 
 def keyed_fraction(*key: int) -> float:

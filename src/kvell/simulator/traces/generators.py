@@ -10,6 +10,7 @@ from kvell.simulator.traces.drawing import (
     REQUESTS_PER_SECOND,
     Draw,
     NewIds,
+    draw_related,
     draw_unrelated,
     poisson_arrivals,
 )
@@ -119,16 +120,8 @@ def arxiv_qa(draw: Draw, count: int) -> list[TraceRow]:
     arrivals = poisson_arrivals(draw, count)
     texts = [ids.take(int(length) // ARTICLE_BLOCK_TOKENS) for length in lengths]
     outputs = draw.integers(50, 200, count, endpoint=True)
-    return [
-        TraceRow(
-            float(arrivals[i]),
-            int(lengths[article] + questions[i]),
-            int(outputs[i]),
-            texts[article],
-            ARTICLE_BLOCK_TOKENS,
-        )
-        for i, article in enumerate(of.tolist())
-    ]
+    named = [texts[article] for article in of.tolist()]
+    return draw_related(arrivals, lengths[of] + questions, outputs, named, ARTICLE_BLOCK_TOKENS)
 
 
 def mmlu_pro(draw: Draw, count: int) -> list[TraceRow]:
@@ -142,17 +135,10 @@ def mmlu_pro(draw: Draw, count: int) -> list[TraceRow]:
     examples = [ids.take(int(n)) for n in blocks]
     questions = np.minimum(draw.lognormal(5.2, 0.6, count).astype(np.int64) + 20, 876)
     outputs = draw.integers(16, 256, count, endpoint=True)
-    subjects = draw.integers(0, EXAM_SUBJECTS, count).tolist()
-    return [
-        TraceRow(
-            float(arrivals[i]),
-            len(examples[subject]) * TEXT_BLOCK_TOKENS + int(questions[i]),
-            int(outputs[i]),
-            examples[subject],
-            TEXT_BLOCK_TOKENS,
-        )
-        for i, subject in enumerate(subjects)
-    ]
+    subjects = draw.integers(0, EXAM_SUBJECTS, count)
+    prompts = blocks[subjects] * TEXT_BLOCK_TOKENS + questions
+    named = [examples[subject] for subject in subjects.tolist()]
+    return draw_related(arrivals, prompts, outputs, named, TEXT_BLOCK_TOKENS)
 
 
 def ministral_static(draw: Draw, count: int) -> list[TraceRow]:
@@ -206,18 +192,9 @@ def tree(draw: Draw, count: int) -> list[TraceRow]:
         prefixes += [ids.take(int(draw.integers(*TREE_PREFIX_TOKENS, endpoint=True)))] * users
     tails = draw.integers(1, 500, count, endpoint=True)
     outputs = draw.integers(20, 200, count, endpoint=True)
-    order = draw.permutation(count).tolist()
-    arrivals = poisson_arrivals(draw, count)
-    return [
-        TraceRow(
-            float(arrivals[i]),
-            len(prefixes[family]) + int(tails[i]),
-            int(outputs[i]),
-            prefixes[family],
-            1,
-        )
-        for i, family in enumerate(order)
-    ]
+    named = [prefixes[family] for family in draw.permutation(count).tolist()]
+    prompts = np.array([len(prefix) for prefix in named]) + tails
+    return draw_related(poisson_arrivals(draw, count), prompts, outputs, named, 1)
 
 
 @dataclass(frozen=True)

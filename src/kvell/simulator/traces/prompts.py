@@ -49,7 +49,8 @@ class PromptMaker:
         self._before = predecessors(rows)
         self._images_in_text = images_in_text
         for index, row in enumerate(rows):
-            if problem := continuation_problem(row, self._row_before(rows, index)):
+            before = self._before[index]
+            if problem := continuation_problem(row, None if before is None else rows[before]):
                 raise ChangeSomething("--trace", f"row {index}", f"continues {problem}", "mend it")
         self._rows = rows
         self._block_tokens = max((row.block_tokens for row in rows), default=0)
@@ -96,26 +97,16 @@ class PromptMaker:
 
     def _turns(self, index: int) -> list[int]:
         turns = [index]
-        while (before := self._continued(turns[-1])) is not None:
+        while self._rows[turns[-1]].continues and (before := self._before[turns[-1]]) is not None:
             turns.append(before)
         return turns[::-1]
-
-    def _continued(self, index: int) -> int | None:
-        return self._before[index] if self._rows[index].continues else None
 
     def _write_named(self, tokens: Tokens, row: TraceRow) -> int:
         """Write the blocks that have ids; return where they end."""
         named = min(len(row.block_ids) * row.block_tokens, row.prompt_tokens)
         if named:
-            tokens[:named] = self._shared_runs(row)[:named]
+            firsts = 1 + np.searchsorted(self._known, row.block_ids) * self._block_tokens
+            inside = np.arange(row.block_tokens, dtype=np.int32)
+            blocks: Tokens = (firsts.astype(np.int32)[:, None] + inside).reshape(-1)
+            tokens[:named] = blocks[:named]
         return named
-
-    def _row_before(self, rows: Sequence[TraceRow], index: int) -> TraceRow | None:
-        before = self._before[index]
-        return None if before is None else rows[before]
-
-    def _shared_runs(self, row: TraceRow) -> Tokens:
-        firsts = 1 + np.searchsorted(self._known, row.block_ids) * self._block_tokens
-        inside = np.arange(row.block_tokens, dtype=np.int32)
-        blocks: Tokens = (firsts.astype(np.int32)[:, None] + inside).reshape(-1)
-        return blocks

@@ -42,7 +42,3 @@ class LauncherName:
             return None
         cluster, instance_id, group, index = words
         return LauncherName(cluster, instance_id, group, int(index))
-
-
-def manager_name(cluster: str, manager: str) -> str:
-    return f"{cluster}/{manager}"

@@ -70,7 +70,9 @@ def sorted_out(
     """
     placed = {group.name: group for group in groups if group.is_placed}
     kept = {name: bundle for name, bundle in record.items() if bundle.group in placed}
-    at_home = [name for name in launchers if kept.get(name.instance_id) == bundle_of(name)]
+    at_home = [
+        name for name in launchers if kept.get(name.instance_id) == Bundle(name.group, name.index)
+    ]
     if not at_home:
         return Remains(
             stray_groups=[group.name for group in groups], stray_launchers=list(launchers)
@@ -85,7 +87,3 @@ def sorted_out(
         stray_groups=[group.name for group in groups if group.name not in used],
         stray_launchers=[name for name in launchers if name not in at_home],
     )
-
-
-def bundle_of(launcher: LauncherName) -> Bundle:
-    return Bundle(launcher.group, launcher.index)

@@ -13,7 +13,7 @@ from kvell.fleet.manager.settings import ClusterSettings
 from kvell.fleet.placing.placement import PlacingError
 from kvell.fleet.placing.ray.connection import await_answer, call, connect, disconnect
 from kvell.fleet.placing.ray.manager_actor import LISTEN_SECONDS, ManagerActor
-from kvell.fleet.placing.ray.names import NAMESPACE, manager_name
+from kvell.fleet.placing.ray.names import NAMESPACE
 
 
 async def find_manager(address: str, settings: ClusterSettings) -> tuple[str, bytes]:
@@ -37,7 +37,7 @@ async def find_manager(address: str, settings: ClusterSettings) -> tuple[str, by
 
 def _manager(settings: ClusterSettings) -> Any:
     kind = ray.remote(ManagerActor).options(
-        name=manager_name(settings.name, MANAGER),
+        name=f"{settings.name}/{MANAGER}",
         namespace=NAMESPACE,
         lifetime="detached",
         max_restarts=-1,

@@ -192,21 +192,15 @@ class TcpPages:
                 raise ProtocolError("received a piece of another size")
             channel.receive(views, look)
             if checksum(views) != head.checksum:
-                return _why_damaged(channel.hear(_REPLIES, REPLY_BYTES, look))
+                # The reason is a right that was revoked during the read, or the network.
+                following = channel.hear(_REPLIES, REPLY_BYTES, look)
+                if isinstance(following, ReadEnded) and following.problem:
+                    return following.problem
+                raise ProtocolError("a piece was damaged in transit: its checksum differs")
         end = channel.hear(_REPLIES, REPLY_BYTES, look)
         if isinstance(end, PieceHead):
             raise ProtocolError("received more than was requested")
         return end.problem
-
-
-def _why_damaged(following: Reply) -> str:
-    """Return the reason for a bad checksum, a right that was revoked during the read.
-
-    :raises ProtocolError: when the right was valid, so that the network corrupted the bytes.
-    """
-    if isinstance(following, ReadEnded) and following.problem:
-        return following.problem
-    raise ProtocolError("a piece was damaged in transit: its checksum differs")
 
 
 PIECE_SECONDS = 10.0

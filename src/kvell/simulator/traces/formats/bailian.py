@@ -9,7 +9,7 @@ import numpy as np
 from kvell.simulator.traces.formats.fields import Fields, show
 from kvell.simulator.traces.formats.line_formats import LineFormat
 from kvell.simulator.traces.formats.mooncake import HASH_IDS, LENGTHS, lengths_row
-from kvell.simulator.traces.rows import BlockIds, TraceRow
+from kvell.simulator.traces.rows import TraceRow
 
 BLOCK_TOKENS = 16
 NO_PARENT = -1
@@ -36,7 +36,10 @@ def bailian_rows(objects: Iterable[Fields], block_tokens: int | None) -> Iterato
         is_first = parent == NO_PARENT
         session = str(chat) if is_first else sessions.get(parent, str(parent))
         sessions[chat] = session
-        yield replace(row, block_ids=_combined(row.block_ids), session=session)
+        own = row.block_ids.tolist()
+        chained = accumulate(own, lambda before, block: hash((before, block)), initial=0)
+        ids = np.fromiter(chained, np.int64, len(own) + 1)[1:]
+        yield replace(row, block_ids=ids, session=session)
 
 
 def _id(fields: Fields, name: str) -> int | str:
@@ -44,8 +47,3 @@ def _id(fields: Fields, name: str) -> int | str:
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise fields.wrong(name, f"is {show(value)}, neither a whole number nor text")
     return value
-
-
-def _combined(ids: BlockIds) -> BlockIds:
-    chained = accumulate(ids.tolist(), lambda before, own: hash((before, own)), initial=0)
-    return np.fromiter(chained, np.int64, len(ids) + 1)[1:]

@@ -89,10 +89,11 @@ class Fields:
         values = self.raw.get(name)
         if values is None or values == []:
             return NO_IDS
-        if isinstance(values, list) and all(map(_is_id, values)):
-            return np.array([_signed(value) for value in values], np.int64)
-        if isinstance(values, list) and all(map(_is_hex, values)):
-            return np.array([_hex_id(value) for value in values], np.int64)
+        listed: list[Any] = values if isinstance(values, list) else [None]
+        if all(type(value) is int and -LARGEST_ID <= value < ID_VALUES for value in listed):
+            return np.array([_signed(value) for value in listed], np.int64)
+        if all(isinstance(value, str) and HEX.fullmatch(value) for value in listed):
+            return np.array([_hex_id(value) for value in listed], np.int64)
         problem = "is not a list of whole numbers of 64 bits, or of hexadecimal texts"
         raise self.wrong(name, f"{problem} of at most {MOST_HEX_DIGITS} digits")
 
@@ -119,17 +120,9 @@ def _is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_id(value: object) -> bool:
-    return type(value) is int and -LARGEST_ID <= value < ID_VALUES
-
-
 def _signed(value: int) -> int:
     """Return the int64 with the same bits as an unsigned number of 64 bits."""
     return value if value <= LARGEST_ID else value - ID_VALUES
-
-
-def _is_hex(value: object) -> bool:
-    return isinstance(value, str) and HEX.fullmatch(value) is not None
 
 
 def _hex_id(text: str) -> int:

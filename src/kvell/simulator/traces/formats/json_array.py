@@ -75,7 +75,9 @@ class _Reader:
             try:
                 element, end = self._decoder.raw_decode(self._text, self._at)
             except json.JSONDecodeError as error:
-                if self._is_whole or not self._is_cut_off(error):
+                is_open_text = error.msg.startswith("Unterminated string")
+                is_cut_off = is_open_text or error.pos + WORD_CHARS >= len(self._text)
+                if self._is_whole or not is_cut_off:
                     self._step_to(min(error.pos, len(self._text)))
                     raise self._wrong(f"is not JSON ({error.msg})") from error
             except RecursionError as error:
@@ -89,10 +91,6 @@ class _Reader:
             if have > MOST_ELEMENT_CHARS:
                 raise self._wrong(f"begins an object of more than {MOST_ELEMENT_CHARS} characters")
             self._read_more(have)  # twice as much, so that few tries are in vain
-
-    def _is_cut_off(self, error: json.JSONDecodeError) -> bool:
-        is_open_text = error.msg.startswith("Unterminated string")
-        return is_open_text or error.pos + WORD_CHARS >= len(self._text)
 
     def _step_to(self, end: int) -> None:
         self.line += self._text.count("\n", self._at, end)

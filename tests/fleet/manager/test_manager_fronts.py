@@ -12,8 +12,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from kvell.cluster.fronts import FrontTable
 from kvell.errors import ChangeSomething
+from kvell.fleet.manager.messages import FrontBeat
+from kvell.fleet.manager.steered import FrontTable
 from tests.depth import machine
 
 LEASE, LONELY = 10.0, 60.0
@@ -60,7 +61,7 @@ class Fronts(RuleBasedStateMachine):
         self.signs[front].append(self.now)
         self.loads[front] = loads
         self.ever.add(front)
-        assert self.table.on_beat(front, loads, roles, changes, self.now) == is_newer
+        assert self.table.on_beat(front, FrontBeat(loads, roles, changes), self.now) == is_newer
 
     @precondition(lambda self: self.there())
     @rule(data=st.data(), asks=st.booleans())
@@ -74,9 +75,9 @@ class Fronts(RuleBasedStateMachine):
     @rule(front=fronts)
     def says_nothing_sensible(self, front: str) -> None:
         with pytest.raises(ChangeSomething, match="below 0"):
-            self.table.on_beat(front, {"decode-0": -1}, {}, 1_000, self.now)
+            self.table.on_beat(front, FrontBeat({"decode-0": -1}, {}, 1_000), self.now)
         with pytest.raises(ChangeSomething, match="is not a role"):
-            self.table.on_beat(front, {}, {"decode-0": "boss"}, 1_000, self.now)
+            self.table.on_beat(front, FrontBeat({}, {"decode-0": "boss"}, 1_000), self.now)
 
     @rule(instance=st.sampled_from(INSTANCES), role=st.sampled_from(("prefill", "decode")))
     def manager_decides(self, instance: str, role: str) -> None:
@@ -165,7 +166,7 @@ def test_a_front_that_died_after_the_last_one_left_is_waited_for() -> None:
 
 def test_a_front_whose_connection_was_cut_keeps_its_load_until_its_lease_ends() -> None:
     table = FrontTable(LEASE, LONELY, 0.0)
-    table.on_beat("front-a", {"decode-0": 300}, {}, 0, 0.0)
+    table.on_beat("front-a", FrontBeat({"decode-0": 300}), 0.0)
     table.came("front-a", 8.0)
     assert table.loads(17.0) == {"decode-0": 300}
     assert table.loads(18.0) == {}
@@ -176,8 +177,8 @@ def test_a_front_whose_connection_was_cut_keeps_its_load_until_its_lease_ends() 
 def test_a_manager_that_has_just_started_learns_the_roles() -> None:
     table = FrontTable(LEASE, LONELY, 0.0)
     old, new = {"decode-0": "prefill"}, {"decode-0": "prefill", "decode-1": "prefill"}
-    assert table.on_beat("front-a", {}, new, 6, 0.0)
-    assert not table.on_beat("front-b", {}, old, 5, 0.0)
+    assert table.on_beat("front-a", FrontBeat({}, new, 6), 0.0)
+    assert not table.on_beat("front-b", FrontBeat({}, old, 5), 0.0)
     assert (table.roles, table.role_changes) == (new, 6)
     table.change_role("decode-1", "decode")
     assert (table.roles["decode-1"], table.role_changes) == ("decode", 7)
