@@ -198,7 +198,6 @@ def test_inputs_of_a_body() -> None:
     assert EmbeddingsRequest(input=[1, 2]).inputs() == [[1, 2]]
     assert EmbeddingsRequest(input=["a", "b"]).inputs() == ["a", "b"]
     assert EmbeddingsRequest(input=[[1], [2]]).inputs() == [[1], [2]]
-    assert EmbeddingsRequest(input="a").encoding() == "float"
 
 
 def test_a_vector_that_is_cut_has_length_one_again() -> None:
