@@ -11,7 +11,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -56,7 +56,7 @@ from kvell.server.text.named_texts import TextOptions, texts_of
 from kvell.server.text.text_bounds import chars_within
 from kvell.server.text.text_encoder import TextEncoder
 from kvell.server.text.text_model import TextModel
-from kvell.server.text.text_stream import TextDelta, text_deltas
+from kvell.server.text.text_stream import TextDelta, WholeAnswer, text_deltas
 from kvell.vocabulary import RequestId
 
 Prompt = str | Mapping[str, Any] | Sequence[int] | NDArray[np.integer[Any]]
@@ -266,19 +266,13 @@ class AsyncEngine:
         known_id = request_id or uuid.uuid4().hex
         spec = _spec(known_id, ids, params, cache_salt, name, session, priority=priority)
         kind = params.output_kind
-        whole = TextDelta("")
+        whole = WholeAnswer()
         total = 0.0
         all_likely = list[dict[int, Logprob]]()
         output = partial(_output, known_id, ids.tolist(), params=params)
         async with aclosing(text_deltas(self._front, served, spec)) as deltas:
             async for _, delta in deltas:
-                whole = replace(
-                    delta,
-                    text=whole.text + delta.text,
-                    token_ids=[*whole.token_ids, *delta.token_ids],
-                    logprobs=[*whole.logprobs, *delta.logprobs],
-                    prompt_logprobs=[*whole.prompt_logprobs, *delta.prompt_logprobs],
-                )
+                whole.push(delta)
                 likely = list[dict[int, Logprob]]()
                 if params.logprobs is not None:
                     likely = logprobs_by_token(delta.token_ids, delta.logprobs, served.token_text)
@@ -287,7 +281,7 @@ class AsyncEngine:
                 if kind is RequestOutputKind.DELTA:
                     yield output(delta, likely=likely, total=total)
                 elif kind is RequestOutputKind.CUMULATIVE or delta.finish_reason is not None:
-                    yield output(whole, likely=list(all_likely), total=total)
+                    yield output(whole.delta(), likely=list(all_likely), total=total)
 
     async def chat(
         self,
