@@ -11,7 +11,8 @@ import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -46,7 +47,7 @@ from kvell.fleet.started.pool_settings import PoolSettings
 from kvell.front.front import Front
 from kvell.front.routes import conversation_key, prompt_key
 from kvell.local.jobs import chosen_sampling, embedding_output, one_each
-from kvell.local.outputs import CompletionOutput, delta_of, logprobs_by_token
+from kvell.local.outputs import CompletionOutput, Logprob, logprobs_by_token
 from kvell.mempool.rendezvous import PageTransport, PdCaching
 from kvell.models.sources.progress import Progress, quiet
 from kvell.server.text.embeddings import embed
@@ -55,7 +56,7 @@ from kvell.server.text.named_texts import TextOptions, texts_of
 from kvell.server.text.text_bounds import chars_within
 from kvell.server.text.text_encoder import TextEncoder
 from kvell.server.text.text_model import TextModel
-from kvell.server.text.text_stream import TextDelta, text_deltas
+from kvell.server.text.text_stream import TextDelta, WholeAnswer, text_deltas
 from kvell.vocabulary import RequestId
 
 Prompt = str | Mapping[str, Any] | Sequence[int] | NDArray[np.integer[Any]]
@@ -264,15 +265,23 @@ class AsyncEngine:
         params = await self._encoders[name].with_bad_words(params.choices()[0])
         known_id = request_id or uuid.uuid4().hex
         spec = _spec(known_id, ids, params, cache_salt, name, session, priority=priority)
-        output = StreamedOutput(known_id, ids.tolist(), [], "")
         kind = params.output_kind
+        whole = WholeAnswer()
+        total = 0.0
+        all_likely = list[dict[int, Logprob]]()
+        output = partial(_output, known_id, ids.tolist(), params=params)
         async with aclosing(text_deltas(self._front, served, spec)) as deltas:
             async for _, delta in deltas:
-                earlier, output = output, _longer(output, delta, params, served)
+                whole.push(delta)
+                likely = list[dict[int, Logprob]]()
+                if params.logprobs is not None:
+                    likely = logprobs_by_token(delta.token_ids, delta.logprobs, served.token_text)
+                    all_likely += likely
+                    total += sum(entry.logprob for entry in delta.logprobs)
                 if kind is RequestOutputKind.DELTA:
-                    yield _part(output, earlier)
-                elif kind is RequestOutputKind.CUMULATIVE or output.finished:
-                    yield output
+                    yield output(delta, likely=likely, total=total)
+                elif kind is RequestOutputKind.CUMULATIVE or delta.finish_reason is not None:
+                    yield output(whole.delta(), likely=list(all_likely), total=total)
 
     async def chat(
         self,
@@ -426,55 +435,40 @@ def _spec(
     )
 
 
-def _longer(
-    output: StreamedOutput, delta: TextDelta, params: SamplingParams, served: TextModel
+def _output(
+    request_id: str,
+    prompt: list[int],
+    piece: TextDelta,
+    params: SamplingParams,
+    likely: list[dict[int, Logprob]],
+    total: float,
 ) -> StreamedOutput:
-    token_ids = [*output.token_ids, *delta.token_ids]
-    text = output.text + delta.text
-    likely = None if params.logprobs is None else [*(output.logprobs or ()), *delta.logprobs]
-    scores = None
-    if params.prompt_logprobs is not None:
-        scores = [*(output.prompt_logprobs or ()), *delta.prompt_logprobs]
-    by_token = total = None
-    if likely is not None:
-        by_token = logprobs_by_token(delta.token_ids, delta.logprobs, served.token_text)
-        total = sum(entry.logprob for entry in delta.logprobs)
-        if output.outputs:
-            by_token = (output.outputs[0].logprobs or []) + by_token
-            total += output.outputs[0].cumulative_logprob or 0.0
+    """Return a piece of an answer, or the answer so far, as an output.
+
+    :param likely: the chosen and the likeliest tokens of each of its positions.
+    :param total: sum of the logprobs of all tokens so far.
+    """
+    has_logprobs = params.logprobs is not None
     answer = CompletionOutput(
         0,
-        text,
-        token_ids,
-        total,
-        by_token,
-        delta.finish_reason,
-        delta.stop_reason,
+        piece.text,
+        list(piece.token_ids),
+        total if has_logprobs else None,
+        likely if has_logprobs else None,
+        piece.finish_reason,
+        piece.stop_reason,
     )
     return StreamedOutput(
-        output.request_id,
-        output.prompt_token_ids,
-        token_ids,
-        text,
-        delta.finish_reason,
-        delta.usage.cached_tokens,
-        likely,
-        scores,
-        delta.stop_reason,
+        request_id,
+        prompt,
+        answer.token_ids,
+        answer.text,
+        piece.finish_reason,
+        piece.usage.cached_tokens,
+        list(piece.logprobs) if has_logprobs else None,
+        None if params.prompt_logprobs is None else list(piece.prompt_logprobs),
+        piece.stop_reason,
         [answer],
-    )
-
-
-def _part(output: StreamedOutput, earlier: StreamedOutput) -> StreamedOutput:
-    new = delta_of(output.outputs[0], earlier.outputs[0] if earlier.outputs else None)
-    start, scored = len(earlier.token_ids), len(earlier.prompt_logprobs or ())
-    return replace(
-        output,
-        token_ids=new.token_ids,
-        text=new.text,
-        logprobs=None if output.logprobs is None else output.logprobs[start:],
-        prompt_logprobs=None if output.prompt_logprobs is None else output.prompt_logprobs[scored:],
-        outputs=[new],
     )
 
 

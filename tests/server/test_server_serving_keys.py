@@ -27,8 +27,8 @@ def key_file(tmp_path: Path) -> Path:
 
 
 def tenant(keys: ServingKeys, key: bytes) -> str | None:
-    holder = keys.ring.find(key)
-    return None if holder is None else holder.key.tenant
+    account = keys.ring.find(key)
+    return None if account is None else account.key.tenant
 
 
 def test_without_keys_the_ring_is_empty() -> None:
@@ -37,9 +37,9 @@ def test_without_keys_the_ring_is_empty() -> None:
 
 def test_a_single_key_is_an_operators() -> None:
     keys = ServingKeys(ServeOptions(api_key="secret"))
-    holder = keys.ring.find(b"secret")
-    assert holder is not None
-    assert holder.key.is_operator
+    account = keys.ring.find(b"secret")
+    assert account is not None
+    assert account.key.is_operator
     assert len(keys.ring) == 1
 
 

@@ -209,13 +209,6 @@ def _take_turn(
             if not as_json:
                 click.echo(piece, nl=False)
     except KeyboardInterrupt:
-        _close(pieces)
+        pieces.close()  # its request frees its memory immediately
     click.echo(json.dumps({"role": "assistant", "content": answer}) if as_json else "")
     return answer
-
-
-def _close(pieces: Iterator[str]) -> None:
-    """End a stream early so that its request frees its memory immediately."""
-    close = getattr(pieces, "close", None)
-    if close is not None:
-        close()

@@ -175,7 +175,8 @@ def _run_all(model: "LLM", job: Job) -> None:
         prompts, sampling = [prompt_input(model, job)], [job.sampling]
     else:
         prompts = [_asked(line) for line in job.lines]
-        sampling = [_of_line(line, job.sampling) for line in job.lines]
+        limits = [line.max_tokens or job.sampling.max_tokens for line in job.lines]
+        sampling = [replace(job.sampling, max_tokens=limit) for limit in limits]
     results = model.generate(prompts, sampling, sequential=job.sequential)
     if job.as_json:
         click.echo(as_json(results, model.stats()))
@@ -189,10 +190,6 @@ def _asked(line: PromptLine) -> Any:
         return line.prompt
     key = "prompt" if isinstance(line.prompt, str) else "prompt_token_ids"
     return {key: line.prompt, "model": line.model}
-
-
-def _of_line(line: PromptLine, sampling: SamplingParams) -> SamplingParams:
-    return replace(sampling, max_tokens=line.max_tokens) if line.max_tokens else sampling
 
 
 def as_json(results: Sequence[Any], stats: Mapping[str, Any]) -> str:

@@ -2,20 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib import resources
 from types import MappingProxyType
 
-import msgspec
-
 from kvell.equivalents.other import Other
-from kvell.wire.decoding import decode
+from kvell.wire.decoding import decode_packaged
 
 MERGE_ADAPTER = "merge the adapter into the model, and serve that"
 
-_TABLES = decode(
-    msgspec.json.Decoder(dict[str, dict[str, Other]]),
-    resources.files("kvell.equivalents").joinpath("arguments.json").read_bytes(),
-)
+_TABLES = decode_packaged(dict[str, dict[str, Other]], "kvell.equivalents", "arguments.json")
 _PROCESSORS = replace(_TABLES["SamplingParams"]["logits_processors"], values=([], ()))
 
 SAMPLING_OTHERS: Mapping[str, Other] = MappingProxyType(

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 from kvell.errors import ChangeSomething
 from kvell.wire.decoding import MalformedError, decode_json
@@ -10,12 +11,13 @@ MOST_LEVELS = 16
 
 
 def with_fields_as_json(
-    args: Sequence[str], takes_json: Callable[[str], bool], takes_value: Callable[[str], bool]
+    args: Sequence[str], taken: Callable[[str], Literal["", "value", "json"]]
 ) -> list[str]:
     """Return words in which the dotted fields of a flag are one JSON object, at the first's place.
 
     A name that ends with ``+`` appends to a list.
 
+    :param taken: returns what a flag takes; "" for nothing.
     :raises ChangeSomething: for a field without a value, or inside a value that is no object.
     """
     words: list[str] = []
@@ -28,9 +30,9 @@ def with_fields_as_json(
         name, mark, value = word.partition("=")
         flag, dot, path = name.partition(".")
         flag = flag.replace("_", "-") if flag.startswith("--") else flag
-        if not dot or not takes_json(flag):
+        if not dot or taken(flag) != "json":
             words.append(word)
-            if not mark and takes_value(flag):
+            if not mark and taken(flag):
                 words += [given for given in (next(rest, None),) if given is not None]
             continue
         text = value if mark else next(rest, None)

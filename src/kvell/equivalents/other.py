@@ -56,7 +56,7 @@ def check_others(
             raise unknown_argument(owner, place + name, value, {place + each for each in names})
         if not other.is_taken(value):
             problem = f"{owner} does not support it"
-            raise ChangeSomething(place + name, _shown(value), problem, other.remedy)
+            raise ChangeSomething(place + name, show(value), problem, other.remedy)
         if other.why and value is not None:
             logger.info("%s: %s has no effect: %s", owner, name, other.why)
 
@@ -91,9 +91,9 @@ def unknown_argument(
 ) -> UnknownArgument:
     near = nearest(name, names, NEAR)
     remedy = f"did you mean {near[0]}?" if near else "leave it out"
-    return UnknownArgument(name, _shown(value), f"is not an argument of {owner}", remedy)
+    return UnknownArgument(name, show(value), f"is not an argument of {owner}", remedy)
 
 
-def _shown(value: object) -> str:
+def show(value: object) -> str:
     text = repr(value)
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…"

@@ -7,7 +7,6 @@ accepted (Kvell does it anyway), or refused; the latter two say why.
 
 import json
 from collections.abc import Callable, Mapping
-from importlib import resources
 from types import MappingProxyType
 from typing import Literal
 
@@ -23,7 +22,7 @@ from kvell.equivalents.translations import (
     instances,
     structured_words,
 )
-from kvell.wire.decoding import decode
+from kvell.wire.decoding import decode_packaged
 
 MOST_LOGPROBS = 20
 """The most log probabilities at a token that a request may ask for."""
@@ -101,10 +100,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     commands: dict[str, OtherCommand]
 
 
-_FILE = decode(
-    msgspec.json.Decoder(_File),
-    resources.files("kvell.equivalents").joinpath("equivalents.json").read_bytes(),
-)
+_FILE = decode_packaged(_File, "kvell.equivalents", "equivalents.json")
 EQUIVALENTS = _FILE.flags
 _BY_NAME = {name: entry for entry in EQUIVALENTS for name in entry.names}
 VALUES: Mapping[str, Mapping[str, str]] = MappingProxyType(_FILE.values)

@@ -3,18 +3,18 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from kvell.engine.protocol.given import show
 from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.messages import Finished
 from kvell.engine.protocol.pooling import EmbeddingOutput, vector_of
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.beam_search import BeamSearch
+from kvell.equivalents.other import show
 from kvell.errors import ChangeSomething, RequestFailed
 from kvell.local.outputs import (
     CompletionOutput,
@@ -29,33 +29,6 @@ from kvell.models.text.bad_words import bad_word_tokens
 from kvell.models.text.detokenizer import IncrementalDetokenizer
 from kvell.models.text.tokenizer import Tokenizer
 from kvell.vocabulary import FinishReason
-
-
-class Job(Protocol):
-    """A request in progress."""
-
-    @property
-    def spec(self) -> RequestSpec:
-        """The request to the engine."""
-        ...
-
-    def take(
-        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], now_seconds: float
-    ) -> bool:
-        """Append new tokens; return whether to cancel the request."""
-        ...
-
-    def score(self, logprobs: Sequence[TokenLogprobs]) -> None:
-        """Append log probabilities of further tokens of the prompt."""
-        ...
-
-    def begin(self, now_seconds: float) -> None:
-        """Note that the request has been submitted."""
-        ...
-
-    def end(self, event: Finished, now_seconds: float) -> None:
-        """Store the engine's last event of the request."""
-        ...
 
 
 @dataclass(eq=False)
@@ -92,11 +65,12 @@ class AnswerJob:
         ends = EndTokens(sequence, stop_ids, are_shown=shows)
         self._writer = AnswerText(detokenizer, sampling.stop, ends, sampling.min_tokens)
 
-    def score(self, logprobs: Sequence[TokenLogprobs]) -> None:
+    def add_prompt_logprobs(self, logprobs: Sequence[TokenLogprobs]) -> None:
         """Append log probabilities of further tokens of the prompt."""
         self.prompt_logprobs.extend(logprobs)
 
     def begin(self, now_seconds: float) -> None:
+        """Note that the request has been submitted."""
         self.began_seconds = now_seconds
 
     def take(
@@ -204,7 +178,7 @@ class EmbeddingJob:
         """Raise an error: no tokens were requested."""
         raise RuntimeError(f"the engine sent {len(token_ids)} tokens in place of a vector")
 
-    def score(self, logprobs: Sequence[TokenLogprobs]) -> None:
+    def add_prompt_logprobs(self, logprobs: Sequence[TokenLogprobs]) -> None:
         raise RuntimeError(f"the engine scored {len(logprobs)} tokens in place of a vector")
 
     def end(self, event: Finished, now_seconds: float) -> None:
@@ -216,6 +190,10 @@ class EmbeddingJob:
             raise RuntimeError("the request is not finished")
         raise_if_failed(done)
         return embedding_output(self.spec.token_ids, done, self.name)
+
+
+Job = AnswerJob | EmbeddingJob
+"""A request in progress."""
 
 
 @dataclass(frozen=True)

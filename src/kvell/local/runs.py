@@ -119,7 +119,7 @@ class JobRunner:
             if jobs[event.request_id].take(event.token_ids, event.logprobs, now):
                 reader.cancel(event.request_id)
         elif isinstance(event, PromptLogprobs) and event.request_id in jobs:
-            jobs[event.request_id].score(event.logprobs)
+            jobs[event.request_id].add_prompt_logprobs(event.logprobs)
         elif isinstance(event, Finished) and event.request_id in jobs:
             if event.reason == "refused":
                 raise TryLater(event.message)

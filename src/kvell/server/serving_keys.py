@@ -4,8 +4,9 @@ import logging
 
 from kvell.clock import Clock, MonotonicClock
 from kvell.errors import ChangeSomething
+from kvell.server.access.accounts import ApiKey
 from kvell.server.access.key_file import is_readable_by_others, read_keys
-from kvell.server.access.keys import ApiKey, KeyRing, operator_key
+from kvell.server.access.keys import KeyRing, operator_key
 from kvell.server.access.shared_use import SharedUse
 from kvell.server.api.serve_options import ServeOptions
 from kvell.server.logs.lines import tell

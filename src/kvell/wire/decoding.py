@@ -4,8 +4,11 @@ import errno
 import json
 import tomllib
 from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
+
+import msgspec
 
 from kvell.errors import KvellError
 from kvell.wire.frames import ProtocolError
@@ -45,6 +48,12 @@ def decode(decoder: Decoder[Message], data: bytes, name: str = "message") -> Mes
         return decoder.decode(data)
     except FAULTS as error:
         raise MalformedError(_problem(name, error)) from error
+
+
+def decode_packaged(kind: type[Message], package: str, name: str) -> Message:
+    """Read a file of JSON that lies in a package of Kvell."""
+    data = resources.files(package).joinpath(name).read_bytes()
+    return decode(msgspec.json.Decoder(kind), data, name)
 
 
 def decode_json(

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 from llguidance import LLTokenizer
+from msgspec import structs
 
 from kvell.engine.protocol.structured_outputs import Reasoning, StructuredOutputs
 from kvell.engine.sampling.grammar_process import answer_masks
 from kvell.engine.sampling.grammar_process.masking import (
     QUICK,
     Found,
-    FoundDraftMasks,
     MaskJob,
     MaskWorker,
     Trouble,
@@ -197,8 +197,8 @@ def test_drafts_have_a_budget_of_their_own(own: Grammars, monkeypatch: pytest.Mo
         worker: MaskWorker, jobs: Sequence[MaskJob], forget: Iterable[int]
     ) -> Iterator[tuple[MaskJob, Found | Trouble]]:
         for job, found in masks(worker, jobs, forget):
-            if isinstance(found, FoundDraftMasks):
-                found = replace(found, seconds=taken_seconds)  # noqa: PLW2901
+            if isinstance(found, DraftMasks):
+                found = structs.replace(found, seconds=taken_seconds)  # noqa: PLW2901
             yield job, found
 
     monkeypatch.setattr(MaskWorker, "masks", timed)

@@ -13,7 +13,8 @@ from kvell.clock import MonotonicClock
 from kvell.fleet.followed.followed_members import FollowedCluster, ManagerAddress
 from kvell.fleet.placing.cluster_site import ClusterSite
 from kvell.front.front import Front
-from kvell.server.access.keys import ApiKey, KeyRing, digest_of
+from kvell.server.access.accounts import ApiKey
+from kvell.server.access.keys import KeyRing, digest_of
 from kvell.server.access.shared_use import SharedUse
 from kvell.server.api.door.access_guard import Access
 from kvell.server.api.openai_api import build_app
@@ -57,7 +58,7 @@ class KeyedFront:
 
     def left(self) -> list[int]:
         """Requests and tokens that the first key has left here."""
-        told = next(iter(self.ring)).account.headers(1.0)
+        told = next(iter(self.ring)).headers(1.0)
         return [int(told[f"x-ratelimit-remaining-{one}"]) for one in ("requests", "tokens")]
 
 
@@ -110,14 +111,14 @@ async def test_a_key_has_so_many_in_flight_at_both_fronts_together() -> None:
     async with two_fronts() as (_, first, other):
         [_, blue] = other.ring
         running = asyncio.create_task(first.post("blue", n=3, max_tokens=4000))
-        await until(lambda: blue.account.others_in_flight == 3)
+        await until(lambda: blue.others_in_flight == 3)
         late = await other.post("blue", n=2)
         assert late.status_code == 429
         assert "3 sequences in flight and may have 4" in late.json()["error"]["message"]
         assert (await other.post("blue", n=1)).status_code == 200
         running.cancel()
         await asyncio.wait([running])
-        await until(lambda: blue.account.others_in_flight == 0)
+        await until(lambda: blue.others_in_flight == 0)
         assert (await other.post("blue", n=4)).status_code == 200
 
 

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.errors import ChangeSomething, TryLater
-from kvell.server.access.accounts import Account, RateExceeded
+from kvell.server.access.accounts import Account, ApiKey, RateExceeded
 from tests.server.keyed import seconds_of
 
 
 def test_a_key_without_limits_is_never_refused_and_says_nothing() -> None:
-    account = Account(None, None, 0.0)
+    account = Account(ApiKey("t", b"", None, None), 0.0)
     for _ in range(1000):
         account.take_request(0.0)
         account.reserve(10**9, 10**9, 0.0)
@@ -21,7 +21,7 @@ def test_a_key_without_limits_is_never_refused_and_says_nothing() -> None:
 
 
 def test_requests_beyond_the_limit_may_come_later() -> None:
-    account = Account(2, None, 0.0)
+    account = Account(ApiKey("t", b"", 2, None), 0.0)
     account.take_request(0.0)
     account.take_request(0.0)
     with pytest.raises(RateExceeded) as caught:
@@ -35,7 +35,7 @@ def test_requests_beyond_the_limit_may_come_later() -> None:
 
 
 def test_tokens_are_reserved_and_given_back() -> None:
-    account = Account(None, 100, 0.0)
+    account = Account(ApiKey("t", b"", None, 100), 0.0)
     account.reserve(20, 60, 0.0)
     with pytest.raises(RateExceeded) as caught:
         account.reserve(20, 1, 0.0)
@@ -46,7 +46,7 @@ def test_tokens_are_reserved_and_given_back() -> None:
 
 
 def test_what_was_refused_takes_nothing() -> None:
-    account = Account(None, 100, 0.0)
+    account = Account(ApiKey("t", b"", None, 100), 0.0)
     account.reserve(1, 89, 0.0)
     for _ in range(3):
         with pytest.raises(RateExceeded):
@@ -65,7 +65,7 @@ def test_what_was_refused_takes_nothing() -> None:
 def test_more_than_a_whole_minute_has_is_refused_by_name(
     prompt: int, output: int, field: str, remedy: str
 ) -> None:
-    account = Account(None, 100, 0.0)
+    account = Account(ApiKey("t", b"", None, 100), 0.0)
     with pytest.raises(ChangeSomething) as caught:
         account.reserve(prompt, output, 0.0)
     assert (caught.value.field, caught.value.remedy) == (field, remedy)
@@ -73,7 +73,7 @@ def test_more_than_a_whole_minute_has_is_refused_by_name(
 
 
 def test_a_whole_minute_at_once_is_served() -> None:
-    account = Account(None, 100, 0.0)
+    account = Account(ApiKey("t", b"", None, 100), 0.0)
     account.reserve(10, 90, 0.0)
     with pytest.raises(RateExceeded) as caught:
         account.reserve(10, 90, 0.0)
@@ -81,7 +81,7 @@ def test_a_whole_minute_at_once_is_served() -> None:
 
 
 def test_headers_have_openais_names() -> None:
-    account = Account(3, 100, 0.0)
+    account = Account(ApiKey("t", b"", 3, 100), 0.0)
     account.take_request(0.0)
     account.reserve(1, 9, 0.0)
     assert account.headers(0.0) == {
@@ -92,7 +92,7 @@ def test_headers_have_openais_names() -> None:
         "x-ratelimit-remaining-tokens": "90",
         "x-ratelimit-reset-tokens": "6s",
     }
-    assert set(Account(3, None, 0.0).headers(0.0)) == {
+    assert set(Account(ApiKey("t", b"", 3, None), 0.0).headers(0.0)) == {
         "x-ratelimit-limit-requests",
         "x-ratelimit-remaining-requests",
         "x-ratelimit-reset-requests",
@@ -100,7 +100,7 @@ def test_headers_have_openais_names() -> None:
 
 
 def test_a_reset_comes_nearer_and_is_there_when_all_is_back() -> None:
-    account = Account(None, 1000, 0.0)
+    account = Account(ApiKey("t", b"", None, 1000), 0.0)
     account.reserve(1, 3, 0.0)
     told = [
         account.headers(now)["x-ratelimit-reset-tokens"] for now in (0.0, 0.12, 0.2399, 0.24, 9.0)
@@ -112,7 +112,7 @@ def test_a_reset_comes_nearer_and_is_there_when_all_is_back() -> None:
 def test_whoever_is_to_come_back_later_is_told_no_longer_than_the_reset(
     limit: int, used: int, wanted: int, later: float
 ) -> None:
-    account = Account(None, limit, 0.0)
+    account = Account(ApiKey("t", b"", None, limit), 0.0)
     account.reserve(min(used, limit), 0, 0.0)
     try:
         account.reserve(min(wanted, limit), 0, later)
@@ -122,7 +122,7 @@ def test_whoever_is_to_come_back_later_is_told_no_longer_than_the_reset(
 
 
 def test_what_is_refused_takes_nothing() -> None:
-    account = Account(10, None, 0.0, max_in_flight=4, min_priority=2)
+    account = Account(ApiKey("t", b"", 10, max_in_flight=4, min_priority=2), 0.0)
     for sequences, at_once, bound in ((5, 5, "sequences"), (11, 1, "requests_per_minute")):
         with pytest.raises(ChangeSomething) as caught:
             account.enter("n", sequences, at_once, 0.0)

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from kvell.errors import ChangeSomething
+from kvell.server.access.accounts import ApiKey
 from kvell.server.access.key_file import is_readable_by_others, read_keys
-from kvell.server.access.keys import ApiKey, digest_of
+from kvell.server.access.keys import digest_of
 
 DIGEST = hashlib.sha256(b"alpha").hexdigest()
 GOOD = f"""

@@ -1,4 +1,4 @@
-"""The ring of keys: finds the right holder, compares all, keeps what is used at a reload."""
+"""The ring of keys: finds the right account, compares all, keeps what is used at a reload."""
 
 import hashlib
 import hmac
@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.server.access.accounts import RateExceeded
-from kvell.server.access.keys import OPERATOR, ApiKey, KeyRing, digest_of, operator_key
+from kvell.server.access.accounts import ApiKey, RateExceeded
+from kvell.server.access.keys import OPERATOR, KeyRing, digest_of, operator_key
 
 
 def key(text: str, tenant: str = "t", requests: int | None = None) -> ApiKey:
@@ -19,9 +19,9 @@ def key(text: str, tenant: str = "t", requests: int | None = None) -> ApiKey:
 def test_it_finds_the_keys_it_has_and_no_other(texts: list[bytes], other: bytes) -> None:
     ring = KeyRing([ApiKey(f"t{i}", digest_of(text)) for i, text in enumerate(texts)], 0.0)
     for i, text in enumerate(texts):
-        holder = ring.find(text)
-        assert holder is not None
-        assert holder.key.tenant == f"t{i}"
+        account = ring.find(text)
+        assert account is not None
+        assert account.key.tenant == f"t{i}"
     assert (ring.find(other) is None) == (other not in texts)
 
 
@@ -61,17 +61,17 @@ def test_keys_that_stay_keep_what_they_have_used() -> None:
     stays, changes = key("a", requests=1), key("b", requests=1)
     ring = KeyRing([stays, changes], 0.0)
     for text in (b"a", b"b"):
-        holder = ring.find(text)
-        assert holder is not None
-        holder.account.take_request(0.0)
+        account = ring.find(text)
+        assert account is not None
+        account.take_request(0.0)
     ring.replace([key("b", requests=2), stays, key("c")], 0.0)
     assert len(ring) == 3
     again, wider = ring.find(b"a"), ring.find(b"b")
     assert again is not None
     assert wider is not None
     with pytest.raises(RateExceeded):
-        again.account.take_request(0.0)
-    wider.account.take_request(0.0)
+        again.take_request(0.0)
+    wider.take_request(0.0)
 
 
 def test_keys_that_went_are_unknown() -> None:

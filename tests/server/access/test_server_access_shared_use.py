@@ -12,8 +12,8 @@ from kvell.fleet.manager.messages import (
     decode_to_manager,
     encode_message,
 )
-from kvell.server.access.accounts import Account, RateExceeded
-from kvell.server.access.keys import ApiKey, KeyRing, digest_of
+from kvell.server.access.accounts import Account, ApiKey, RateExceeded
+from kvell.server.access.keys import KeyRing, digest_of
 from kvell.server.access.shared_use import MOST_FRONTS, SharedUse
 from kvell.wire.frames import FrameReader, ProtocolError
 
@@ -35,7 +35,7 @@ class OneFront:
 
     @property
     def account(self) -> Account:
-        return next(iter(self.ring)).account
+        return next(iter(self.ring))
 
     def uses_up(self, requests: int) -> None:
         for _ in range(requests):
@@ -118,7 +118,7 @@ def test_a_beat_tells_of_so_many_keys_and_of_the_busiest() -> None:
     keys = [ApiKey("t", digest_of(b"%d" % n), 10) for n in range(MOST_KEYS_TOLD + 5)]
     one = OneFront(*keys)
     busy = list(one.ring)[-1]
-    busy.account.take_request(0.0)
+    busy.take_request(0.0)
     told = one.uses.take()
     assert len(told) == MOST_KEYS_TOLD
     assert told[busy.key.digest.hex()[:16]] == KeyUse(requests=1, missing_requests=1)

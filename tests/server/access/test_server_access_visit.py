@@ -8,7 +8,7 @@ from kvell.clock import VirtualClock
 from kvell.engine.protocol.messages import Finished
 from kvell.errors import ChangeSomething
 from kvell.front.request_log import EndedRequest
-from kvell.server.access.accounts import Account, RateExceeded
+from kvell.server.access.accounts import Account, ApiKey, RateExceeded
 from kvell.server.access.visit import RequestContext, Sequences
 from kvell.server.text.text_stream import TextDelta, Usage
 from kvell.vocabulary import FinishReason, RequestId
@@ -46,7 +46,7 @@ def count(one: RequestContext, deltas: list[TextDelta]) -> None:
 def test_in_the_end_exactly_what_was_used_is_missing(
     prompt: int, counts: list[int], spare: int, status: int
 ) -> None:
-    account = Account(None, LIMIT, 0.0)
+    account = Account(ApiKey("t", b"", None, LIMIT), 0.0)
     one = visit(account)
     one.begin("id", "m", prompt, sum(counts) + spare)
     assert left(account) == LIMIT - prompt - sum(counts) - spare
@@ -59,7 +59,7 @@ def test_in_the_end_exactly_what_was_used_is_missing(
 
 
 def test_a_client_that_leaves_pays_for_what_was_made() -> None:
-    account = Account(None, LIMIT, 0.0)
+    account = Account(ApiKey("t", b"", None, LIMIT), 0.0)
     one = visit(account)
     one.begin("id", "m", 10, 500)
     count(one, pieces([3, 4, 5, 6])[:2])
@@ -69,7 +69,7 @@ def test_a_client_that_leaves_pays_for_what_was_made() -> None:
 
 
 def test_a_client_that_leaves_before_any_output_pays_for_its_prompt() -> None:
-    account = Account(None, LIMIT, 0.0)
+    account = Account(ApiKey("t", b"", None, LIMIT), 0.0)
     one = visit(account)
     one.begin("id", "m", 10, 500)
     one.end(499)
@@ -78,7 +78,7 @@ def test_a_client_that_leaves_before_any_output_pays_for_its_prompt() -> None:
 
 @pytest.mark.parametrize("status", [400, 429, 500, 503])
 def test_what_was_refused_costs_no_tokens(status: int) -> None:
-    account = Account(None, LIMIT, 0.0)
+    account = Account(ApiKey("t", b"", None, LIMIT), 0.0)
     one = visit(account)
     one.begin("id", "m", 10, 500)
     assert one.end(status).prompt_tokens == 0
@@ -95,7 +95,7 @@ def ended(reason: FinishReason, tokens: int = 0, prefill_seconds: float = 0.0) -
 def test_what_instances_computed_is_charged_however_the_request_ends(
     status: int, tokens: int
 ) -> None:
-    account = Account(None, LIMIT, 0.0)
+    account = Account(ApiKey("t", b"", None, LIMIT), 0.0)
     one = visit(account)
     one.begin("id", "m", 30, 500, Sequences(2))
     begun, waiting = one.sequence(0, 0, 10), one.sequence(1, 1, 20)
@@ -112,7 +112,7 @@ def test_what_instances_computed_is_charged_however_the_request_ends(
 def test_what_a_cancelled_request_computed_is_settled_once_its_instance_tells(
     computed: float, used: int
 ) -> None:
-    account = Account(None, LIMIT, 0.0)
+    account = Account(ApiKey("t", b"", None, LIMIT), 0.0)
     one = visit(account)
     one.begin("id", "m", 10, 500)
     use = one.sequence(0, 0, 10)
@@ -124,7 +124,7 @@ def test_what_a_cancelled_request_computed_is_settled_once_its_instance_tells(
 
 
 def test_a_prompt_is_charged_once_for_all_its_answers_and_beams_for_all_their_tokens() -> None:
-    account = Account(None, LIMIT, 0.0)
+    account = Account(ApiKey("t", b"", None, LIMIT), 0.0)
     one = visit(account)
     one.begin("id", "m", 10, 500, Sequences(2))
     for index in range(2):
@@ -138,7 +138,7 @@ def test_a_prompt_is_charged_once_for_all_its_answers_and_beams_for_all_their_to
 
 
 def test_tokens_behind_a_stop_string_are_not_charged() -> None:
-    account = Account(None, LIMIT, 0.0)
+    account = Account(ApiKey("t", b"", None, LIMIT), 0.0)
     one = visit(account)
     one.begin("id", "m", 10, 500)
     use = one.sequence(0, 0, 10)
@@ -150,14 +150,14 @@ def test_tokens_behind_a_stop_string_are_not_charged() -> None:
 
 
 def test_a_visit_that_begins_no_answer_costs_nothing() -> None:
-    account = Account(None, LIMIT, 0.0)
+    account = Account(ApiKey("t", b"", None, LIMIT), 0.0)
     ended = visit(account).end(200)
     assert (ended.answer_id, ended.prompt_tokens, ended.output_tokens) == ("", 0, 0)
     assert left(account) == LIMIT
 
 
 def test_a_reservation_that_is_refused_gives_nothing_back() -> None:
-    account = Account(None, LIMIT, 0.0)
+    account = Account(ApiKey("t", b"", None, LIMIT), 0.0)
     first, second, third = visit(account), visit(account), visit(account)
     first.begin("a", "m", 100, 800)
     with pytest.raises(RateExceeded):

@@ -11,7 +11,8 @@ from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from kvell.clock import VirtualClock
-from kvell.server.access.keys import ApiKey, KeyRing, digest_of, operator_key
+from kvell.server.access.accounts import ApiKey
+from kvell.server.access.keys import KeyRing, digest_of, operator_key
 from kvell.server.access.traced_visit import EndedVisit
 from kvell.server.api.door.access_guard import Access, AccessGuard, visit_of
 from kvell.server.logs.visits import VisitLines
@@ -309,8 +310,8 @@ def test_a_client_that_leaves_is_told_as_such() -> None:
 
 async def test_a_request_that_is_cut_off_is_settled_too() -> None:
     door = Door()
-    holder = door.ring.find(b"small")
-    assert holder is not None
+    account = door.ring.find(b"small")
+    assert account is not None
 
     async def runs_on(scope: Scope, _receive: Receive, _send: Send) -> None:
         visit_of(Request(scope)).begin("id", "m", 5, 10)
@@ -322,10 +323,10 @@ async def test_a_request_that_is_cut_off_is_settled_too() -> None:
     guarded = AccessGuard(runs_on, access)
     answering = asyncio.ensure_future(guarded(scope, unused, unsent))
     await asyncio.sleep(0)  # it runs until it waits
-    assert holder.account.headers(100.0)["x-ratelimit-remaining-tokens"] == "85"
+    assert account.headers(100.0)["x-ratelimit-remaining-tokens"] == "85"
     answering.cancel()
     await asyncio.wait([answering])
-    assert holder.account.headers(100.0)["x-ratelimit-remaining-tokens"] == "95"
+    assert account.headers(100.0)["x-ratelimit-remaining-tokens"] == "95"
     assert [one.status for one in door.notes.ends] == [499]
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from kvell.errors import ChangeSomething
 from kvell.front.front import Front
-from kvell.server.access.keys import ApiKey, KeyRing, digest_of, operator_key
+from kvell.server.access.accounts import ApiKey
+from kvell.server.access.keys import KeyRing, digest_of, operator_key
 from kvell.server.api.door.access_guard import Access
 from kvell.server.api.door.face_options import (
     CrossOrigin,

@@ -13,13 +13,10 @@ from kvell.errors import ChangeSomething
 from kvell.models.text.chat_template import NO_FIELDS
 from kvell.server.api.bodies.completions import (
     Heading,
-    completion_body,
     model_card,
-    model_list,
-    usage_chunk,
+    usage_body,
 )
 from kvell.server.api.prompts import PromptEncoder
-from kvell.server.api.routes.chat import chat_chunk
 from kvell.server.logs.lines import FIELDS
 from kvell.server.text.lanes import TextWork
 from kvell.server.text.text_bounds import AnswerRoom, ContextLength, ContextTooLong
@@ -138,28 +135,25 @@ def test_deltas_join_into_one_answer() -> None:
 
 
 def test_usage_of_several_prompts_adds_up() -> None:
-    total = Usage(1, 2, 3, 4) + Usage(10, 20, 30, 40)
-    body = completion_body(HEADING, [HEADING.choice(0, TextDelta("a", "stop"), text="a")], total)
-    assert body["usage"] == {
+    assert usage_body(Usage(1, 2, 3, 4) + Usage(10, 20, 30, 40)) == {
         "prompt_tokens": 11,
         "completion_tokens": 22,
         "total_tokens": 33,
         "prompt_tokens_details": {"cached_tokens": 33, "cache_write_tokens": 44},
     }
-    assert [choice["finish_reason"] for choice in body["choices"]] == ["stop"]
 
 
 def test_chunks_repeat_the_heading() -> None:
-    for body in (
-        chat_chunk(HEADING, HEADING.choice(0, TextDelta("x"), delta={"content": "x"})),
-        usage_chunk(HEADING, "chat.completion.chunk", Usage()),
-    ):
+    choice = HEADING.choice(0, TextDelta("x"), delta={"content": "x"})
+    for used in (None, Usage(3, 1)):
+        body = HEADING.chunk("chat.completion.chunk", choice, used)
         assert (body["id"], body["model"], body["created"]) == ("id-1", "m", 1234)
         assert body["object"] == "chat.completion.chunk"
+        assert ("usage" in body) == (used is not None)
 
 
 def test_the_model_card_names_the_context() -> None:
-    [card] = model_list([model_card("m", ContextLength(4096), 1)])["data"]
+    card = model_card("m", ContextLength(4096), 1)
     assert (card["id"], card["max_model_len"]) == ("m", 4096)
 
 
@@ -171,7 +165,7 @@ def test_a_prompt_may_be_as_long_as_instances_reach_together() -> None:
     assert length.answer_room(10) == AnswerRoom(30, 30)
     reached[0] = 0
     assert length.answer_room(10) == AnswerRoom(0, 0)
-    [card] = model_list([model_card("m", length, 1)])["data"]
+    card = model_card("m", length, 1)
     assert (card["max_model_len"], card["reach_tokens"]) == (10, 10)
 
 

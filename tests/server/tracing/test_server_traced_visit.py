@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.server.access.traced_visit import TracedVisit, Tracer, VisitRecord
+from kvell.server.access.visit import SequenceUse
 from tests.server.tracing.records import BEGAN_NS, BEGAN_SECONDS, PARENT, SAMPLING, VISIT, request
 
 HEADERS = [(b"host", b"x"), (b"traceparent", PARENT.encode()), (b"authorization", b"Bearer key")]
@@ -23,7 +24,7 @@ def test_it_has_what_each_of_them_told() -> None:
     written: list[VisitRecord] = []
     visit = begun(written)
     visit.on_parsed("m", SAMPLING)
-    answers = [visit.answer(index) for index in range(2)]
+    answers = [SequenceUse(trace=visit, index=index) for index in range(2)]
     for answer in answers:
         answer.on_admitted()
     ends = [request("stop"), request("length")]
@@ -56,7 +57,7 @@ def test_pages_that_are_polled_are_not_traced(path: str) -> None:
 def test_a_client_that_leaves_is_recorded_once_the_front_has_ended_its_request() -> None:
     written: list[VisitRecord] = []
     visit = begun(written)
-    answer = visit.answer(0)
+    answer = SequenceUse(trace=visit, index=0)
     answer.on_admitted()
     visit.on_ended(VISIT, "/v1/completions")
     assert written == []
@@ -67,7 +68,7 @@ def test_a_client_that_leaves_is_recorded_once_the_front_has_ended_its_request()
 def test_an_answer_that_was_not_let_in_is_not_waited_for() -> None:
     written: list[VisitRecord] = []
     visit = begun(written)
-    visit.answer(0)
+    SequenceUse(trace=visit, index=0)
     visit.on_ended(VISIT, "/v1/completions")
     assert [one.requests for one in written] == [{}]
 
@@ -77,7 +78,7 @@ def test_whatever_ends_last_it_is_written_once(order: list[int], admitted_late: 
     """Number 4 is the visit itself; answers may be admitted while others have ended."""
     written: list[VisitRecord] = []
     visit = begun(written)
-    answers = [visit.answer(index) for index in range(4)]
+    answers = [SequenceUse(trace=visit, index=index) for index in range(4)]
     early = answers[:2] if admitted_late else answers
     for answer in early:
         answer.on_admitted()

@@ -117,10 +117,7 @@ class ClusterClient:
 
         :raises ChangeSomething: if the server does not answer, refuses the key, or is not Kvell.
         """
-        status, body = self._asked("GET", "/cluster")
-        if status == 404:
-            raise self._not_ours()
-        return self._read(status, body)
+        return self._read(*self._asked("GET", "/cluster"))
 
     def pages(self) -> bytes:
         """Return the data of the memory map as JSON text.
@@ -128,8 +125,6 @@ class ClusterClient:
         :raises ChangeSomething: as :meth:`status` does.
         """
         status, body = self._asked("GET", "/debug/pages")
-        if status == 404:
-            raise self._not_ours()
         self._check(status, body)
         return body
 
@@ -162,13 +157,17 @@ class ClusterClient:
         try:
             connection.request(method, self._prefix + path, content, headers)
             response = connection.getresponse()
-            return response.status, response.read()
+            status = response.status
+            answer = response.read()
         except _FAULTS as error:
             problem = f"does not answer ({_reason(error)})"
             remedy = "start the server, or give its address"
             raise ChangeSomething("--url", self._url, problem, remedy) from error
         finally:
             connection.close()
+        if status == 404 and method == "GET":
+            raise self._not_ours()
+        return status, answer
 
     def _check(self, status: int, body: bytes) -> None:
         if status == 403 and _FOREIGN_HOST in body:

@@ -130,7 +130,7 @@ class PlanReport:
         """
         groups = self.layout.groups
         alone_tokens = self.longest_request_tokens
-        if alone_tokens >= self.max_model_len or local_reason(self._name_in_pool, groups):
+        if alone_tokens >= self.max_model_len or local_reason(self.name_in_pool, groups):
             return {}
         pool_bytes = self.layout.pool_bytes
         facts = InstanceFacts(
@@ -148,14 +148,9 @@ class PlanReport:
         }
 
     @property
-    def _name_in_pool(self) -> str:
+    def name_in_pool(self) -> str:
         """The model's name in the layout's groups; "" if it is the only one."""
         return self.model if any(group.model for group in self.layout.groups) else ""
-
-    @property
-    def own_layout(self) -> Layout:
-        name = self._name_in_pool
-        return self.layout.held_by(name) if name else self.layout
 
     @property
     def lengths_tokens(self) -> tuple[int, ...]:
@@ -193,12 +188,7 @@ class PlanReport:
 
 
 def make_report(
-    model: str,
-    description: "ModelDescription",
-    manager: str,
-    layout: Layout,
-    name: str = "",
-    lengths_tokens: tuple[int, ...] = LENGTHS_TOKENS,
+    model: str, description: "ModelDescription", manager: str, layout: Layout, name: str = ""
 ) -> PlanReport:
     """Compute the fits for each length that the model can serve, and for its longest.
 
@@ -208,16 +198,10 @@ def make_report(
     own = layout.held_by(name) if name else layout
     fits = tuple(
         Fit(tokens, request_bytes(own, tokens), requests_that_fit(own, tokens))
-        for tokens in stated_lengths(max_model_len, lengths_tokens)
+        for tokens in sorted({min(n, max_model_len) for n in (*LENGTHS_TOKENS, max_model_len)})
     )
     longest = longest_request(own, max_model_len, Limits().min_chunk_tokens)
     return PlanReport(model, architecture, manager, layout, max_model_len, longest, fits)
-
-
-def stated_lengths(
-    max_model_len: int, lengths_tokens: tuple[int, ...] = LENGTHS_TOKENS
-) -> tuple[int, ...]:
-    return tuple(sorted({min(n, max_model_len) for n in (*lengths_tokens, max_model_len)}))
 
 
 def _device_dict(device: DeviceFit, lengths_tokens: tuple[int, ...]) -> dict[str, Any]:
@@ -285,7 +269,9 @@ def _model_lines(report: PlanReport) -> list[str]:
     ]
     if report.longest_request_tokens < report.max_model_len:
         chunk_tokens = Limits().min_chunk_tokens
-        needed_bytes = pool_bytes_for(report.own_layout, report.max_model_len, chunk_tokens)
+        name = report.name_in_pool
+        own = report.layout.held_by(name) if name else report.layout
+        needed_bytes = pool_bytes_for(own, report.max_model_len, chunk_tokens)
         lines.append(
             f"one request of {report.max_model_len:,} tokens needs "
             f"--kv-memory {-(-needed_bytes // MIB)}MiB"
@@ -360,7 +346,7 @@ def fit_table(report: PlanReport) -> "Table":
         (f"{fit.request_tokens:,} tokens", format_bytes(fit.request_bytes), f"{fit.requests:,}")
         for fit in report.fits
     ]
-    title = f" to {report.model}" if any(g.model for g in report.layout.groups) else ""
+    title = f" to {report.model}" if report.name_in_pool else ""
     return made_table(f"Requests{title}, while decoding", headers, rows)
 
 

@@ -83,8 +83,28 @@ class ModelFlags:
 
         :raises ChangeSomething: if a config cannot be found or described.
         """
-        draft = self.draft_tokens.speculative_model
-        return read_models(self.model, draft, self.number_bytes, session, self.hf_overrides)
+        from kvell.engine.requests.limits import draft_tokens_end
+        from kvell.models.config.description import describe
+        from kvell.simulator.hardware.model_cost import model_cost
+
+        config = load_config(self.model, session, self.hf_overrides)
+        description = describe(config, self.number_bytes)
+        cost = model_cost(config, description, self.number_bytes)
+        draft_model = self.draft_tokens.speculative_model
+        if draft_model is None:
+            return ReplayModels(
+                description.layers, description.max_model_len, cost, description=description
+            )
+        draft_config = load_config(draft_model, session)
+        draft = describe(draft_config, self.number_bytes)
+        return ReplayModels(
+            (*description.layers, *as_draft(draft.layers)),
+            description.max_model_len,
+            cost,
+            model_cost(draft_config, draft, self.number_bytes),
+            description,
+            draft_tokens_end(description.max_model_len, draft.max_model_len),
+        )
 
 
 def model_argument(command: Command) -> Command:
@@ -112,40 +132,6 @@ class ReplayModels:
     draft_cost: Any = None
     description: Any = None
     draft_tokens_end: int = 0
-
-
-def read_models(
-    model: str,
-    speculative_model: str | None,
-    element_bytes: int,
-    session: Session,
-    hf_overrides: str | None = None,
-) -> ReplayModels:
-    """Read both models from their configs.
-
-    :raises ChangeSomething: if a config cannot be found or described.
-    """
-    from kvell.engine.requests.limits import draft_tokens_end
-    from kvell.models.config.description import describe
-    from kvell.simulator.hardware.model_cost import model_cost
-
-    config = load_config(model, session, hf_overrides)
-    description = describe(config, element_bytes)
-    cost = model_cost(config, description, element_bytes)
-    if speculative_model is None:
-        return ReplayModels(
-            description.layers, description.max_model_len, cost, description=description
-        )
-    draft_config = load_config(speculative_model, session)
-    draft = describe(draft_config, element_bytes)
-    return ReplayModels(
-        (*description.layers, *as_draft(draft.layers)),
-        description.max_model_len,
-        cost,
-        model_cost(draft_config, draft, element_bytes),
-        description,
-        draft_tokens_end(description.max_model_len, draft.max_model_len),
-    )
 
 
 CALIBRATION_SUFFIX = ".json"

@@ -66,40 +66,29 @@ class TraceFlags:
     )
 
     def requests(self, count_tokens: Callable[[str], int]) -> "Sequence[TraceRow]":
-        """Return the requests."""
+        """Return the requests of a trace file, or of the generator with that name.
+
+        :raises ChangeSomething: if ``block_tokens`` is given with a generator.
+        """
         from kvell.load.arrivals import retime
+        from kvell.simulator.traces.generators import generate_trace
         from kvell.simulator.traces.hints import add_hints
         from kvell.simulator.traces.rows import repeat
+        from kvell.simulator.traces.trace import read_trace
 
-        rows = load_rows(self.trace, self.limit, self.seed, count_tokens, self.block_tokens)
+        path = Path(self.trace).expanduser()
+        block = self.block_tokens
+        if path.is_file():
+            rows = read_trace(path, self.limit, count_tokens, notice, block_tokens=block)
+        elif block is not None:
+            problem = f"is of files, and {self.trace} is the name of a generator, or no file"
+            raise ChangeSomething("--block-tokens", block, problem, "leave the flag out")
+        else:
+            rows = generate_trace(self.trace, self.limit, self.seed)
         rows = repeat(rows, self.repeat)
         if self.rate is not None:
             rows = retime(rows, rate=self.rate, seed=self.seed)
         return rows if self.wrong_hints is None else add_hints(rows, self.wrong_hints)
-
-
-def load_rows(
-    trace: str,
-    limit: int | None,
-    seed: int,
-    count_tokens: Callable[[str], int],
-    block_tokens: int | None = None,
-) -> "Sequence[TraceRow]":
-    """Return the rows of a trace file, or of the generator with that name.
-
-    :param block_tokens: tokens of a block of a file's ids; None: as the file says.
-    :raises ChangeSomething: if ``block_tokens`` is given with a generator.
-    """
-    from kvell.simulator.traces.generators import generate_trace
-    from kvell.simulator.traces.trace import read_trace
-
-    path = Path(trace).expanduser()
-    if path.is_file():
-        return read_trace(path, limit, count_tokens, notice, block_tokens=block_tokens)
-    if block_tokens is not None:
-        problem = f"is of files, and {trace} is the name of a generator, or no file"
-        raise ChangeSomething("--block-tokens", block_tokens, problem, "leave the flag out")
-    return generate_trace(trace, limit, seed)
 
 
 def token_counter(model: str, session: Session) -> Callable[[str], int]:

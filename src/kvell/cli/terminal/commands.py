@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import click
 from click.core import ParameterSource
@@ -14,7 +14,7 @@ from kvell.cli.terminal.session import Session
 from kvell.cli.terminal.settings_files import variable_of, with_file, with_variables
 from kvell.equivalents.dotted_flags import with_fields_as_json
 from kvell.equivalents.entry import nearest, refusal
-from kvell.equivalents.table import Equivalent, equivalent, kvell_value, words_of
+from kvell.equivalents.table import equivalent, kvell_value, words_of
 from kvell.errors import ChangeSomething
 
 ALL_OPTIONS = "all_options"
@@ -126,19 +126,17 @@ def _options(command: click.Command) -> dict[str, click.Option]:
 def _whole_flags(args: Sequence[str], options: Mapping[str, click.Option]) -> list[str]:
     """Return the words with ``--flag.field VALUE`` as a JSON object."""
 
-    def takes_json(flag: str) -> bool:
+    def taken(flag: str) -> Literal["", "value", "json"]:
         if (option := options.get(flag)) is not None:
-            return option.metavar == "JSON"
+            if option.metavar == "JSON":
+                return "json"
+            return "" if option.is_flag or option.count else "value"
         entry = equivalent(flag) if flag.startswith("-") else None
-        return entry is not None and entry.is_json
+        if entry is None:
+            return ""
+        return "json" if entry.is_json else "value" if entry.takes_value else ""
 
-    def takes_value(flag: str) -> bool:
-        if (option := options.get(flag)) is not None:
-            return not (option.is_flag or option.count)
-        entry = equivalent(flag) if flag.startswith("-") else None
-        return entry is not None and entry.takes_value
-
-    return with_fields_as_json(args, takes_json, takes_value)
+    return with_fields_as_json(args, taken)
 
 
 def _own_words(
@@ -146,7 +144,8 @@ def _own_words(
 ) -> Iterator[str]:
     """Yield the words with other systems' flags translated into options of the command.
 
-    :raises ChangeSomething: for flags and values that Kvell refuses.
+    :param notes: lines about flags without effect are appended.
+    :raises ChangeSomething: for flags and values that Kvell, or the command, refuses.
     """
     rest = iter(args)
     for word in rest:
@@ -178,27 +177,14 @@ def _own_words(
             value = next(rest, "")
             if not value:
                 raise refusal(flag, value, "needs a value; leave it out if there is none")
-        yield from translate_flag(entry, flag, value, options, notes)
-
-
-def translate_flag(
-    entry: Equivalent,
-    flag: str,
-    value: str,
-    options: Mapping[str, click.Option],
-    notes: list[str],
-) -> list[str]:
-    """Return words of the command for another system's flag; append to ``notes``.
-
-    :raises ChangeSomething: if Kvell, or the command, refuses the flag.
-    """
-    words = entry.words(value, flag)
-    for name, _ in words:
-        if name not in options:
-            raise refusal(flag, value, f"needs {name}, which only a server has; use kvell serve")
-    if entry.note:
-        notes.append(entry.note)
-    return words_of(words)
+        translated = entry.words(value, flag)
+        for name, _ in translated:
+            if name not in options:
+                what = f"needs {name}, which only a server has; use kvell serve"
+                raise refusal(flag, value, what)
+        if entry.note:
+            notes.append(entry.note)
+        yield from words_of(translated)
 
 
 def _config_file(words: Sequence[str]) -> str | None:

@@ -1,13 +1,12 @@
 """The groups of options in help texts, and the options that ``--help`` lists."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import resources
 from types import MappingProxyType
 
 import click
 import msgspec
 
-from kvell.wire.decoding import decode
+from kvell.wire.decoding import decode_packaged
 
 OTHER = "Options"
 
@@ -18,10 +17,7 @@ class _Help(msgspec.Struct, frozen=True):
     examples: dict[str, str]
 
 
-_HELP = decode(
-    msgspec.json.Decoder(_Help),
-    resources.files("kvell.cli.terminal").joinpath("help_groups.json").read_bytes(),
-)
+_HELP = decode_packaged(_Help, "kvell.cli.terminal", "help_groups.json")
 GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(_HELP.groups)
 """Options by group, in the order of help."""
 FIRST = _HELP.first

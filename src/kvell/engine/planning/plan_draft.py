@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from kvell.engine.requests.plan import NewPages, TokenWork
+from kvell.engine.requests.plan import PENDING, NewPages, TokenWork
 from kvell.engine.requests.request import Request
 from kvell.pages.rows import NewPageRow
 from kvell.vocabulary import RequestId
@@ -56,7 +56,7 @@ class PlanDraft:
 
     def add_decodes(self, requests: Sequence[Request]) -> None:
         """Add work for each request's newest token; the common case, so done in bulk."""
-        newest = np.array([r.newest_token for r in requests], np.int32)
+        newest = np.array([PENDING if r.drawing else r.output[-1] for r in requests], np.int32)
         for index, request in enumerate(requests):
             if request.repeats or not request.sampling.is_plain:
                 self.add_work(request, request.remaining)

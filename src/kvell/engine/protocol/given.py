@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvell.equivalents.other import show
 from kvell.errors import ChangeSomething
 
-SHOWN_CHARS = 80
 MAX_TOKEN_ID = 2**31 - 1
 
 
@@ -165,11 +165,6 @@ def prompt_token_ids(field: str, value: object) -> npt.NDArray[np.int32]:
         wrong = int(ids.min()) if ids.min() < 0 else int(ids.max())
         raise _wrong(field, wrong, "is not a token id", "use ids of the model's vocabulary")
     return ids.astype(np.int32)
-
-
-def show(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…"
 
 
 def _wrong(field: str, value: object, problem: str, remedy: str) -> ChangeSomething:

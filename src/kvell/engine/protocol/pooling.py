@@ -7,10 +7,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kvell.engine.protocol.given import show
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.equivalents.arguments import POOLING_OTHERS
-from kvell.equivalents.other import refuses_unknown
+from kvell.equivalents.other import refuses_unknown, show
 from kvell.errors import ChangeSomething
 
 EMBED = "embed"

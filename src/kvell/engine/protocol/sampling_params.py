@@ -13,11 +13,11 @@ from typing import Any, Self
 
 from typing_extensions import override
 
-from kvell.engine.protocol.given import biases, flag, number, show, texts, token_ids, whole
+from kvell.engine.protocol.given import biases, flag, number, texts, token_ids, whole
 from kvell.engine.protocol.logprobs import MAX_LOGPROBS
 from kvell.engine.protocol.structured_outputs import ReasoningBudget, StructuredOutputs
 from kvell.equivalents.arguments import SAMPLING_OTHERS
-from kvell.equivalents.other import refuses_unknown
+from kvell.equivalents.other import refuses_unknown, show
 from kvell.errors import ChangeSomething
 
 ALL_TOKENS = -1

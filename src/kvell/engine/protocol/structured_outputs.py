@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from kvell.engine.protocol.given import flag, show, text, texts
+from kvell.engine.protocol.given import flag, text, texts
 from kvell.engine.protocol.schemas.strict import StrictPart
 from kvell.equivalents.arguments import STRUCTURED_OTHERS
-from kvell.equivalents.other import refuses_unknown
+from kvell.equivalents.other import refuses_unknown, show
 from kvell.errors import ChangeSomething
 from kvell.wire.json_text import depth_of
 

@@ -30,26 +30,19 @@ def prompt_problem(
         )
     low, high = int(prompt.min()), int(prompt.max())
     if low < 0 or high >= limits.vocab_size:
-        return ChangeSomething(
-            "prompt",
-            f"[… {low if low < 0 else high} …]",
-            "holds an id that is not a token of this model",
-            f"use ids from 0 to {limits.vocab_size - 1}",
-        )
+        return _unknown_token("prompt", low if low < 0 else high, limits)
     return None
 
 
 def output_problem(output: npt.NDArray[np.int32], limits: Limits) -> ChangeSomething | None:
     """Return what is wrong with an earlier attempt's output (int32 [n]); None if it is valid."""
     wrong = output[(output < 0) | (output >= limits.vocab_size)]
-    if not len(wrong):
-        return None
-    return ChangeSomething(
-        "output",
-        f"[… {wrong[0]} …]",
-        "holds an id that is not a token of this model",
-        f"use ids from 0 to {limits.vocab_size - 1}",
-    )
+    return _unknown_token("output", int(wrong[0]), limits) if len(wrong) else None
+
+
+def _unknown_token(field: str, token: int, limits: Limits) -> ChangeSomething:
+    problem, remedy = "holds an id that is not a token of this model", "use ids from 0 to"
+    return ChangeSomething(field, f"[… {token} …]", problem, f"{remedy} {limits.vocab_size - 1}")
 
 
 def sampling_problem(

@@ -166,11 +166,6 @@ class Request:
         return len(self.output) + self.drawing
 
     @property
-    def newest_token(self) -> int:
-        """The last token of a decoding request; PENDING if a step in flight draws it."""
-        return PENDING if self.drawing else self.output[-1]
-
-    @property
     def wants_work(self) -> bool:
         return self.finish_reason is None and self.num_output < self.max_tokens
 

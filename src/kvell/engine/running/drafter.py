@@ -91,7 +91,7 @@ class Drafter:
     ) -> None:
         if self._queries is not None:
             self._queries.expect(-1, work)
-        controls = self._controls.begin_draft([request.filled() for request in wanting])
+        controls = self._controls.begin([request.filled() for request in wanting])
         logits = self._model.forward(batch)
         if self._queries is not None:
             self._queries.note(-1, work)

@@ -195,24 +195,16 @@ class Controls:
         """
         if all(item.past is None for item in work):
             return None
-        return StepControls(work, self._ends, self._step_masks(work))
-
-    def _step_masks(self, work: Iterable[TokenWork]) -> "StepMasks":
-        """Ask for the masks of rows with a grammar, and those after their draft tokens."""
         wanted = [
             _masked(item, form)
             for item in work
             if item.samples and (form := item.spec.sampling.structured_outputs) is not None
         ]
-        if not wanted or self.grammars is None:
-            return StepMasks()
-        return StepMasks(self.grammars.masks(wanted), partial(self.grammars.draft_masks, wanted))
-
-    def begin_draft(self, work: Sequence[TokenWork]) -> "DraftControls | None":
-        """Ask for the masks of a draft model's rows; return None if its sampling is plain."""
-        if all(item.past is None for item in work):
-            return None
-        return DraftControls(work, self._ends, self._step_masks(work))
+        masks = StepMasks()
+        if wanted and self.grammars is not None:
+            after_drafts = partial(self.grammars.draft_masks, wanted)
+            masks = StepMasks(self.grammars.masks(wanted), after_drafts)
+        return StepControls(work, self._ends, masks)
 
 
 class StepMasks:
@@ -249,8 +241,8 @@ class StepMasks:
         return NO_MASKS if mask is None else {work.request_id: mask}
 
 
-class DraftControls:
-    """The changes of a draft model's logits, as those of the model's logits will be."""
+class StepControls:
+    """The computation between logits and tokens of one step."""
 
     def __init__(
         self, work: Sequence[TokenWork], end_token_ids: frozenset[int], masks: StepMasks
@@ -259,22 +251,16 @@ class DraftControls:
 
     @torch.inference_mode()
     def adjust(self, logits: torch.Tensor) -> None:
-        """Change the rows of the work.  A row whose mask is late may have any token."""
+        """Change a draft model's rows, as those of the model's logits will be.
+
+        A row whose mask is late may have any token.
+        """
         for row, item in zip(logits, self._work, strict=True):
             if item.past is not None:
                 past = _past(item, item.proposed)
                 adjust(row, item.spec.sampling, past, item.spec.prompt_tokens, self._ends)
                 masks = self._masks.after(item, item.proposed) or NO_MASKS
                 _bind(row, item.spec.sampling, item, past, masks)
-
-
-class StepControls:
-    """The computation between logits and tokens of one step."""
-
-    def __init__(
-        self, work: Sequence[TokenWork], end_token_ids: frozenset[int], masks: StepMasks
-    ) -> None:
-        self._work, self._ends, self._masks = work, end_token_ids, masks
 
     @torch.inference_mode()  # the mode in which modules computed the logits
     def draw(self, logits: torch.Tensor, rows: Sequence[RowSampling]) -> SampledPart:

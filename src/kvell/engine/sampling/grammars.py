@@ -35,7 +35,7 @@ from kvell.engine.sampling.grammar_process.checking import (
     GrammarChecks,
     Verdict,
 )
-from kvell.engine.sampling.grammar_process.masking import FoundMask
+from kvell.engine.sampling.grammar_process.messages import Mask
 from kvell.engine.sampling.grammar_process.processes import GrammarProcesses
 from kvell.errors import Bound, ChangeSomething, TryLater
 from kvell.vocabulary import KIB, MIB, RequestId
@@ -175,16 +175,18 @@ class Grammars:
         self.processes.close()
 
 
-def _allowed(vocab_size: int, ends: Sequence[int], found_mask: FoundMask) -> Allowed | None:
-    """Return the allowed tokens of a mask, bool [vocabulary]; None if it allows none."""
-    mask = found_mask.mask
+def _allowed(vocab_size: int, ends: Sequence[int], mask: Mask, known_tokens: int) -> Allowed | None:
+    """Return the allowed tokens of a mask, bool [vocabulary]; None if it allows none.
+
+    :param known_tokens: size of the tokenizer, which the mask has bits for.
+    """
     if mask.kind in ("stuck", "free"):
         return None
     allowed = np.zeros(vocab_size, bool)
     if mask.kind == "over":
         allowed[ends] = True
     else:
-        size = min(found_mask.known_tokens, vocab_size)
+        size = min(known_tokens, vocab_size)
         bits = np.frombuffer(mask.bits, np.uint8)
         allowed[:size] = np.unpackbits(bits, bitorder="little")[:size]
     if mask.also is not None:

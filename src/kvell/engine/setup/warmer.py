@@ -91,7 +91,7 @@ class _Progress:
         self.stops = False
         self.is_disturbing = False
 
-    def rest(self, seconds: float) -> None:
+    def pause(self, seconds: float) -> None:
         """Wait until no step computes or the warmer stops, for at most ``seconds``."""
         with self.changed:
             self.changed.wait_for(lambda: self.stops or not self.is_disturbing, seconds)
@@ -133,5 +133,5 @@ def _warm(
             break
         progress.add(len(batch))
         if rest_seconds is not None:
-            progress.rest(rest_seconds)
+            progress.pause(rest_seconds)
     progress.add(0, is_over=True)

@@ -1,6 +1,7 @@
 """The account of an API key: requests and tokens left this minute, and sequences in flight."""
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 from kvell.errors import Bound, ChangeSomething, TryLater
@@ -101,33 +102,45 @@ class RateExceeded(TryLater):
         )
 
 
-class Account:
-    """The limits of one key.
+@dataclass(frozen=True)
+class ApiKey:
+    """A key that clients may send.
 
     A limit that is None is unlimited.
+
+    :param tenant: owner; keys of one tenant share cached prefixes.
+    :param digest: SHA-256 of the key; the key itself is not stored.
+    :param tokens_per_minute: limit of prompts and outputs together.
+    :param is_operator: whether the key gives access to ``/cluster`` and ``/debug``.
+    :param min_priority: lowest priority of requests; the lowest number is served first.
+    """
+
+    tenant: str
+    digest: bytes
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    is_operator: bool = False
+    max_in_flight: int | None = None
+    min_priority: int | None = None
+
+
+class Account:
+    """A key, and what is left of its limits.
 
     :ivar in_flight: sequences that wait or run at this front.
     :ivar others_in_flight: sequences that wait or run at other fronts, by their latest reports.
     :ivar used: requests and tokens counted at this front so far, less refunds.
     """
 
-    def __init__(
-        self,
-        requests_per_minute: int | None,
-        tokens_per_minute: int | None,
-        now_seconds: float,
-        *,
-        max_in_flight: int | None = None,
-        min_priority: int | None = None,
-    ) -> None:
-        self._max_in_flight, self._min_priority = max_in_flight, min_priority
+    def __init__(self, key: ApiKey, now_seconds: float) -> None:
+        self.key = key
         self.in_flight = self.others_in_flight = 0
         self.used: dict[Unit, int] = {"requests": 0, "tokens": 0}
         self._buckets: dict[Unit, Bucket] = {}
-        if requests_per_minute is not None:
-            self._buckets["requests"] = Bucket(requests_per_minute, now_seconds)
-        if tokens_per_minute is not None:
-            self._buckets["tokens"] = Bucket(tokens_per_minute, now_seconds)
+        if key.requests_per_minute is not None:
+            self._buckets["requests"] = Bucket(key.requests_per_minute, now_seconds)
+        if key.tokens_per_minute is not None:
+            self._buckets["tokens"] = Bucket(key.tokens_per_minute, now_seconds)
 
     def take_request(self, now_seconds: float) -> None:
         """Count a request.
@@ -138,16 +151,17 @@ class Account:
 
     @property
     def has_limits(self) -> bool:
-        return bool(self._buckets) or self._max_in_flight is not None
+        return bool(self._buckets) or self.key.max_in_flight is not None
 
     def check_priority(self, priority: int) -> None:
         """Check that requests of this key may have a priority.
 
         :raises ChangeSomething: when the priority is too low.
         """
-        if self._min_priority is not None and priority < self._min_priority:
-            problem = f"is below {self._min_priority}, the lowest of this key"
-            remedy = f"use {self._min_priority} or more, or leave it out"
+        lowest = self.key.min_priority
+        if lowest is not None and priority < lowest:
+            problem = f"is below {lowest}, the lowest of this key"
+            remedy = f"use {lowest} or more, or leave it out"
             raise ChangeSomething("priority", priority, problem, remedy, bound="priority")
 
     def enter(self, field: str, sequences: int, at_once: int, now_seconds: float) -> None:
@@ -159,7 +173,7 @@ class Account:
         :raises RateExceeded: when the limit of requests is used up; a sequence counts as a request.
         :raises TryLater: when too many other sequences are in flight.
         """
-        limit = self._max_in_flight
+        limit = self.key.max_in_flight
         bucket = self._buckets.get("requests")
         if limit is not None and at_once > limit:
             raise _too_many(field, sequences, f"{limit} concurrent sequences", limit, "sequences")

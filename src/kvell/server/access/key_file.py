@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from kvell.errors import ChangeSomething
-from kvell.server.access.keys import ApiKey, digest_of
+from kvell.server.access.accounts import ApiKey
+from kvell.server.access.keys import digest_of
 from kvell.wire.decoding import MalformedError, decode_toml, read_bounded
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from kvell.clock import Clock
 from kvell.fleet.manager.messages import MOST_KEYS_TOLD, NAME_DIGITS, KeyUse
 from kvell.server.access.accounts import Account
-from kvell.server.access.keys import Holder, KeyRing
+from kvell.server.access.keys import KeyRing
 
 MOST_FRONTS = 64
 """The number of fronts whose counts are kept: those in the most recent reports."""
@@ -32,11 +32,7 @@ class SharedUse:
     def take(self) -> dict[str, KeyUse]:
         """Return the use of keys with limits: at most ``MOST_KEYS_TOLD``, those used most."""
         now = self._clock.now_seconds()
-        uses = {
-            _name(holder): _use(holder.account, now)
-            for holder in self._keys
-            if holder.account.has_limits
-        }
+        uses = {_name(account): _use(account, now) for account in self._keys if account.has_limits}
         if len(uses) <= MOST_KEYS_TOLD:
             return uses
         return dict(heapq.nlargest(MOST_KEYS_TOLD, uses.items(), key=lambda item: _weight(item[1])))
@@ -44,9 +40,7 @@ class SharedUse:
     def on_uses(self, fronts: Mapping[str, Mapping[str, KeyUse]]) -> None:
         """Count the use of keys at other fronts, by front and key."""
         now = self._clock.now_seconds()
-        accounts = {
-            _name(holder): holder.account for holder in self._keys if holder.account.has_limits
-        }
+        accounts = {_name(account): account for account in self._keys if account.has_limits}
         for account in accounts.values():
             account.others_in_flight = 0
         for front, uses in fronts.items():
@@ -86,5 +80,5 @@ def _weight(use: KeyUse) -> tuple[int, int]:
     return (use.in_flight + use.missing_requests, use.missing_tokens)
 
 
-def _name(holder: Holder) -> str:
-    return holder.key.digest.hex()[:NAME_DIGITS]
+def _name(account: Account) -> str:
+    return account.key.digest.hex()[:NAME_DIGITS]

@@ -86,14 +86,11 @@ class TracedVisit:
     def on_parsed(self, model: str, sampling: SamplingParams) -> None:
         self._asked = model, sampling
 
-    def answer(self, index: int) -> "TracedAnswer":
-        return TracedAnswer(self, index)
-
     def on_ended(self, visit: EndedVisit, route: str) -> None:
         self._visit, self._route = visit, route
         self._settle()
 
-    def _answered(self, index: int, request: EndedRequest) -> None:
+    def on_answered(self, index: int, request: EndedRequest) -> None:
         self._requests[index] = request
         self._settle()
 
@@ -105,22 +102,6 @@ class TracedVisit:
         began = self._began_seconds, self._began_ns
         record = VisitRecord(self._parent, *began, self._visit, self._route, self._asked, requests)
         self._write(record)
-
-
-class TracedAnswer:
-    """One answer of a visit (a ``RequestTrace``)."""
-
-    def __init__(self, visit: TracedVisit, index: int) -> None:
-        self._visit, self._index = visit, index
-
-    def on_admitted(self) -> None:
-        self._visit.awaited += 1
-
-    def on_accepted(self) -> None:
-        """Do nothing: spans have the times of the instance."""
-
-    def on_ended(self, request: EndedRequest) -> None:
-        self._visit._answered(self._index, request)
 
 
 class Tracer:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from kvell.clock import Clock
 from kvell.engine.requests.turns import EqualParts
-from kvell.front.request_log import EndedRequest, RequestTrace
+from kvell.front.request_log import EndedRequest
 from kvell.server.access.accounts import Account
 from kvell.server.access.traced_visit import EndedVisit, TracedVisit
 from kvell.server.text.text_stream import TextDelta
@@ -20,7 +20,8 @@ class SequenceUse:
 
     :param prompt: the prompt's index in its HTTP request; several sequences may share it.
     :param on_idle: called whenever no request of the sequence is left in the front; None: no call.
-    :param trace: also notified of the first request.
+    :param trace: the trace of its HTTP request, also notified of the first request.
+    :param index: the sequence's index in that trace.
     :param on_accepted: called when an instance has accepted a request of the sequence.
     :ivar read_tokens: the tokens that became a part of the answer so far.
     """
@@ -30,11 +31,12 @@ class SequenceUse:
         prompt: int = 0,
         prompt_tokens: int = 0,
         on_idle: Callable[[], None] | None = None,
-        trace: RequestTrace | None = None,
+        trace: TracedVisit | None = None,
         on_accepted: Callable[[], None] = lambda: None,
+        index: int = 0,
     ) -> None:
         self.prompt, self.prompt_tokens = prompt, prompt_tokens
-        self._on_idle, self._trace = on_idle, trace
+        self._on_idle, self._trace, self._index = on_idle, trace, index
         self.on_accepted = on_accepted
         self._requests = self._running = 0
         self._made_tokens = self.read_tokens = 0
@@ -55,7 +57,7 @@ class SequenceUse:
         self._requests += 1
         self._running += 1
         if self._trace is not None and self._requests == 1:
-            self._trace.on_admitted()
+            self._trace.awaited += 1
 
     def on_ended(self, request: EndedRequest) -> None:
         """Count what a request has computed."""
@@ -70,7 +72,7 @@ class SequenceUse:
         )
         trace, self._trace = self._trace, None
         if trace is not None:
-            trace.on_ended(request)
+            trace.on_answered(self._index, request)
         if self._on_idle is not None and not self._running:
             self._on_idle()
 
@@ -193,9 +195,9 @@ class RequestContext:
 
         :param prompt: index of its prompt; a prompt is charged once for all its sequences.
         """
-        trace = None if self.trace is None else self.trace.answer(index)
         on_idle = None if self._account is None else self._on_idle
-        use = SequenceUse(prompt, prompt_tokens, on_idle, trace, self._note_accepted)
+        accepted = self._note_accepted
+        use = SequenceUse(prompt, prompt_tokens, on_idle, self.trace, accepted, index)
         self.uses[index] = use
         return use
 

@@ -276,12 +276,7 @@ def check_parsers(tool: str | None, reasoning: str | None) -> None:
 
     :raises ChangeSomething: as :func:`parser_named` does.
     """
-    if tool is not None and reasoning is not None:
-        parser_named(tool, reasoning)
-    elif tool is not None:
-        _known("--tool-call-parser", tool, TOOL_PARSERS)
-    elif reasoning is not None:
-        _known("--reasoning-parser", reasoning, REASONING_PARSERS)
+    parser_named(NONE if tool is None else tool, NONE if reasoning is None else reasoning)
 
 
 def default_parsers(model_type: str, chat_template: str) -> tuple[str, str]:

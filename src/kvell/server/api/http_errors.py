@@ -143,11 +143,6 @@ def nearest_path(path: str, served: Iterable[str]) -> str | None:
     return next(iter(nearest(path.lower(), near, 0.0)), None)
 
 
-def wrong_method(method: str, path: str, allowed: str) -> str:
-    """Return a message about a method that a path does not take."""
-    return f"method={method}: is not taken by {path[:LONGEST_PATH]}; use {allowed}"
-
-
 def _parts(path: str) -> list[str]:
     return [part for part in path.lower().split("/") if part]
 
@@ -329,11 +324,6 @@ def _must_change(error: ChangeSomething) -> ApiError:
     return invalid_request(text, None if error.field == WHOLE else error.field)
 
 
-def validation_error(error: RequestValidationError) -> ApiError:
-    """Return the error of an invalid body; it repeats only names and types of the body."""
-    return invalid_request(*complaint(error.errors(), error.body))
-
-
 def _allowed(methods: str) -> str:
     """Return the methods that a 405 names, sorted; HEAD is served where GET is."""
     names = set(methods.split(", "))
@@ -351,7 +341,8 @@ def install(
 
     async def on_invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return validation_error(error).response(served_path(request.scope))
+        refused = invalid_request(*complaint(error.errors(), error.body))
+        return refused.response(served_path(request.scope))
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -360,7 +351,8 @@ def install(
         headers = error.headers or {}
         if "Allow" in headers:
             headers = {**headers, "Allow": _allowed(headers["Allow"])}
-            text = wrong_method(request.method, path, headers["Allow"])
+            taken = f"is not taken by {path[:LONGEST_PATH]}; use {headers['Allow']}"
+            text = f"method={request.method}: {taken}"
         elif text == NOT_FOUND:
             served = {each.path for each in app.routes if isinstance(each, APIRoute)}
             text = unknown_path(path, [each for each in served if "{" not in each], shown_at)

@@ -38,7 +38,7 @@ from kvell.server.api.routes.embeddings import PATH as EMBEDDINGS_PATH
 from kvell.server.api.routes.embeddings import RERANK_PATHS, SCORE_PATHS, EmbeddingsApi, ScoresApi
 from kvell.server.api.routes.messages import MessagesApi
 from kvell.server.api.routes.models import ModelsApi
-from kvell.server.api.routes.ollama import OllamaAnswersApi, OllamaEmbeddingsApi, OllamaModelsApi
+from kvell.server.api.routes.ollama import OllamaAnswersApi, OllamaModelsApi
 from kvell.server.api.routes.operator import OperatorApi
 from kvell.server.api.routes.responses import ResponsesApi
 from kvell.server.api.schemas.embeddings import MAX_INPUT_TOKENS, MAX_INPUTS
@@ -110,7 +110,6 @@ def build_app(
     started_unix_seconds = int(time.time())
     ModelsApi(serving, started_unix_seconds, face.tells_tokenizer).install(app)
     OllamaModelsApi(serving, started_unix_seconds).install(app)
-    OllamaEmbeddingsApi(serving).install(app)
     OperatorApi(front, metrics, floor_bytes, work_bytes).install(app)
     cluster = ClusterApi(front, floor_bytes + work_bytes, os.getpid())
     cluster.install(app)

@@ -9,7 +9,6 @@ thread of texts, not on an event loop.
 
 import base64
 import binascii
-import copy
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -176,30 +175,23 @@ NO_PLACE_FOR_TOOLS = "give --chat-template with one that shows tools, or send no
 logger = logging.getLogger(__name__)
 
 
-class PromptEncoder:
+class PromptEncoder(TextEncoder):
     """An encoder of prompts that tokenizes in threads, short texts apart from long ones.
 
     A text that can never fit is refused before it is tokenized.
 
     :param length: limits of prompt and answer together.
     :param work: the threads, shared by all models of a server.
-    :ivar texts: the encoder of texts within the model's bounds.
     """
 
     def __init__(self, model: TextModel, length: ContextLength, work: TextWork) -> None:
-        self._model, self._length, self._work = model, length, work
-        self.texts = TextEncoder(model, length.longest_tokens, work)
+        super().__init__(model, length.longest_tokens, work)
+        self._length = length
         self._told_of_tools = [False]  # shared by the encoders of all tenants
 
     @property
     def answers(self) -> AnswerMemory:
         return self._work.answers
-
-    def of(self, tenant: str) -> "PromptEncoder":
-        encoder = copy.copy(self)
-        encoder._work = self._work.of(tenant)
-        encoder.texts = self.texts.of(encoder._work)
-        return encoder
 
     async def prompt(
         self,
@@ -218,12 +210,12 @@ class PromptEncoder:
         """
         most_tokens = self._length.reach_tokens
         if isinstance(prompt, str):
-            ids = await self.texts.encode(
+            ids = await self.encode(
                 field,
                 prompt,
                 answer_tokens=answer_tokens,
                 add_special_tokens=form.add_special_tokens,
-                fits=not form.cuts or len(prompt) > self.texts.bounds.any_bytes,
+                fits=not form.cuts or len(prompt) > self.bounds.any_bytes,
             )
             return self._checked(field, form.kept_of(ids, most_tokens), answer_tokens)
         if not form.cuts:
@@ -238,9 +230,7 @@ class PromptEncoder:
         :param field: request field of the text, for errors.
         :raises ChangeSomething: if the text is too long to be encoded.
         """
-        return await self.texts.encode(
-            field, text, add_special_tokens=add_special_tokens, fits=False
-        )
+        return await self.encode(field, text, add_special_tokens=add_special_tokens, fits=False)
 
     async def around_gap(self, prompt: str | list[int], suffix: str) -> TokenIds:
         """Return the token ids of two texts between which the answer comes, int32 ``[tokens]``.
@@ -263,7 +253,7 @@ class PromptEncoder:
         return self._checked("prompt", np.concatenate([begin, form.prompt(before, after)]))
 
     async def count_answer_tokens(self, text: str) -> int:
-        return len(await self._work.run(len(text), lambda: self.texts.plain(text)))
+        return len(await self._work.run(len(text), lambda: self.plain(text)))
 
     async def chat(
         self,
@@ -302,10 +292,10 @@ class PromptEncoder:
 
         chars = chars_within((messages, tools, fields))
         cuts = form.last_tokens is not None  # a text that is too long to be encoded is not cut
-        ids = await self.texts.encode_conversation(
+        ids = await self.encode_conversation(
             render,
             chars=chars,
-            fits=fits and (not cuts or chars > self.texts.bounds.any_bytes),
+            fits=fits and (not cuts or chars > self.bounds.any_bytes),
             add_special_tokens=form.add_special_tokens,
         )
         if cuts:
@@ -338,7 +328,7 @@ class PromptEncoder:
         :raises TryLater: if too many images wait, or requests in flight have too many.
         """
         chars = chars_within((messages, tools, fields))
-        self.texts.bounds.check_conversation("messages", chars=chars)
+        self.bounds.check_conversation("messages", chars=chars)
 
         def read() -> tuple[TokenIds, tuple[SentTensor, ...]]:
             self._work.held.check(self._work.tenant)
@@ -349,17 +339,13 @@ class PromptEncoder:
                 tools,
                 fields,
                 opens_answer=opens_answer,
-                check=self.texts.check,
+                check=self.check,
             )
             self._work.held.hold(self._work.tenant, tensors)
             return self._checked("messages", ids), tensors
 
         size_bytes = chars + sum(len(image.url) for image in images)
         return await self._work.run_pictured(size_bytes, read)
-
-    @property
-    def takes_images(self) -> bool:
-        return self._model.takes_images
 
     async def decode(self, token_ids: Sequence[int], sent_as: str = "") -> str:
         """Return the text of token ids.

@@ -44,7 +44,7 @@ from kvell.server.text.several.beam_search import beam_deltas
 from kvell.server.text.text_bounds import TOLD_BYTES, AnswerMemory, ContextLength
 from kvell.server.text.text_encoder import TokenIds
 from kvell.server.text.text_model import TextModel
-from kvell.server.text.text_stream import TextDelta, UsageSoFar, text_deltas
+from kvell.server.text.text_stream import TextDelta, Usage, UsageSoFar, text_deltas
 from kvell.vocabulary import RequestId
 
 LATEST = ":latest"
@@ -344,7 +344,8 @@ class AppState:
         reserved = Sequences(count, name, priority=priority)
         request.visit.begin(heading.answer_id, heading.model, prompt_tokens, most_tokens, reserved)
         memory = request.served.prompts.answers
-        kept = KeptAnswer(request.visit, memory, body.logprobs_field(), frees=not keeps)
+        field = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
+        kept = KeptAnswer(request.visit, memory, field, frees=not keeps)
         if any(each.logprobs is not None or each.prompt_logprobs is not None for each in samplings):
             kept.reserve([len(ids) for ids in request.prompts], samplings, sequences)
         deltas = self._answers(request, samplings, searches, kept)
@@ -486,7 +487,8 @@ async def _told(
     async with aclosing(deltas):
         async for index, delta in deltas:
             if index % choices:  # only the first answer to a prompt counts the prompt's tokens
-                delta = replace(delta, usage=delta.usage.without_prompt())  # noqa: PLW2901
+                usage = Usage(completion_tokens=delta.usage.completion_tokens)
+                delta = replace(delta, usage=usage)  # noqa: PLW2901
             if delta.finish_reason is None and not are_counted:  # nearly all pieces
                 visit.uses[index].read_tokens += len(delta.token_ids)
             else:

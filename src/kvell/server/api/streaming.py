@@ -31,14 +31,6 @@ def sse(payload: Any) -> bytes:
     return b"data: " + msgspec.json.encode(payload) + b"\n\n"
 
 
-def named_begin(event: Mapping[str, Any]) -> bytes:
-    return b"event: " + str(event["type"]).encode() + b"\ndata: "
-
-
-def json_line(payload: Any) -> bytes:
-    return msgspec.json.encode(payload) + b"\n"
-
-
 class EventStream(StreamingResponse):
     """A response that closes its source when the client disconnects."""
 

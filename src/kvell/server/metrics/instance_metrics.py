@@ -2,11 +2,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from itertools import accumulate
 from typing import Any, Literal, get_args
 
-import msgspec
 from msgspec import Struct
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -21,7 +19,7 @@ from kvell.engine.protocol.statistics import GroupStats, InstanceFacts, Instance
 from kvell.engine.requests.counting import STEP_TOKENS_BUCKETS
 from kvell.engine.setup.contract import size
 from kvell.front.routes import NO_TRANSFER, TransferKind, TransferTotals
-from kvell.wire.decoding import decode
+from kvell.wire.decoding import decode_packaged
 
 CHUNKS = "_chunks"
 SIZES = ("chunk_bytes", "stale_positions", "withheld_large_pages", "largest_step_chunks")
@@ -206,10 +204,7 @@ class Catalogue(Struct, frozen=True):
     metrics: dict[str, MetricFacts]
 
 
-CATALOGUE = decode(
-    msgspec.json.Decoder(Catalogue),
-    resources.files("kvell.server.metrics").joinpath("metrics.json").read_bytes(),
-)
+CATALOGUE = decode_packaged(Catalogue, "kvell.server.metrics", "metrics.json")
 METRICS = CATALOGUE.metrics
 
 

@@ -1,6 +1,7 @@
 """Threads for texts, pictures and bodies: long texts delay only other long texts."""
 
 import asyncio
+import copy
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -171,38 +172,35 @@ def _trimmed(work: Callable[[], Made]) -> Made:
         give_back_freed()
 
 
-class _Lanes:
-    def __init__(self) -> None:
-        self.short = Lane("kvell-short-texts", "text_bytes", WAITING_BYTES, trims=False)
-        self.long = Lane("kvell-long-texts", "text_bytes", WAITING_BYTES, trims=True)
-        self.pictures = Lane("kvell-pictures", "image_pixels", 2 * WAITING_BYTES, trims=True)
-        self.bodies = Lane("kvell-bodies", "body_bytes", 8 * WAITING_BYTES, trims=False)
-
-
 class TextWork:
     """The lanes of one process, which all its models share.
 
     ``held`` counts tensors of pictures in requests that have not ended, ``answers`` the bytes of
     answers that are not sent yet.
 
-    :param tenant: owner of the work.
+    :ivar tenant: owner of the work.
     """
 
-    def __init__(self, tenant: str = "", shared: "TextWork | None" = None) -> None:
-        self.tenant = tenant
-        self._lanes: _Lanes = _Lanes() if shared is None else shared._lanes
-        self.held: HeldTensors = HeldTensors() if shared is None else shared.held
-        self.answers: AnswerMemory = AnswerMemory() if shared is None else shared.answers
+    def __init__(self) -> None:
+        self.tenant = ""
+        self._short = Lane("kvell-short-texts", "text_bytes", WAITING_BYTES, trims=False)
+        self._long = Lane("kvell-long-texts", "text_bytes", WAITING_BYTES, trims=True)
+        self._pictures = Lane("kvell-pictures", "image_pixels", 2 * WAITING_BYTES, trims=True)
+        self._bodies = Lane("kvell-bodies", "body_bytes", 8 * WAITING_BYTES, trims=False)
+        self.held = HeldTensors()
+        self.answers = AnswerMemory()
 
     def of(self, tenant: str) -> "TextWork":
-        return TextWork(tenant, self)
+        work = copy.copy(self)
+        work.tenant = tenant
+        return work
 
     def run(self, size_bytes: int, work: Callable[[], Made]) -> Coroutine[None, None, Made]:
         """Run work on a text in the lane of short or of long texts.
 
         :raises TryLater: if too many texts of this kind wait.
         """
-        lane = self._lanes.short if size_bytes <= SHORT_BYTES else self._lanes.long
+        lane = self._short if size_bytes <= SHORT_BYTES else self._long
         return lane.run(size_bytes, work, self.tenant)
 
     def run_pictured(
@@ -212,19 +210,18 @@ class TextWork:
 
         :raises TryLater: if too many pictures wait.
         """
-        return self._lanes.pictures.run(size_bytes, work, self.tenant)
+        return self._pictures.run(size_bytes, work, self.tenant)
 
     def run_body(self, size_bytes: int, work: Callable[[], Made]) -> Coroutine[None, None, Made]:
         """Run the decompression or the check of one body.
 
         :raises TryLater: if too many bodies wait.
         """
-        return self._lanes.bodies.run(size_bytes, work, self.tenant)
+        return self._bodies.run(size_bytes, work, self.tenant)
 
     def close(self) -> None:
         """End the threads."""
-        lanes = self._lanes
-        for lane in (lanes.short, lanes.long, lanes.pictures, lanes.bodies):
+        for lane in (self._short, self._long, self._pictures, self._bodies):
             lane.close()
 
 

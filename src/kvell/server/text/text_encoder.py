@@ -7,6 +7,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,10 +33,10 @@ class TextEncoder:
         self._model, self._work = model, work
         self.bounds = TextBounds(max_model_len, model.most_token_bytes)
 
-    def of(self, work: TextWork) -> "TextEncoder":
-        """Return the same encoder with other threads."""
+    def of(self, tenant: str) -> Self:
+        """Return the same encoder, whose work is a tenant's."""
         encoder = copy.copy(self)
-        encoder._work = work
+        encoder._work = self._work.of(tenant)
         return encoder
 
     async def encode(

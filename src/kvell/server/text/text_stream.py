@@ -55,9 +55,6 @@ class Usage:
             self.cache_write_tokens + other.cache_write_tokens,
         )
 
-    def without_prompt(self) -> "Usage":
-        return Usage(completion_tokens=self.completion_tokens)
-
 
 NO_USAGE = Usage()
 """The usage of all pieces of an answer but the last."""
@@ -224,12 +221,11 @@ def _last_delta(writer: AnswerText, text: str, finished: Finished, prompt_tokens
     if not writer.stopped:
         raise_unless_done(finished)
     text += writer.finish()
-    reason: Literal["stop", "length"] = "length" if finished.reason == "length" else "stop"
     cache = finished.cached_tokens, finished.cache_write_tokens
     usage = Usage(prompt_tokens, writer.token_count, *cache)
-    reason = "stop" if writer.stopped else reason
-    stop_reason = writer.stop_reason if reason == "stop" else None
-    return TextDelta(text, reason, usage, stop_reason=stop_reason)
+    if finished.reason == "length" and not writer.stopped:
+        return TextDelta(text, "length", usage)
+    return TextDelta(text, "stop", usage, stop_reason=writer.stop_reason)
 
 
 def raise_unless_done(finished: Finished) -> None:

@@ -32,14 +32,13 @@ from kvell.engine.sampling.grammar_process.masking import (
     QUICK,
     SLOW,
     Found,
-    FoundDraftMasks,
-    FoundMask,
     MaskJob,
     MaskWorker,
     OutputTokens,
     Trouble,
     WorkerLimits,
 )
+from kvell.engine.sampling.grammar_process.messages import DraftMasks, Mask
 from kvell.engine.sampling.grammar_process.processes import GrammarProcesses
 from kvell.vocabulary import RequestId
 
@@ -194,7 +193,7 @@ class AnswerMasks:
         self,
         processes: GrammarProcesses,
         checks: GrammarChecks,
-        read: Callable[[FoundMask], Allowed | None],
+        read: Callable[[Mask, int], Allowed | None],
     ) -> None:
         self._checks, self._read = checks, read
         self._changed = Condition()
@@ -344,17 +343,17 @@ class AnswerMasks:
             jobs = [answer.begin() for answer in batch]
         answers = {answer.number: answer for answer in batch}
         for job, outcome in lane.worker.masks(jobs, gone):
-            allowed = self._allowed(outcome)
+            allowed = self._allowed(outcome, lane.worker.vocab_size)
             with self._changed:
                 if not job.is_dropped:
                     self._end(answers[job.number], job, outcome, allowed)
 
-    def _allowed(self, outcome: Found | Trouble) -> tuple[Allowed | None, ...]:
+    def _allowed(self, outcome: Found | Trouble, vocab_size: int) -> tuple[Allowed | None, ...]:
         """Return the allowed tokens of masks; None for any token, or for none."""
-        if isinstance(outcome, FoundMask):
-            return (self._read(outcome),)
-        masks = outcome.masks if isinstance(outcome, FoundDraftMasks) else ()
-        return tuple(self._read(mask) for mask in masks)
+        if isinstance(outcome, str):
+            return ()
+        masks = (outcome,) if isinstance(outcome, Mask) else outcome.masks
+        return tuple(self._read(mask, vocab_size) for mask in masks)
 
     def _end(
         self,
@@ -366,9 +365,9 @@ class AnswerMasks:
         lane = answer.lane
         answer.job = None
         seconds = 0.0
-        if isinstance(outcome, FoundMask):
-            answer.seconds += (seconds := outcome.mask.seconds)
-        elif isinstance(outcome, FoundDraftMasks):
+        if isinstance(outcome, Mask):
+            answer.seconds += (seconds := outcome.seconds)
+        elif isinstance(outcome, DraftMasks):
             answer.draft_seconds += (seconds := outcome.seconds)
         lane.line.charge(answer.request_id, int(seconds * 1e6))
         lane.drop(answer)
@@ -391,9 +390,9 @@ class AnswerMasks:
     def _take(
         self, answer: _Answer, outcome: Found | Trouble, allowed: tuple[Allowed | None, ...]
     ) -> None:
-        if isinstance(outcome, FoundMask):
+        if isinstance(outcome, Mask):
             if answer.has_time(answer.seconds):
-                answer.end(*allowed, binds=outcome.mask.kind != "free")
+                answer.end(*allowed, binds=outcome.kind != "free")
             else:
                 answer.end(None)
         elif outcome == "unavailable":

@@ -84,31 +84,19 @@ class MaskJob:
     is_dropped: bool = False
 
 
-@dataclass(frozen=True)
-class FoundMask:
-    """A mask, and the vocabulary size of its tokenizer."""
-
-    mask: Mask
-    known_tokens: int
-
-
-@dataclass(frozen=True)
-class FoundDraftMasks:
-    """The masks after draft tokens, maybe not after all, and the processor time that they took."""
-
-    masks: tuple[FoundMask, ...]
-    seconds: float
-
-
-Found: TypeAlias = FoundMask | FoundDraftMasks
+Found: TypeAlias = Mask | DraftMasks
 
 
 class MaskWorker:
-    """The client of a mask worker, on one thread."""
+    """The client of a mask worker, on one thread.
+
+    :ivar vocab_size: the size of its tokenizer; many models have logits for more tokens.
+    """
 
     def __init__(self, processes: GrammarProcesses, limits: WorkerLimits) -> None:
         self._processes, self._limits = processes, limits
         self.worker: Worker | None = None
+        self.vocab_size = 0
         self._read: dict[int, int] = {}
         """The number of output tokens that the worker has read, by answer."""
 
@@ -140,7 +128,7 @@ class MaskWorker:
         if self.worker is None:
             limits = self._limits
             self.worker = self._processes.fork(limits.room_bytes, limits.niceness)
-        line, vocab_size = self.worker.line, self.worker.vocab_size
+        line, self.vocab_size = self.worker.line, self.worker.template.vocab_size
         needs = self._needs(rest)
         later_seconds = LATER_SECONDS * self._limits.lateness
         line.send(AskMasks(gone, needs), later_seconds)
@@ -149,13 +137,9 @@ class MaskWorker:
             assert isinstance(reply, Mask | DraftMasks)
             job = rest.popleft()
             self._read[job.number] = job.length
-            if isinstance(reply, Mask):
-                yield job, FoundMask(reply, vocab_size)
-                continue
-            if reply.is_lost:
+            if isinstance(reply, DraftMasks) and reply.is_lost:
                 del self._read[job.number]
-            masks = tuple(FoundMask(mask, vocab_size) for mask in reply.masks)
-            yield job, FoundDraftMasks(masks, reply.seconds)
+            yield job, reply
 
     def _needs(self, jobs: Iterable[MaskJob]) -> tuple[Need, ...]:
         """Return the needs of jobs for one message, up to its size limit."""

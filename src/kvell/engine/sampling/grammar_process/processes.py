@@ -42,11 +42,6 @@ class Worker:
     def __init__(self, line: Line, pid: int, template: "GrammarTemplate") -> None:
         self.line, self.pid, self.template = line, pid, template
 
-    @property
-    def vocab_size(self) -> int:
-        """The tokenizer's vocabulary size; many models have logits for more tokens."""
-        return self.template.vocab_size
-
 
 class GrammarProcesses:
     """The template and its workers.  The template starts with the first worker, or after its end.

@@ -11,6 +11,7 @@ from kvell.wire.json_text import write_json
 
 PARAMETER_END = "</parameter>"
 MOST_HEAD_CHARS = 1024
+_TAG = re.compile(r"(?P<name>[^>]+)")
 
 
 class HeadUntil:
@@ -21,15 +22,18 @@ class HeadUntil:
     :ivar name: the function's or parameter's name; "" if the text is not a head.
     """
 
-    def __init__(self, marker: str, head: re.Pattern[str], opening: str) -> None:
+    def __init__(
+        self, marker: str, head: re.Pattern[str], opening: str, most_chars: int = MOST_HEAD_CHARS
+    ) -> None:
         self._marker, self._head, self._opening = marker, head, opening
+        self._most_chars = most_chars
         self._held = ""
         self.name = ""
 
     def push(self, text: str) -> Step:
         self._held += text
-        at = self._held.find(self._marker, 0, MOST_HEAD_CHARS)
-        if at < 0 and len(self._held) < MOST_HEAD_CHARS:
+        at = self._held.find(self._marker, 0, self._most_chars)
+        if at < 0 and len(self._held) < self._most_chars:
             return [], None
         match = self._head.fullmatch(self._held, 0, at) if at > 0 else None
         if match is not None and is_name(name := match["name"]):
@@ -41,29 +45,15 @@ class HeadUntil:
         return [Content(self._opening + self._held)]
 
 
-class TagName:
-    """The rest of an opening tag; ``name`` is empty if the text is not a tag.
-
-    :param opening: preceding text, which is content if no tag follows.
-    """
+class TagName(HeadUntil):
+    """The rest of an opening tag; ``name`` is empty if the text is not a tag."""
 
     def __init__(self, opening: str) -> None:
-        self._opening = opening
-        self._held = ""
-        self.name = ""
+        super().__init__(">", _TAG, opening, MOST_NAME_CHARS + 1)
 
     def push(self, text: str) -> Step:
-        self._held += text
-        name, bracket, _ = self._held[: MOST_NAME_CHARS + 1].partition(">")
-        if bracket and is_name(name):
-            self.name = name
-            return [], self._held[len(name) + 1 :]
-        if bracket or len(name) > MOST_NAME_CHARS:
-            return [Content(self._opening)], self._held
-        return [], None
-
-    def finish(self) -> list[AnswerDelta]:
-        return [Content(self._opening + self._held)]
+        deltas, rest = super().push(text)
+        return deltas, rest[1:] if rest and self.name else rest
 
 
 class Value:

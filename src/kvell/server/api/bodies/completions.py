@@ -176,6 +176,10 @@ class Heading:
         head = {"id": self.answer_id, "object": kind, "created": self.created}
         return {**head, "model": self.model, "choices": choices, **more}
 
+    def chunk(self, kind: str, choice: Body, used: Usage | None) -> Body:
+        """Return a piece of a stream, with the usage so far if that is given."""
+        return self.body(kind, [choice], **({} if used is None else {"usage": usage_body(used)}))
+
 
 def usage_body(usage: Usage, reasoning_tokens: int | None = None) -> Body:
     """Return OpenAI's ``usage``; cached tokens were not computed again.
@@ -200,25 +204,6 @@ def cache_details(usage: Usage) -> Body:
     return {"cached_tokens": usage.cached_tokens, "cache_write_tokens": usage.cache_write_tokens}
 
 
-def completion_body(heading: Heading, choices: Sequence[Body] | Lazy, total: Usage) -> Body:
-    """Return a whole text completion: the choices of the first prompt, of the second …"""
-    return heading.body("text_completion", choices, usage=usage_body(total))
-
-
-def completion_chunk(heading: Heading, choice: Body, used: Usage | None = None) -> Body:
-    return heading.body("text_completion", [choice], **so_far(used))
-
-
-def usage_chunk(
-    heading: Heading, kind: str, usage: Usage, reasoning_tokens: int | None = None
-) -> Body:
-    return heading.body(kind, [], usage=usage_body(usage, reasoning_tokens))
-
-
-def so_far(used: Usage | None) -> Body:
-    return {} if used is None else {"usage": usage_body(used)}
-
-
 def model_card(
     name: str, length: ContextLength, created: int, takes_tools: bool | None = None
 ) -> Body:
@@ -232,8 +217,3 @@ def model_card(
     reach_tokens = length.reach_tokens
     card |= {"max_model_len": length.alone_tokens, "reach_tokens": reach_tokens}
     return {**card, "chat_template_takes_tools": takes_tools}
-
-
-def model_list(cards: Sequence[Body]) -> Body:
-    """Return the body of ``/v1/models``."""
-    return {"object": "list", "data": list(cards)}

@@ -31,15 +31,12 @@ class BlockWriter:
         self._texts: list[str] = []
         self.blocks: list[Body] = []
 
-    def part_events(self, parts: Sequence[AnswerDelta]) -> list[Body]:
-        return [event for part in parts for event in self._part(part)]
-
     def close(self) -> list[Body]:
         """Return the events that end the answer; an empty answer has an empty text block."""
         begun = [] if self._begun or self.blocks else self._enter("text")
         return [*begun, *self._end()]
 
-    def _part(self, part: AnswerDelta) -> list[Body]:
+    def part_events(self, part: AnswerDelta) -> list[Body]:
         match part:
             case Content(text):
                 return [*self._enter("text"), self._delta("text_delta", "text", text)]

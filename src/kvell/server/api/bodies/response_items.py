@@ -14,7 +14,6 @@ from kvell.server.answers.deltas import (
 )
 from kvell.server.api.bodies.completions import Body, Heading, cache_details
 from kvell.server.api.bodies.logprobs import LikelyTokens, PendingTokens
-from kvell.server.api.http_errors import ApiError
 from kvell.server.api.schemas.responses import ResponsesRequest
 from kvell.server.text.text_model import TextModel
 from kvell.server.text.text_stream import Usage
@@ -259,34 +258,6 @@ def response_body(
         "truncation": "disabled",
         **begun,
         **more,
-    }
-
-
-def ended_body(
-    heading: Heading,
-    request: ResponsesRequest,
-    tools: Sequence[Mapping[str, Any]],
-    items: Sequence[Body],
-    usage: Body,
-    *,
-    is_whole: bool,
-) -> Body:
-    status = "completed" if is_whole else "incomplete"
-    details = None if is_whole else {"reason": "max_output_tokens"}
-    answer = {"output": list(items), "usage": usage, "incomplete_details": details}
-    return response_body(heading, request, tools, status, **answer)
-
-
-def failed_event(begun: Body, error: ApiError) -> Body:
-    """Return the event of a failure.
-
-    :param begun: the response as it was sent at its beginning.
-    """
-    code = "rate_limit_exceeded" if error.status == 429 else "server_error"
-    failure = {"code": code, "message": error.message}
-    return {
-        "type": "response.failed",
-        "response": begun | {"status": "failed", "error": failure},
     }
 
 

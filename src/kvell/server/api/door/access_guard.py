@@ -20,8 +20,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvell.clock import Clock, MonotonicClock
 from kvell.errors import Bound
-from kvell.server.access.accounts import RateExceeded
-from kvell.server.access.keys import Holder, KeyRing
+from kvell.server.access.accounts import Account, RateExceeded
+from kvell.server.access.keys import KeyRing
 from kvell.server.access.traced_visit import Tracer
 from kvell.server.access.visit import CLIENT_GONE_STATUS, RequestContext
 from kvell.server.api.door.face_options import ANY, FaceOptions, checked_root_path
@@ -355,17 +355,17 @@ class AccessGuard:
             await self._app(scope, receive, send)
             return
         path = served_path(scope)
-        holder: Holder | None = None
+        account: Account | None = None
         if self._access.keys.is_empty:
             refusal = self._browsers.refusal(path, scope)
         else:
-            holder = self._holder(scope)
-            refusal = self._refusal(path, holder)
+            account = self._account(scope)
+            refusal = self._refusal(path, account)
         if refusal is not None:
-            self._tell_refused(scope, refusal, holder)
+            self._tell_refused(scope, refusal, account)
             await refusal.response(path)(scope, receive, send)
             return
-        tenant, account = (holder.key.tenant, holder.account) if holder else ("", None)
+        tenant = account.key.tenant if account else ""
         clock = self._access.clock
         tracer = self._access.tracer
         trace = None
@@ -376,8 +376,8 @@ class AccessGuard:
         answer = _Answer(visit, send)
         scope.setdefault("state", {})["visit"] = visit
         try:
-            if holder is not None and _is_counted(scope):
-                holder.account.take_request(clock.now_seconds())
+            if account is not None and _is_counted(scope):
+                account.take_request(clock.now_seconds())
             await self._app(scope, receive, answer.send)
         except RateExceeded as error:
             if error.bound is not None:
@@ -393,26 +393,26 @@ class AccessGuard:
             if trace is not None:
                 trace.on_ended(ended, getattr(scope.get("route"), "path_format", ""))
 
-    def _holder(self, scope: Scope) -> Holder | None:
+    def _account(self, scope: Scope) -> Account | None:
         headers = scope["headers"]
         scheme, _, key = header_of(headers, b"authorization").partition(b" ")
-        holder = self._access.keys.find(key)
-        if holder is not None and scheme.lower() == b"bearer":
-            return holder
+        account = self._access.keys.find(key)
+        if account is not None and scheme.lower() == b"bearer":
+            return account
         return self._access.keys.find(header_of(headers, b"x-api-key"))
 
-    def _refusal(self, path: str, holder: Holder | None) -> ApiError | None:
+    def _refusal(self, path: str, account: Account | None) -> ApiError | None:
         if path in OPEN or (path == METRICS and not self._access.guards_metrics):
             return None
-        if holder is None:
+        if account is None:
             return NO_KEY
         needs_operator = path == METRICS or path.startswith(OPERATORS)
-        return NO_OPERATOR if needs_operator and not holder.key.is_operator else None
+        return NO_OPERATOR if needs_operator and not account.key.is_operator else None
 
-    def _tell_refused(self, scope: Scope, refusal: ApiError, holder: Holder | None) -> None:
+    def _tell_refused(self, scope: Scope, refusal: ApiError, account: Account | None) -> None:
         if self._access.observer is not None:
             client = scope.get("client") or ("", 0)
-            tenant = holder.key.tenant if holder else ""
+            tenant = account.key.tenant if account else ""
             self._access.observer.on_refused(
                 scope["method"],
                 served_path(scope),

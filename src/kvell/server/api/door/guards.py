@@ -1,7 +1,7 @@
 """Middleware that bounds requests: size and duration of a body, and number of requests."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from types import MappingProxyType
 
@@ -208,14 +208,10 @@ class _LeftError(Exception):
 def _replay(body: bytes, receive: Receive) -> Receive:
     first: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
-    def replayed() -> Awaitable[Message]:
-        return _resolve(first.pop()) if first else receive()
+    async def replayed() -> Message:
+        return first.pop() if first else await receive()
 
     return replayed
-
-
-async def _resolve(message: Message) -> Message:
-    return message
 
 
 _VALUES = msgspec.json.Decoder(object)

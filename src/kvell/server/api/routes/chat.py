@@ -50,16 +50,16 @@ from kvell.server.api.bodies.completions import (
     event_pieces,
     json_response,
     usage_body,
-    usage_chunk,
 )
 from kvell.server.api.bodies.logprobs import chat_logprobs, prompt_logprobs_body
-from kvell.server.api.prompts import PromptEncoder, image_urls
+from kvell.server.api.prompts import image_urls
 from kvell.server.api.schemas.chat import ChatRequest
 from kvell.server.api.schemas.formats import json_constraint
 from kvell.server.api.serving import (
     BodyApi,
     Deltas,
     ParsedRequest,
+    ServerModel,
     answers_body,
     counter,
     heading_of,
@@ -107,11 +107,6 @@ def message_body(answer: ParsedAnswer, call_ids: Sequence[str]) -> Body:
     return message
 
 
-def opening_chunk(heading: Heading, index: int) -> Body:
-    opening = heading.choice(index, TextDelta(""), delta={"role": "assistant", "content": ""})
-    return heading.body(CHUNK, [opening])
-
-
 def part_body(part: AnswerDelta, call_ids: Sequence[str]) -> Body:
     """Return the ``delta`` of a piece with one part of the answer."""
     match part:
@@ -125,12 +120,6 @@ def part_body(part: AnswerDelta, call_ids: Sequence[str]) -> Body:
             return {"tool_calls": [{"index": index, **call}]}
         case ToolCallArguments(index, text):
             return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
-
-
-def chat_chunk(heading: Heading, choice: Body, used: Usage | None = None) -> Body:
-    if used is None:
-        return heading.body(CHUNK, [choice])
-    return heading.body(CHUNK, [choice], usage=usage_body(used))
 
 
 class ReasoningCount:
@@ -274,7 +263,7 @@ class ChatApi(BodyApi):
         _, served = self.serving.find_model(body.model, visit.tenant)
         tools = chat_tools(body.tools)
         offered = callable_tools(tool_choice(body.tool_choice, tools), tools)
-        prompt, _ = await _prompt(served.prompts, body, offered, fits=False)
+        prompt, _ = await _prompt(served, body, offered, fits=False)
         return len(prompt)
 
     async def answering(
@@ -301,7 +290,7 @@ class ChatApi(BodyApi):
             choice = tool_choice(body.tool_choice, tools)
             forced = forced_schema(choice, tools, parallel=parallel)
             offered = callable_tools(choice, tools)
-        prompt, tensors = await _prompt(served.prompts, body, offered)
+        prompt, tensors = await _prompt(served, body, offered)
         end = ""
         if served.answers.has_thinking_tags:  # the template may open or close the reasoning
             end = await served.prompts.decode(prompt[-PROMPT_END_TOKENS:].tolist())
@@ -310,7 +299,7 @@ class ChatApi(BodyApi):
         room = served.length.answer_room(len(prompt))
         sampling = body.sampling(room, served.text.sampling_defaults)
         if sampling.bad_words:
-            sampling = await served.prompts.texts.with_bad_words(sampling)
+            sampling = await served.prompts.with_bad_words(sampling)
         if forced is not None:
             sampling = _forced(sampling, forced, choice, tools)
         elif offered:
@@ -473,14 +462,14 @@ class Reader:
 
 
 async def _prompt(
-    prompts: PromptEncoder, body: ChatRequest, tools: list[dict[str, Any]], *, fits: bool = True
+    served: ServerModel, body: ChatRequest, tools: list[dict[str, Any]], *, fits: bool = True
 ) -> tuple[TokenIds, tuple[SentTensor, ...]]:
     """Return the prompt's token ids, and the tensors of its images.
 
     :param fits: whether the prompt must leave room for an answer; a prompt with images always must.
     """
     has_parts = any(isinstance(message.content, list) for message in body.messages)
-    images = image_urls(body.messages, taken=prompts.takes_images) if has_parts else []
+    images = image_urls(body.messages, taken=served.text.takes_images) if has_parts else []
     plain = []
     for message in body.messages:
         plain.append(message.plain())
@@ -493,9 +482,10 @@ async def _prompt(
         ending = {"opens_answer": opens, "continues_last": continues}
         is_cut = body.truncate_prompt_tokens is not None
         form = body.form() if is_cut or body.add_special_tokens else CHAT_FORM
-        return await prompts.chat(plain, tools, fields, **ending, form=form, fits=fits), ()
+        return await served.prompts.chat(plain, tools, fields, **ending, form=form, fits=fits), ()
     _refuse_beside_images(body)
-    return await prompts.encode_with_images(plain, images, tools, fields, opens_answer=opens)
+    encode = served.prompts.encode_with_images
+    return await encode(plain, images, tools, fields, opens_answer=opens)
 
 
 def _refuse_beside_images(body: ChatRequest) -> None:
@@ -546,20 +536,21 @@ def _bound_behind(sampling: SamplingParams, reasoning: Reasoned) -> SamplingPara
 
 async def _events(answering: ChatStream) -> AsyncGenerator[bytes, None]:
     request = answering.asked
-    options = request.body.stream_options
-    tells_usage = options is not None and options.include_usage
+    tells_usage = request.body.include_usage()
     total = Usage()
     so_far = counter(request) if tells_usage else None
     async with aclosing(answering.deltas) as deltas:
         async for index, delta in deltas:
             begin = b""
             if index not in answering.readers:
-                begin = sse(opening_chunk(request.heading, index))
+                begun = {"role": "assistant", "content": ""}
+                opening = request.heading.choice(index, TextDelta(""), delta=begun)
+                begin = sse(request.heading.body(CHUNK, [opening]))
             if tells_usage and delta.usage is not NO_USAGE:
                 total += delta.usage
             used = None if so_far is None else so_far.after(index, delta)
             for choice in answering.pieces(index, delta):
-                chunk = chat_chunk(request.heading, choice, used)
+                chunk = request.heading.chunk(CHUNK, choice, used)
                 if delta.logprobs or delta.prompt_logprobs or len(delta.text) > PIECE_BYTES:
                     async for piece in event_pieces(chunk, begin + b"data: "):
                         yield piece
@@ -567,6 +558,6 @@ async def _events(answering: ChatStream) -> AsyncGenerator[bytes, None]:
                     yield begin + sse(chunk)
                 begin = b""
     if tells_usage:
-        tokens = await answering.reasoning_tokens()
-        yield sse(usage_chunk(request.heading, CHUNK, total, tokens))
+        usage = usage_body(total, await answering.reasoning_tokens())
+        yield sse(request.heading.body(CHUNK, [], usage=usage))
     yield streaming.DONE

@@ -15,11 +15,9 @@ from kvell.server.api.bodies.completions import (
     PIECE_BYTES,
     Body,
     Lazy,
-    completion_body,
-    completion_chunk,
     event_pieces,
     json_response,
-    usage_chunk,
+    usage_body,
 )
 from kvell.server.api.bodies.logprobs import (
     Concatenation,
@@ -44,6 +42,8 @@ from kvell.server.api.streaming import (
     sse,
 )
 from kvell.server.text.text_stream import TextDelta, Usage, whole_answers
+
+KIND = "text_completion"
 
 
 class CompletionsApi(BodyApi):
@@ -70,7 +70,7 @@ class CompletionsApi(BodyApi):
         whole = await whole_answers(deltas, len(parsed.prompts) * body.choices())
         total = sum((answer.usage for answer in whole), Usage())
         made = Lazy(choices.choice(index, answer) for index, answer in enumerate(whole))
-        return json_response(completion_body(parsed.heading, made, total))
+        return json_response(parsed.heading.body(KIND, made, usage=usage_body(total)))
 
     async def answering(
         self, body: CompletionRequest, visit: RequestContext, *, keeps: bool = True
@@ -99,7 +99,7 @@ class CompletionsApi(BodyApi):
             samplings = [
                 replace(each, stop_token_ids=(*each.stop_token_ids, *ends)) for each in samplings
             ]
-        samplings = [await served.prompts.texts.with_bad_words(sampling) for sampling in samplings]
+        samplings = [await served.prompts.with_bad_words(sampling) for sampling in samplings]
         echoes = [
             prompt
             if isinstance(prompt, str) and not form.cuts
@@ -203,7 +203,7 @@ async def _events(
     async for index, delta in deltas:
         total += delta.usage
         used = None if so_far is None else so_far.after(index, delta)
-        chunk = completion_chunk(request.heading, choices.choice(index, delta), used)
+        chunk = request.heading.chunk(KIND, choices.choice(index, delta), used)
         if (
             delta.logprobs
             or delta.prompt_logprobs
@@ -214,5 +214,5 @@ async def _events(
         else:
             yield sse(chunk)
     if request.body.include_usage():
-        yield sse(usage_chunk(request.heading, "text_completion", total))
+        yield sse(request.heading.body(KIND, [], usage=usage_body(total)))
     yield streaming.DONE

@@ -12,7 +12,7 @@ from kvell.server.access.visit import RequestContext
 from kvell.server.api.bodies.completions import Body, event_pieces, is_long, json_response
 from kvell.server.api.http_errors import ApiError, api_error
 from kvell.server.api.serving import Deltas
-from kvell.server.api.streaming import COMMENT, STREAM_TYPE, EventStream, named_begin, prime
+from kvell.server.api.streaming import COMMENT, STREAM_TYPE, EventStream, prime
 from kvell.server.text.text_stream import TextDelta, Usage
 
 
@@ -49,7 +49,7 @@ class DialectAnswer(ABC):
 
     def frame(self, event: Body) -> tuple[bytes, bytes]:
         """Return the bytes before and after the JSON of an event."""
-        return named_begin(event), b"\n\n"
+        return b"event: " + str(event["type"]).encode() + b"\ndata: ", b"\n\n"
 
     async def response(self, *, streams: bool) -> Response:
         """Read the pieces, and return the answer, whole or as a stream."""

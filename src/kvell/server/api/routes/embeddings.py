@@ -54,7 +54,8 @@ class EmbeddingsApi(BodyApi):
         size = served.text.embeddings.checked_size(body.dimensions)
         made = await self.vectors(visit, body)
         vectors = (cut_to(vector_of(end.embedding), size) for end in made.ends)
-        return json_response(embeddings_body(made.model, vectors, body.encoding(), made.usage))
+        encoding = body.encoding_format or "float"
+        return json_response(embeddings_body(made.model, vectors, encoding, made.usage))
 
     async def vectors(
         self,
@@ -188,9 +189,11 @@ class ScoresApi(BodyApi):
     async def _similar(
         self, visit: RequestContext, body: ScoredRequest, prefix: str
     ) -> tuple[EmbeddingResult, list[float]]:
-        ones, _ = body.texts_by_field().values()
+        by_field = body.texts_by_field()
+        ones, _ = by_field.values()
+        fields = [field for field, texts in by_field.items() for _ in texts]
         api = EmbeddingsApi(self.serving)
-        made = await api.vectors(visit, body.to_embeddings(), prefix, body.fields())
+        made = await api.vectors(visit, body.to_embeddings(), prefix, fields)
 
         def compared() -> list[float]:
             vectors = made.vectors()

@@ -112,7 +112,8 @@ class _Message(DialectAnswer):
 
     @override
     def read(self, delta: TextDelta) -> Sequence[Body]:
-        return self._writer.part_events(merge(self._reader.read(delta)))
+        parts = merge(self._reader.read(delta))
+        return [event for part in parts for event in self._writer.part_events(part)]
 
     @override
     async def end(self) -> tuple[Sequence[Body], Body]:

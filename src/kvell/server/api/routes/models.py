@@ -8,10 +8,10 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from kvell.errors import ChangeSomething
 from kvell.release import RELEASE
 from kvell.server.answers.forced import chat_tools
-from kvell.server.api.bodies.completions import Body, Lazy, json_response, model_card, model_list
+from kvell.server.api.bodies.completions import Body, Lazy, json_response, model_card
 from kvell.server.api.door.access_guard import visit_of
 from kvell.server.api.http_errors import MODELS
-from kvell.server.api.schemas.chat import DetokenizeRequest, TokenizeRequest
+from kvell.server.api.schemas.chat import DetokenizeRequest, TokenizeRequest, checked_ending
 from kvell.server.api.serving import AppState, text_bytes
 
 
@@ -37,7 +37,8 @@ class ModelsApi:
         ``chat_template_takes_tools`` is false for a model whose chat template shows no tools, and
         null for a model without a template.
         """
-        return json_response(model_list([self._card(name) for name in self.serving.models_by_name]))
+        cards = [self._card(name) for name in self.serving.models_by_name]
+        return json_response({"object": "list", "data": cards})
 
     async def model(self, name: str) -> Response:
         """Describe one model; 404 if it is not served."""
@@ -79,9 +80,9 @@ class ModelsApi:
             ids = await served.prompts.chat(
                 plain,
                 chat_tools(body.tools),
-                body.template_fields(),
+                body.chat_template_kwargs or {},
                 opens_answer=opens,
-                continues_last=body.continues_last(),
+                continues_last=checked_ending(opens, body.continue_final_message),
                 fits=False,
             )
         else:

@@ -3,11 +3,12 @@
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 from fastapi import FastAPI, Response
 from typing_extensions import override
 
 from kvell.server.access.visit import RequestContext
-from kvell.server.answers.deltas import AnswerDelta, Content, merge
+from kvell.server.answers.deltas import merge
 from kvell.server.api.bodies.completions import Body, Lazy, json_response
 from kvell.server.api.bodies.embeddings import cut_to
 from kvell.server.api.bodies.logprobs import LikelyTokens
@@ -20,7 +21,7 @@ from kvell.server.api.http_errors import (
     ApiError,
     UnknownModel,
 )
-from kvell.server.api.routes.chat import ChatApi
+from kvell.server.api.routes.chat import ChatApi, Reader
 from kvell.server.api.routes.completions import CompletionsApi
 from kvell.server.api.routes.dialects import DialectAnswer
 from kvell.server.api.routes.embeddings import EmbeddingsApi
@@ -32,8 +33,8 @@ from kvell.server.api.schemas.ollama.requests import (
     OllamaPullRequest,
     OllamaShowRequest,
 )
-from kvell.server.api.serving import AppState, BodyApi, Deltas, ServerModel, answers_body
-from kvell.server.api.streaming import LINES_TYPE, EventStream, json_line
+from kvell.server.api.serving import BodyApi, Deltas, answers_body
+from kvell.server.api.streaming import LINES_TYPE, EventStream
 from kvell.server.text.text_model import TextModel
 from kvell.server.text.text_stream import TextDelta
 
@@ -79,11 +80,20 @@ class OllamaAnswersApi(BodyApi):
         if not body.has_prompt():
             return json_response(writer.load_body())
         started_seconds = self.serving.front.now_seconds()
-        deltas, read = await self._submitted(body, name, served, visit)
+        if isinstance(body, OllamaGenerateRequest) and body.continues(served.text.chat_template):
+            completion = body.completion().model_copy(update={"model": name})
+            api = CompletionsApi(self.serving)
+            _, deltas, _ = await api.answering(completion, visit, keeps=not body.stream)
+            reader = Reader(None)
+        else:
+            chat = body.chat().model_copy(update={"model": name})
+            stream = await ChatApi(self.serving).answering(chat, visit, keeps=not body.stream)
+            deltas = stream.deltas
+            reader = stream.reader(0)
         answer = _Answer(
             deltas,
             visit,
-            read,
+            reader,
             writer,
             self.serving.front.now_seconds,
             started_seconds,
@@ -91,31 +101,10 @@ class OllamaAnswersApi(BodyApi):
         )
         return await answer.response(streams=body.stream)
 
-    async def _submitted(
-        self,
-        body: OllamaChatRequest | OllamaGenerateRequest,
-        name: str,
-        served: ServerModel,
-        visit: RequestContext,
-    ) -> "tuple[Deltas, Callable[[TextDelta], Sequence[AnswerDelta]]]":
-        """Submit a request; return the pieces of its answer, and the function that reads them."""
-        template = served.text.chat_template
-        if isinstance(body, OllamaGenerateRequest) and body.continues(template):
-            completion = body.completion().model_copy(update={"model": name})
-            _, deltas, _ = await CompletionsApi(self.serving).answering(
-                completion, visit, keeps=not body.stream
-            )
-            return deltas, _text_part
-        chat = body.chat().model_copy(update={"model": name})
-        stream = await ChatApi(self.serving).answering(chat, visit, keeps=not body.stream)
-        reader = stream.reader(0)
-        return stream.deltas, lambda delta: merge(reader.read(delta))
-
 
 class _Answer(DialectAnswer):
     """An answer that is being read.
 
-    :param read_parts: returns the parts of a piece.
     :param now_seconds: a monotonic clock.
     :param likely_of: model of the tokens whose log probabilities the answer has; None for none.
     """
@@ -127,14 +116,14 @@ class _Answer(DialectAnswer):
         self,
         deltas: Deltas,
         visit: RequestContext,
-        read_parts: Callable[[TextDelta], Sequence[AnswerDelta]],
+        reader: Reader,
         writer: AnswerWriter,
         now_seconds: Callable[[], float],
         started_seconds: float,
         likely_of: TextModel | None,
     ) -> None:
         super().__init__(deltas, visit)
-        self._read_parts, self._writer, self._likely_of = read_parts, writer, likely_of
+        self._reader, self._writer, self._likely_of = reader, writer, likely_of
         self._now_seconds, self._started_seconds = now_seconds, started_seconds
         self._first_seconds: float | None = None
 
@@ -150,7 +139,7 @@ class _Answer(DialectAnswer):
         if self._likely_of is not None:
             tokens = LikelyTokens(self._likely_of)
             tokens.append(delta.token_ids, delta.logprobs)
-        return self._writer.lines(self._read_parts(delta), tokens)
+        return self._writer.lines(merge(self._reader.read(delta)), tokens)
 
     @override
     async def end(self) -> tuple[Sequence[Body], Body]:
@@ -166,15 +155,10 @@ class _Answer(DialectAnswer):
         return {"error": error.message}
 
 
-def _text_part(delta: TextDelta) -> Sequence[AnswerDelta]:
-    return [Content(delta.text)] if delta.text else []
-
-
 @dataclass(frozen=True)
-class OllamaModelsApi:
-    """The handlers of Ollama's lists and descriptions of models."""
+class OllamaModelsApi(BodyApi):
+    """The handlers of Ollama's lists and descriptions of models, and of their embeddings."""
 
-    serving: AppState
     started_unix_seconds: int
 
     def install(self, app: FastAPI) -> None:
@@ -185,6 +169,8 @@ class OllamaModelsApi:
         gets = (("tags", self.on_tags), ("ps", self.on_ps), ("version", self.on_version))
         for name, getter in gets:
             app.add_api_route(OLLAMA + name, getter, methods=["GET"], responses=errors)
+        for name, handler in (("embed", self.on_embed), ("embeddings", self.on_embeddings)):
+            app.add_api_route(OLLAMA + name, handler, methods=["POST"], responses=errors)
 
     async def on_tags(self) -> Response:
         """List the models that requests may name.
@@ -232,20 +218,6 @@ class OllamaModelsApi:
         """Return the version of Ollama whose interface is served; ``/version`` has Kvell's."""
         return json_response({"version": VERSION})
 
-
-async def _pulled() -> AsyncGenerator[bytes, None]:
-    for status in ("pulling manifest", "success"):
-        yield json_line({"status": status})
-
-
-class OllamaEmbeddingsApi(BodyApi):
-    """The handlers of Ollama's embeddings."""
-
-    def install(self, app: FastAPI) -> None:
-        errors = dict(OLLAMA_DESCRIBED)
-        for name, handler in (("embed", self.on_embed), ("embeddings", self.on_embeddings)):
-            app.add_api_route(OLLAMA + name, handler, methods=["POST"], responses=errors)
-
     @answers_body
     async def on_embed(self, body: OllamaEmbedRequest, visit: RequestContext) -> Response:
         """Embed a text, or each of several.
@@ -282,3 +254,8 @@ class OllamaEmbeddingsApi(BodyApi):
         sent = body.openai_body()
         made = await EmbeddingsApi(self.serving).vectors(visit, sent, cuts_long=True)
         return json_response({"embedding": made.vectors()[0]})
+
+
+async def _pulled() -> AsyncGenerator[bytes, None]:
+    for status in ("pulling manifest", "success"):
+        yield msgspec.json.encode({"status": status}) + b"\n"

@@ -8,7 +8,6 @@ The system walks all pages of a process to compute its size.
 import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -26,19 +25,9 @@ from kvell.server.metrics.instance_metrics import InstanceFigures, memory_page
 REFRESH_SECONDS = 1.0
 
 
-@dataclass(frozen=True)
-class MeasuredSizes:
-    """The sizes of processes in bytes.
-
-    :param instances: sizes of instances with a process on this machine, by id.
-    """
-
-    front: int
-    instances: Mapping[str, int]
-
-
-def _sizes_of(pids: Mapping[str, int]) -> MeasuredSizes:
-    return MeasuredSizes(process_bytes(), {name: tree_bytes(pid) for name, pid in pids.items()})
+def _sizes_of(pids: Mapping[str, int]) -> tuple[int, dict[str, int]]:
+    """Return the bytes of this process, and those of instances by id."""
+    return process_bytes(), {name: tree_bytes(pid) for name, pid in pids.items()}
 
 
 def _json(body: Mapping[str, object], status: int = 200) -> Callable[[], Response]:
@@ -133,7 +122,7 @@ class OperatorApi:
             return self._nobody()()
         return json_response({})
 
-    async def _measure(self) -> MeasuredSizes:
+    async def _measure(self) -> tuple[int, dict[str, int]]:
         members = [member for member, _ in self.front.instances()]
         pids = {each.instance_id: each.pid_here for each in members if each.pid_here}
         return await asyncio.get_running_loop().run_in_executor(self._thread, _sizes_of, pids)
@@ -142,12 +131,12 @@ class OperatorApi:
         figures = self.metrics.instances
         figures.instances = await self._figures()
         figures.front_waiting = self.front.waiting
-        figures.front_bytes = (await self._sizes.latest()).front
+        figures.front_bytes, _ = await self._sizes.latest()
         return partial(Response, self.metrics.render(), media_type=CONTENT_TYPE)
 
     async def _figures(self) -> dict[str, InstanceFigures]:
         stats = await answered_stats(self.front)
-        sizes = (await self._sizes.latest()).instances
+        _, sizes = await self._sizes.latest()
         transfers = totals_by_target(self.front.entries().transfers)
         return {
             member.instance_id: InstanceFigures(
@@ -165,11 +154,12 @@ class OperatorApi:
         instances = {name: each for name, each in figures.items() if each.report and each.stats}
         if not instances:
             return self._nobody()
+        front_bytes, _ = await self._sizes.latest()
         page = memory_page(
             instances,
             self._floor_bytes,
             self._work_bytes,
-            front_now_bytes=(await self._sizes.latest()).front,
+            front_now_bytes=front_bytes,
             shares_weights=not any(member.host for member, _ in self.front.instances()),
         )
         return _json(page)

@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Any
 
 from fastapi import FastAPI, Response
 from typing_extensions import override
@@ -13,8 +14,6 @@ from kvell.server.api.bodies.completions import Body
 from kvell.server.api.bodies.response_items import (
     Event,
     OutputWriter,
-    ended_body,
-    failed_event,
     response_body,
     response_usage,
 )
@@ -71,7 +70,7 @@ class _Response(DialectAnswer):
 
     @override
     def begin(self) -> Sequence[Event]:
-        begun = self._begun()
+        begun = self._body("in_progress")
         kinds = ("response.created", "response.in_progress")
         return [{"type": kind, "response": begun} for kind in kinds]
 
@@ -82,22 +81,20 @@ class _Response(DialectAnswer):
 
     @override
     async def end(self) -> tuple[Sequence[Event], Body]:
-        is_whole = self.last is None or self.last.finish_reason != "length"
-        events = self._writer.close("completed" if is_whole else "incomplete")
-        tokens = await self._answering.reasoning_tokens()
-        body = ended_body(
-            self._answering.asked.heading,
-            self._asked,
-            self._answering.tools,
-            self._writer.items,
-            response_usage(self.usage, tokens),
-            is_whole=is_whole,
-        )
-        return [*events, {"type": f"response.{body['status']}", "response": body}], body
+        is_cut = self.last is not None and self.last.finish_reason == "length"
+        status = "incomplete" if is_cut else "completed"
+        events = self._writer.close(status)
+        usage = response_usage(self.usage, await self._answering.reasoning_tokens())
+        details = {"reason": "max_output_tokens"} if is_cut else None
+        items = self._writer.items
+        body = self._body(status, output=items, usage=usage, incomplete_details=details)
+        return [*events, {"type": f"response.{status}", "response": body}], body
 
     @override
     def fail(self, error: ApiError) -> Event:
-        return failed_event(self._begun(), error)
+        code = "rate_limit_exceeded" if error.status == 429 else "server_error"
+        failure = {"code": code, "message": error.message}
+        return {"type": "response.failed", "response": self._body("failed", error=failure)}
 
     @override
     async def events(self) -> AsyncGenerator[Event, None]:
@@ -107,6 +104,6 @@ class _Response(DialectAnswer):
                 yield event | {"sequence_number": number}
                 number += 1
 
-    def _begun(self) -> Body:
+    def _body(self, status: str, **more: Any) -> Body:
         heading, tools = self._answering.asked.heading, self._answering.tools
-        return response_body(heading, self._asked, tools, "in_progress")
+        return response_body(heading, self._asked, tools, status, **more)

@@ -246,12 +246,6 @@ class TokenizeRequest(RequestBody):
     return_token_strs: bool | None = False
     """Return the text of each token too."""
 
-    def continues_last(self) -> bool:
-        return checked_ending(self.add_generation_prompt, self.continue_final_message)
-
-    def template_fields(self) -> dict[str, Any]:
-        return dict(self.chat_template_kwargs or {})
-
 
 class DetokenizeRequest(RequestBody):
     """The body of ``/detokenize``."""

@@ -38,9 +38,6 @@ class EmbeddingsRequest(ScheduledRequest):
         """
         return texts_or_tokens("input", self.input, MAX_INPUTS)
 
-    def encoding(self) -> Encoding:
-        return self.encoding_format or "float"
-
 
 class ScoredRequest(ScheduledRequest, ABC):
     """The fields that both bodies share."""
@@ -63,9 +60,6 @@ class ScoredRequest(ScheduledRequest, ABC):
             prompt_cache_key=self.prompt_cache_key,
             priority=self.priority,
         )
-
-    def fields(self) -> list[str]:
-        return [field for field, texts in self.texts_by_field().items() for _ in texts]
 
 
 class ScoreRequest(ScoredRequest):

@@ -73,6 +73,12 @@ class ResponseFormat(BaseModel):
         return json_constraint(schema, field, strict)
 
 
+def schema_format(schema: Schema) -> ResponseFormat:
+    """Return the constraint of text that follows a schema."""
+    form = JsonSchemaFormat.model_validate({"schema": schema})
+    return ResponseFormat(type="json_schema", json_schema=form)
+
+
 class StructuredField(BaseModel):
     """vLLM's ``structured_outputs``."""
 

@@ -98,9 +98,6 @@ class GenerationRequest(SamplingFields):
         """Return the number of likeliest tokens at each output token; None for no probabilities."""
         return None
 
-    def logprobs_field(self) -> str:
-        return "logprobs" if self.prompt_logprobs is None else "prompt_logprobs"
-
     def scored_prompt(self) -> int | None:
         """Return the number of likeliest tokens at each prompt token; None for no probabilities."""
         return self.prompt_logprobs

@@ -6,17 +6,13 @@ Every field of OpenAI's and vLLM's request bodies is either in a schema of this 
 
 import re
 from collections.abc import Mapping
-from importlib import resources
 from types import MappingProxyType
 
-import msgspec
-
 from kvell.equivalents.other import Other
-from kvell.wire.decoding import decode
+from kvell.wire.decoding import decode_packaged
 
-_TABLES = decode(
-    msgspec.json.Decoder(dict[str, dict[str, Other]]),
-    resources.files("kvell.server.api.schemas").joinpath("other_fields.json").read_bytes(),
+_TABLES = decode_packaged(
+    dict[str, dict[str, Other]], "kvell.server.api.schemas", "other_fields.json"
 )
 
 
@@ -25,9 +21,8 @@ def others_of(*tables: str) -> Mapping[str, Other]:
     return MappingProxyType({name: o for table in tables for name, o in _TABLES[table].items()})
 
 
-_NAMES = decode(
-    msgspec.json.Decoder(dict[str, tuple[tuple[str, str], ...]]),
-    resources.files("kvell.server.api.schemas").joinpath("field_names.json").read_bytes(),
+_NAMES = decode_packaged(
+    dict[str, tuple[tuple[str, str], ...]], "kvell.server.api.schemas", "field_names.json"
 )
 
 

@@ -218,10 +218,6 @@ InputItem = Annotated[
 ]
 
 
-def left_out_items(items: Sequence[InputItem]) -> set[str]:
-    return {item.type for item in items if isinstance(item, OtherToolItem)}
-
-
 def chat_messages(instructions: str | None, items: str | Sequence[InputItem]) -> list[ChatMessage]:
     """Return the chat messages of an input.
 
@@ -413,7 +409,8 @@ class ResponsesRequest(SamplingFields):
         return left_out_tools(self.tools or ())
 
     def left_out_items(self) -> set[str]:
-        return set() if isinstance(self.input, str) else left_out_items(self.input)
+        items = () if isinstance(self.input, str) else self.input
+        return {item.type for item in items if isinstance(item, OtherToolItem)}
 
     @override
     def name_sent(self, field: str) -> str:

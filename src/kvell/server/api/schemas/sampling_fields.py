@@ -7,7 +7,6 @@ ignores the others.
 
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Literal, NoReturn
 
 import numpy as np
@@ -85,17 +84,6 @@ class KvHints(BaseModel):
         return [f"{action.action_type}@{action.action_version}" for action in others]
 
 
-@dataclass(frozen=True)
-class _Directive:
-    """A directive of ``kv.retain``.
-
-    :param is_whole: whether its tokens are the whole prompt.
-    """
-
-    priority: int
-    is_whole: bool
-
-
 def _returns(field: str, payload: Mapping[str, object]) -> bool | None:
     scope = payload.get("scope")
     given = payload.get("directives")
@@ -105,13 +93,16 @@ def _returns(field: str, payload: Mapping[str, object]) -> bool | None:
         remedy = f"send a list of at most {MAX_DIRECTIVES}"
         raise ChangeSomething(f"{field}.directives", "…", "is not a list of directives", remedy)
     read = [_directive(f"{field}.directives[{index}]", item) for index, item in enumerate(given)]
-    if any(directive.priority > 0 for directive in read):
+    if any(priority > 0 for priority, _ in read):
         return True
-    return False if any(directive.is_whole for directive in read) else None
+    return False if any(is_whole for _, is_whole in read) else None
 
 
-def _directive(field: str, given: object) -> _Directive:
-    """Return a directive after the checks that vLLM makes."""
+def _directive(field: str, given: object) -> tuple[int, bool]:
+    """Return a directive's priority, and whether its tokens are the whole prompt.
+
+    It makes the checks that vLLM makes.
+    """
 
     def refuse(name: str, problem: str, remedy: str) -> NoReturn:
         raise ChangeSomething(f"{field}{name}", "…", problem, remedy)
@@ -143,7 +134,7 @@ def _directive(field: str, given: object) -> _Directive:
     if duration is not None and not (is_number and 0 <= duration <= MAX_DURATION_SECONDS):
         problem = f"is not a number of seconds up to {MAX_DURATION_SECONDS}"
         refuse(".duration", problem, "use null for no end")
-    return _Directive(priority, is_whole=not covers and start == 0 and end is None)
+    return priority, not covers and start == 0 and end is None
 
 
 def _count(value: object) -> int | None:

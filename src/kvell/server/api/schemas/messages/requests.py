@@ -8,7 +8,7 @@ from typing_extensions import override
 from kvell.engine.protocol.schemas.references import Schema
 from kvell.errors import ChangeSomething
 from kvell.server.api.schemas.chat import MAX_MESSAGES, MAX_TOOLS, ChatRequest
-from kvell.server.api.schemas.formats import JsonSchemaFormat, ResponseFormat
+from kvell.server.api.schemas.formats import schema_format
 from kvell.server.api.schemas.messages.turns import (
     PLACE,
     CacheControl,
@@ -141,7 +141,7 @@ class CountTokensRequest(RequestBody):
             "chat_template_kwargs": self._template_fields(),
             "reasoning_effort": config and config.effort,
             "thinking_token_budget": self.thinking and self.thinking.budget_tokens,
-            "response_format": form and _format(form),
+            "response_format": form and schema_format(form.json_schema),
             **self._cache_hints(),
         }
 
@@ -224,8 +224,3 @@ def _tool_mark(number: int, tool: Schema) -> CacheControl | None:
         field = f"tools[{number}].cache_control"
         remedy = 'use {"type": "ephemeral"}'
         raise ChangeSomething(field, "…", "is not cache control", remedy) from None
-
-
-def _format(form: SchemaFormat) -> ResponseFormat:
-    schema = JsonSchemaFormat.model_validate({"schema": form.json_schema})
-    return ResponseFormat(type="json_schema", json_schema=schema)

@@ -22,7 +22,7 @@ from kvell.server.api.schemas.chat import (
     ToolCallMessage,
 )
 from kvell.server.api.schemas.embeddings import EmbeddingsRequest
-from kvell.server.api.schemas.formats import JsonSchemaFormat, ResponseFormat
+from kvell.server.api.schemas.formats import ResponseFormat, schema_format
 from kvell.server.api.schemas.generation import CompletionRequest, Texts
 from kvell.server.api.schemas.other_fields import names_of, others_of
 from kvell.server.api.schemas.request_body import RequestBody, RequestPart
@@ -227,8 +227,7 @@ class OllamaRequest(OllamaModelBody):
         if self.format == "json":
             form = ResponseFormat(type="json_object")
         elif isinstance(self.format, dict):
-            schema = JsonSchemaFormat.model_validate({"schema": self.format})
-            form = ResponseFormat(type="json_schema", json_schema=schema)
+            form = schema_format(self.format)
         return {"stream": self.stream, "response_format": form, **self.options.sampling_fields()}
 
     def _chat(self, messages: list[ChatMessage], **more: object) -> ChatRequest:
