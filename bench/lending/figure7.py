@@ -16,6 +16,7 @@ from bench import result_file
 from bench.lending.traces import spec_of
 from kvell.cluster.steering.lending.model import PerformanceModel, ThroughputInputs
 from kvell.cluster.steering.lending.planner import throughput_inputs
+from kvell.cluster.steering.placements import Reading
 from kvell.engine.protocol.statistics import LoadStats
 from kvell.simulator.cluster.cluster import ClusterSpec, VirtualCluster
 from kvell.simulator.traces.rows import TraceRow
@@ -110,7 +111,8 @@ def predicted(run: Pair, sections: int) -> tuple[float, float]:
     model = PerformanceModel(facts.prices)
     count = np.array([float(sections)])
     size = count * SECTION_TOKENS, count * facts.section_bytes
-    debtor = model.debtor(run.inputs(DEBTOR), *size, "asked" if facts.is_asked else "in place")
+    reading: Reading = "asked" if facts.is_asked else "in place"
+    debtor, _ = model.borrowing(run.inputs(DEBTOR), *size, reading)
     return float(debtor[0]), float(model.creditor(run.inputs(CREDITOR), *size)[0])
 
 

@@ -40,18 +40,6 @@ nb::tuple addressed(std::vector<Number>&& numbers) {
   return nb::make_tuple(array_of(std::move(numbers)), address);  // a vector keeps its place
 }
 
-class Slots {
- public:
-  explicit Slots(nb::handle slots) {
-    if (!slots.is_none()) moved_.emplace(slots);
-  }
-
-  operator Ints() const { return moved_ ? moved_->ints() : Ints{nullptr, 0}; }
-
- private:
-  std::optional<IntsArgument> moved_;
-};
-
 class Bound {
  public:
   explicit Bound(const std::vector<GroupArgs>& groups) : tables_(groups_of(groups)) {}
@@ -65,18 +53,18 @@ class Bound {
     return array_of(std::vector<int32_t>(tables_.pages(handle, group)));
   }
 
-  nb::tuple arrays(int64_t group, Longs handles, Longs starts, Longs counts, nb::handle slots,
+  nb::tuple arrays(int64_t group, Longs handles, Longs starts, Longs counts,
                    const Longs& away) const {
     if (!away.empty() && away.size() != handles.size())
       throw nb::value_error("away: tokens for each handle, or none");
     const Work work = work_of(std::move(handles), std::move(starts), std::move(counts));
-    return addressed(tables_.arrays(group, work, Slots(slots), away));
+    return addressed(tables_.arrays(group, work, away));
   }
 
-  nb::tuple states(int64_t group, Longs handles, Longs starts, Longs counts, nb::handle slots,
+  nb::tuple states(int64_t group, Longs handles, Longs starts, Longs counts,
                    int64_t slices) const {
     const Work work = work_of(std::move(handles), std::move(starts), std::move(counts));
-    return addressed(tables_.states(group, work, Slots(slots), slices));
+    return addressed(tables_.states(group, work, slices));
   }
 
  private:
@@ -123,9 +111,9 @@ NB_MODULE(_tables, m) {
       .def("update", &Bound::update, "released"_a, "new_pages"_a)
       .def("pages", &Bound::pages, "handle"_a, "group"_a)
       .def("arrays", &Bound::arrays, "group"_a, "handles"_a, "starts"_a, "counts"_a,
-           "slots"_a.none(), "away"_a)
+           "away"_a)
       .def("states", &Bound::states, "group"_a, "handles"_a, "starts"_a, "counts"_a,
-           "slots"_a.none(), "slices"_a);
+           "slices"_a);
   m.def("token_rows", &kvell::batching::rows_of, "starts"_a, "counts"_a, "logits"_a,
         "token_ids"_a);
 }

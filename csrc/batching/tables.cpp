@@ -7,33 +7,15 @@ namespace kvell::batching {
 
 namespace {
 
-// Logical pages to where they lie.
-class Physical {
- public:
-  Physical(Ints slots, int32_t pages_per_large) : slots_(slots), per_large_(pages_per_large) {}
-
-  int32_t operator()(int32_t page) const {
-    if (!slots_.size || page < 0) return page;
-    const int32_t large = page / per_large_;
-    if (large >= slots_.size) throw std::invalid_argument("a page lies in no large page");
-    return slots_.data[large] * per_large_ + page % per_large_;
-  }
-
- private:
-  Ints slots_;
-  int32_t per_large_;
-};
-
 int64_t sum(const Longs& values) { return std::accumulate(values.begin(), values.end(), int64_t(0)); }
 
 }  // namespace
 
-std::vector<int32_t> PageTables::arrays(int64_t index, const Work& work, Ints slots, const Longs& away) const {
+std::vector<int32_t> PageTables::arrays(int64_t index, const Work& work, const Longs& away) const {
   const Group& group = groups_.at(size_t(index));
   const size_t n = work.size();
   const auto first_page = [&](size_t i) { return group.first_page(work.starts[i], away.empty() ? 0 : away[i]); };
   const int64_t size = group.rules.page_tokens, tokens = sum(work.counts);
-  const Physical physical(slots, group.rules.pages_per_large);
 
   std::vector<std::pair<const int32_t*, int64_t>> parts(n);  // each request's pages that are read
   int64_t num_pages = 0;
@@ -60,11 +42,11 @@ std::vector<int32_t> PageTables::arrays(int64_t index, const Work& work, Ints sl
     context_lens[i] = int32_t(start + work.counts[i]);
     table_starts[i + 1] = table_starts[i] + int32_t(count);
     first_positions[i] = int32_t(first);
-    for (int64_t j = 0; j < count; ++j) *page_ids++ = physical(own[j]);
+    for (int64_t j = 0; j < count; ++j) *page_ids++ = own[j];
     int64_t number = start / size - first, offset = start % size;
     for (int64_t t = 0; t < work.counts[i]; ++t) {
       if (number < 0 || number >= count) throw std::invalid_argument("a token of the step has no page");
-      *write_page_ids++ = physical(own[number]);
+      *write_page_ids++ = own[number];
       *write_offsets++ = int32_t(offset);
       if (++offset == size) offset = 0, ++number;
     }
@@ -72,9 +54,7 @@ std::vector<int32_t> PageTables::arrays(int64_t index, const Work& work, Ints sl
   return found;
 }
 
-std::vector<int32_t> PageTables::states(int64_t index, const Work& work, Ints slots,
-                                        int64_t slices) const {
-  const Physical physical(slots, groups_.at(size_t(index)).rules.pages_per_large);
+std::vector<int32_t> PageTables::states(int64_t index, const Work& work, int64_t slices) const {
   std::vector<int32_t> found{0};
   found.reserve(1 + work.size() * size_t(2 + slices));
   for (int64_t count : work.counts) found.push_back(found.back() + int32_t(count));
@@ -82,7 +62,7 @@ std::vector<int32_t> PageTables::states(int64_t index, const Work& work, Ints sl
   for (int64_t handle : work.handles) {
     const auto& table = pages(handle, index);
     if (int64_t(table.size()) < slices) throw std::invalid_argument("a request has no running state");
-    for (int64_t slice = 0; slice < slices; ++slice) found.push_back(physical(table[slice]));
+    for (int64_t slice = 0; slice < slices; ++slice) found.push_back(table[slice]);
   }
   return found;
 }

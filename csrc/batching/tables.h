@@ -63,12 +63,12 @@ class PageTables {
   }
 
   // One after the other: query_starts [n+1], context_lens [n], table_starts [n+1], page_ids [Σ],
-  // first_positions [n], write_page_ids [T], write_offsets [T]; physical, by `slots` if any.
+  // first_positions [n], write_page_ids [T], write_offsets [T].
   // away: of each request the tokens before which tables hold nothing; empty: of none.
-  std::vector<int32_t> arrays(int64_t index, const Work& work, Ints slots, const Longs& away) const;
+  std::vector<int32_t> arrays(int64_t index, const Work& work, const Longs& away) const;
 
   // Of a group of states: query_starts [n+1], starts [n], page_ids [n × slices].
-  std::vector<int32_t> states(int64_t index, const Work& work, Ints slots, int64_t slices) const;
+  std::vector<int32_t> states(int64_t index, const Work& work, int64_t slices) const;
 
  private:
   static constexpr int32_t kNoPage = -1;

@@ -41,7 +41,6 @@ from kvell.pages.grouping import Embeddings
 from kvell.pages.layout import IMAGE_KINDS, GroupKind, GroupSpec, LayerSpec, Layout, as_draft
 from kvell.pages.registering import MAX_REGISTERED_PADDING, plan_groups_into
 from kvell.pages.sizing import MANAGERS, Manager, plan_layout
-from kvell.pages.slots import SlotTable
 from kvell.pages.snapshot import HolderSnapshot, IndexEntry, PoolSnapshot, PoolTotals
 from kvell.prefix.core.compiled import CompiledCore
 from kvell.prefix.eviction.hazard import HazardRule, capacity_tokens
@@ -95,7 +94,6 @@ __all__ = [
     "MemoryCore",
     "PoolSnapshot",
     "PoolTotals",
-    "SlotTable",
     "Tokens",
     "VisibleCore",
     "WithholdingCore",

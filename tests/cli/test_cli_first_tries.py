@@ -9,7 +9,7 @@ from kvell.cli.late_commands import COMMANDS
 from kvell.equivalents.table import EQUIVALENTS, OTHER_COMMANDS
 from kvell.errors import ChangeSomething
 from kvell.models.sources.missing_model import ollama_name
-from kvell.models.sources.source import resolve_draft, resolve_model
+from kvell.models.sources.source import resolve_as, resolve_model
 from tests.cli.conftest import Kvell, Served
 
 HONOURED = [
@@ -218,7 +218,7 @@ def test_a_name_of_ollamas_is_told_from_a_hub_id(model: str, answer: str, tmp_pa
         resolve_model(model, tmp_path, fetch=lambda _: tmp_path)
     assert str(caught.value).startswith(f"model={model}: {answer}")
     with pytest.raises(ChangeSomething, match=r"^speculative_model="):
-        resolve_draft(model, tmp_path)
+        resolve_as("speculative_model", model, tmp_path)
 
 
 @pytest.mark.parametrize("model", ["owner/name", "gpt2", "owner/name-v1.5_GGUF", "/a:b", "./a:b"])

@@ -25,7 +25,6 @@ from kvell.engine.requests.plan import (
 from kvell.engine.running.batching import GroupArrays, PageTables
 from kvell.engine.running.model_part import DrawnBefore
 from kvell.pages.layout import GroupSpec, Layout
-from kvell.pages.slots import SlotTable
 
 Page = npt.NDArray[np.int64]
 VOCAB = 50
@@ -108,7 +107,6 @@ class VirtualModel:
     def __init__(
         self,
         layout: Layout,
-        slots: SlotTable | None = None,
         words: int = VOCAB,
         buffer: range = range(0),
         is_late: bool = False,
@@ -116,7 +114,7 @@ class VirtualModel:
         self.layout = layout
         self._buffer_larges = buffer
         self._words, self._is_late = words, is_late
-        self._tables = PageTables(layout.groups, slots or SlotTable(layout.num_large_pages))
+        self._tables = PageTables(layout.groups)
         self.memory = [
             np.zeros((layout.num_large_pages * g.pages_per_large, g.page_tokens), np.int64)
             for g in layout.groups

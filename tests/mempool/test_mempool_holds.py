@@ -14,6 +14,7 @@ from kvell.mempool.holds import Holds
 from kvell.mempool.owners import Owner
 from tests.depth import machine
 from tests.mempool.agent_audit import audit_holds
+from tests.oracle.index.seen import cuts_image
 from tests.pages.pools import group, images, pool_of, state
 
 LAYOUTS = {
@@ -92,7 +93,7 @@ class HoldsMachine(RuleBasedStateMachine):
         hold = self.holds[owner]
         computed = hold.hit_tokens + (len(hold.tokens) - hold.hit_tokens) * part // 3
         pictures = self.shown(hold.tokens.tolist())
-        if facts_of(len(hold.tokens), None, pictures).cuts_image(computed):
+        if cuts_image(facts_of(len(hold.tokens), None, pictures), computed):
             with pytest.raises(ValueError, match="cannot receive"):
                 self.holds.receive(owner, computed)
             return

@@ -15,15 +15,15 @@ from kvell.engine.running.batching import (
     starts_of,
     token_positions,
 )
-from kvell.memory import GroupSpec, SlotTable, policy_of
+from kvell.memory import GroupSpec, policy_of
 
 FEW_ROWS = 64
 """Up to this number of new pages, storing them one by one is faster than sorting them."""
 
 
 class ReferenceTables(PageTables):
-    def __init__(self, groups: Sequence[GroupSpec], slots: SlotTable) -> None:
-        super().__init__(groups, slots)
+    def __init__(self, groups: Sequence[GroupSpec]) -> None:
+        super().__init__(groups)
         self._policies = [policy_of(group) for group in groups]
         self._tables: dict[int, list[Ints]] = {}
 
@@ -53,13 +53,12 @@ class ReferenceTables(PageTables):
 
     @override
     def running_states(self, group_index: int, rows: WorkRows) -> HostRows:
-        group = self.groups[group_index]
-        running = [self._pages(handle, group_index)[: group.slices] for handle in rows.handles]
-        pages = self.slots.physical(_join(running), group.pages_per_large)
-        return HostRows.of([rows.query_starts, np.array(rows.starts), pages], np.int32)
+        slices = self.groups[group_index].slices
+        running = [self.table(handle, group_index)[:slices] for handle in rows.handles]
+        return HostRows.of([rows.query_starts, np.array(rows.starts), _join(running)], np.int32)
 
     @override
-    def _pages(self, handle: int, group_index: int) -> Ints:
+    def table(self, handle: int, group_index: int) -> Ints:
         return self._tables[handle][group_index]
 
     @override
@@ -70,9 +69,9 @@ class ReferenceTables(PageTables):
         if away := self.away(group_index, rows):
             firsts = [max(f, tokens // size) for f, tokens in zip(firsts, away, strict=True)]
         ends = (-(-lengths // size)).tolist()
-        tables = [self._pages(handle, group_index) for handle in rows.handles]
+        tables = [self.table(handle, group_index) for handle in rows.handles]
         pages = [table[f:e] for table, f, e in zip(tables, firsts, ends, strict=True)]
-        page_ids = self.slots.physical(_join(pages), self.groups[group_index].pages_per_large)
+        page_ids = _join(pages)
         table_starts = starts_of([len(p) for p in pages])
         first = np.array(firsts, np.int32)
         row_of_token = np.repeat(table_starts[:-1] - first, rows.counts)

@@ -16,6 +16,7 @@ from kvell.pages.audit import audit
 from kvell.pages.layout import GroupKind, GroupSpec, Layout
 from kvell.pages.snapshot import IndexEntry, PoolSnapshot
 from kvell.prefix.groups.facts import facts_of
+from tests.oracle.index.seen import content_tokens
 from tests.prefix.contents import PARTS, Contents, Prefixes
 from tests.prefix.mixes import Prompt
 from tests.prefix.obvious import Held, Question, drops, longest_run, pages_needed
@@ -82,7 +83,7 @@ class Rehearsal:
         )
         for image in facts.images:
             content = self.prefixes.chain(
-                f"images|{model}|{root}", tokens[image.start :][: image.content_tokens]
+                f"images|{model}|{root}", tokens[image.start :][: content_tokens(image)]
             )
             request.shown[image.start] = content[-1]
         self.requests[handle] = request

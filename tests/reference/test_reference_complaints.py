@@ -54,14 +54,14 @@ def test_enums_and_protocols_take_no_parameters(value: type) -> None:
 
 
 def test_members_are_looked_at_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert list(of_object("kvell.memory.SlotTable")) == []
-    from kvell.pages.slots import SlotTable
+    assert list(of_object("kvell.memory.WithholdingCore")) == []
+    from kvell.memory import WithholdingCore
 
-    monkeypatch.setattr(SlotTable.exchange, "__doc__", "Have they changed places?")
-    monkeypatch.setattr(SlotTable.physical, "__doc__", None)
-    assert list(of_object("kvell.memory.SlotTable")) == [
-        "kvell.memory.SlotTable.physical: no docstring",
-        "kvell.memory.SlotTable.exchange: its docstring asks instead of telling",
+    monkeypatch.setattr(WithholdingCore.restore, "__doc__", "Have they changed places?")
+    monkeypatch.setattr(WithholdingCore.withhold, "__doc__", None)
+    assert list(of_object("kvell.memory.WithholdingCore")) == [
+        "kvell.memory.WithholdingCore.withhold: no docstring",
+        "kvell.memory.WithholdingCore.restore: its docstring asks instead of telling",
     ]
 
 

@@ -187,13 +187,9 @@ PAGES = (
                 "Arrays, and their columns",
                 (
                     *_memory("Ints Tokens"),
-                    *_of(
-                        "kvell.prefix.interface",
-                        "LongInts NEW_PAGE_COLUMNS COPY_COLUMNS SOURCE_COLUMNS",
-                    ),
-                    *_of("kvell.prefix.interface", "CHECKPOINT_COLUMNS LARGE_PAGE_COLUMNS"),
-                    "kvell.prefix.interface.SMALL_PAGE_COLUMNS",
-                    "kvell.prefix.interface.CHANGE_COLUMNS",
+                    "kvell.prefix.interface.LongInts",
+                    *_of("kvell.pages.rows", "NewPageRow SourceRow CheckpointRow PageCountRow"),
+                    *_of("kvell.pages.rows", "LargePageRow SmallPageRow IndexChangeRow"),
                     *_memory("NAMED DROPPED MOVED"),
                 ),
             ),
@@ -207,10 +203,6 @@ PAGES = (
             Section(
                 "What is in a pool",
                 _memory("PoolTotals PoolSnapshot HolderSnapshot IndexEntry audit"),
-            ),
-            Section(
-                "Where pages lie",
-                _memory("SlotTable"),
             ),
         ),
     ),

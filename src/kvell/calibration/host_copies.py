@@ -18,7 +18,7 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.plan import NewPages, StepPlan, TokenWork
 from kvell.engine.running.copies.page_mover import PageMover
 from kvell.engine.running.runner import ModelRunner
-from kvell.memory import Layout, SlotTable, plan_layout, pool_bytes_for
+from kvell.memory import Layout, plan_layout, pool_bytes_for
 from kvell.models.paged_model import PagedModel
 from kvell.pages.stages import BY_LAYER
 from kvell.simulator.replay.host_link import WithHostLink
@@ -55,10 +55,9 @@ class CopyRig:
         pool = torch.zeros(self.layout.pool_bytes, dtype=torch.uint8)
         buffer = torch.zeros(2 * pages * self._group.page_stride_bytes, dtype=torch.uint8)
         model.attach(self.layout, pool)
-        slots = SlotTable(self.layout.num_large_pages)
-        self.mover = PageMover(self.layout, slots, pool, buffer)
+        self.mover = PageMover(self.layout, pool, buffer)
         self.under, self.before = (
-            ModelRunner(model, self.layout, slots, pool, buffer=buffer, spare_processor=spare)
+            ModelRunner(model, self.layout, pool, buffer=buffer, spare_processor=spare)
             for spare in (True, False)
         )
 

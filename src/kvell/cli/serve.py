@@ -134,11 +134,13 @@ def _check_settings(
     """
     from kvell.engine.unloaded import check_named
     from kvell.models.families.plain_config import plain_config
-    from kvell.models.sources.source import resolve_draft
+    from kvell.models.sources.source import resolve_as
 
     draft_path = None
     if settings.speculative_model is not None:
-        draft_path = resolve_draft(settings.speculative_model, session.cache_dir, progress)
+        draft_path = resolve_as(
+            "speculative_model", settings.speculative_model, session.cache_dir, progress
+        )
     paths = [*texts.paths, *([] if draft_path is None else [draft_path])]
     if instances > 1 or all(plain_config(path) is not None for path in paths):
         named = list(zip(texts.names, texts.paths, strict=True))

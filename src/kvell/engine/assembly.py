@@ -49,7 +49,6 @@ from kvell.engine.setup.sizes import Sizes, sizes_of
 from kvell.engine.setup.speculative_models import check_speculation
 from kvell.errors import ChangeSomething
 from kvell.memory import (
-    SlotTable,
     VisibleCore,
     as_draft,
     create_core,
@@ -282,7 +281,6 @@ def _make_runner(parts: _Parts, controls: dict[str, Controls]) -> ModelRunner:
     return make(
         first.model,
         parts.sizes.layout,
-        SlotTable(parts.sizes.layout.num_large_pages),
         parts.memory.read,
         parts.draft,
         first.name,

@@ -19,7 +19,7 @@ from kvell.models.loading.loading import check_model
 from kvell.models.loading.named_models import NamedModel, open_named
 from kvell.models.paged_model import PagedModel
 from kvell.models.sources.progress import Progress
-from kvell.models.sources.source import resolve_draft
+from kvell.models.sources.source import resolve_as
 
 Pricing = Callable[[PagedModel, str, EngineSettings], InstancePrices]
 """Returns the prices of a loaded model, given its name and settings.  The model's memory may be
@@ -110,7 +110,9 @@ def open_served(
     )
     draft_path: Path | None = None
     if settings.speculative_model is not None:
-        draft_path = resolve_draft(settings.speculative_model, cache_dir, progress)
+        draft_path = resolve_as(
+            "speculative_model", settings.speculative_model, cache_dir, progress
+        )
         check_model(draft_path)
         first = named[0]
         name = settings.speculative_model

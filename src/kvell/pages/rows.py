@@ -31,12 +31,6 @@ class PageCountRow:
     FIRST, COUNT = range(2)
 
 
-class CopyRow:
-    """Columns of copies of pages."""
-
-    HANDLE, GROUP, SOURCE, TARGET = range(4)
-
-
 class SourceRow:
     """Columns of indexed pages of a text.
 

@@ -132,8 +132,3 @@ class PoolSnapshot:
     hit_tokens: int
     rungs: dict[str, int] = field(default_factory=dict)
     withheld: tuple[int, ...] = ()
-
-    @property
-    def num_empty_large(self) -> int:
-        """The number of available large pages that belong to no group."""
-        return sum(1 for group in self.group if group < 0) - len(self.withheld)

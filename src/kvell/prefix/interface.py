@@ -211,10 +211,10 @@ class MemoryCore(Protocol):
         ...
 
     def copies(self) -> Ints:
-        """Return the copies that initialize pages given since the last call [m, :class:`.CopyRow`].
+        """Return the copies that initialize pages given since the last call [m, 4].
 
-        The caller makes them before the step computes.  Sources are held until :meth:`advance`
-        reports that the step has computed.
+        Columns are handle, group, source page and target page.  The caller makes them before the
+        step computes.  Sources are held until :meth:`advance` reports that the step has computed.
         """
         ...
 

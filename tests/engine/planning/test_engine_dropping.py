@@ -11,7 +11,7 @@ from kvell.engine.running.batching import PageTables
 from kvell.engine.setup.budget_limits import observing_tokens
 from kvell.engine.setup.options import EngineOptions
 from kvell.errors import ChangeSomething
-from kvell.memory import GroupKind, LayerSpec, SlotTable
+from kvell.memory import GroupKind, LayerSpec
 from kvell.models.config.budgets import OBSERVED_TOKENS
 from tests.engine.running.batches import as_lists, plan, work
 from tests.engine.traffic import Traffic, Works, limits
@@ -131,7 +131,7 @@ def dropped(start: int, count: int, prompt_tokens: int) -> TokenWork:
 
 
 def arrays_of(one: TokenWork) -> dict[str, list[int]]:
-    made = PageTables((dropping(4, 2, BUDGET),), SlotTable(64))
+    made = PageTables((dropping(4, 2, BUDGET),))
     made.update(plan([(5, 0, position, 10 + position) for position in range(8)]))
     return as_lists(made.arrays(0, [one]))
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from kvell.engine.requests.plan import StepPlan, TokenWork
 from kvell.engine.running.batching import GroupArrays, PageTables
-from kvell.memory import GroupSpec, SlotTable
+from kvell.memory import GroupSpec
 from kvell.vocabulary import StepNumber
 from tests.engine.works import work_of
 from tests.pages.pools import group
@@ -28,7 +28,7 @@ def work(handle: int, start: int, count: int) -> TokenWork:
 def tables(
     kind: type[PageTables], *rows: Row, groups: Sequence[GroupSpec] = (FULL, SLIDING)
 ) -> PageTables:
-    made = kind(groups, SlotTable(64))
+    made = kind(groups)
     made.update(plan(rows))
     return made
 

@@ -16,7 +16,7 @@ from kvell.attention.states import StateBatch
 from kvell.engine.requests.plan import NewPages
 from kvell.engine.running.batching import FIELDS, GroupArrays, PageTables, WorkRows, token_positions
 from kvell.engine.running.forward_batches import to_device
-from kvell.memory import GroupKind, GroupSpec, SlotTable
+from kvell.memory import GroupKind, GroupSpec
 from kvell.models.fused.decoder import states_args
 from tests.engine.running.batches import FULL, SLIDING, Row, as_lists, plan, tables, work
 from tests.oracle.tables import ReferenceTables
@@ -86,16 +86,6 @@ def test_a_released_handle_is_forgotten(kind: type[PageTables]) -> None:
         made.arrays(0, [work(5, 0, 1)])
 
 
-def test_what_moved_is_found_where_it_lies_now(kind: type[PageTables]) -> None:
-    slots = SlotTable(64)
-    made = kind([FULL], slots)
-    made.update(plan([(5, 0, 0, 0), (5, 0, 1, 3)]))
-    slots.exchange(0, 9)
-    arrays = made.arrays(0, [work(5, 0, 6)])
-    assert arrays.page_ids.tolist() == [18, 3], "two pages to a large page"
-    assert arrays.write_page_ids.tolist() == [18] * 4 + [3] * 2
-
-
 STATE = GroupSpec(
     "state", GroupKind.STATE, (0, 2, 4, 6), 64, 1, page_stride_bytes=128, pages_per_large=3,
     layers_per_page=2,
@@ -163,16 +153,6 @@ def test_draft_tokens_alone_leave_the_state_as_it_is(kind: type[PageTables]) -> 
     assert len(arrays.cut_requests) == 0
 
 
-def test_states_that_moved_are_found_where_they_lie_now(kind: type[PageTables]) -> None:
-    slots = SlotTable(64)
-    made = kind([STATE], slots)
-    made.update(plan([(5, 0, 0, 0), (5, 0, 1, 4)]))
-    slots.exchange(0, 9)
-    arrays = made.states(0, [work(5, 0, 7)], checkpoints((5, 0, 3, 0, 1), (5, 0, 3, 1, 5)))
-    assert arrays.page_ids.tolist() == [[27, 4]], "three pages to a large page"
-    assert arrays.cut_page_ids.tolist() == [[28, 5]]
-
-
 @pytest.mark.parametrize("row", [(5, 0, 3, 0, 9), (5, 0, 12, 0, 9), (6, 0, 5, 0, 9)])
 def test_a_checkpoint_of_no_token_of_the_step_is_refused(
     kind: type[PageTables], row: tuple[int, int, int, int, int]
@@ -235,16 +215,15 @@ CHUNKED = GroupSpec(
     "chunked", GroupKind.CHUNKED, (3,), 4, 1, page_stride_bytes=64, pages_per_large=3,
     window_tokens=10,
 )  # fmt: skip
-exchanges = st.lists(st.tuples(st.integers(0, 63), st.integers(0, 63)), max_size=4)
 
 
-@given(works, exchanges, st.data())
+@given(works, st.data())
 def test_compiled_tables_answer_as_the_others(
-    spans: list[tuple[int, int]], moves: list[tuple[int, int]], data: st.DataObject
+    spans: list[tuple[int, int]], data: st.DataObject
 ) -> None:
     """Full, sliding and chunked groups, released and grown pages, in any places."""
-    slots, groups = SlotTable(64), (FULL, SLIDING, CHUNKED)
-    both = ReferenceTables(groups, slots), PageTables(groups, slots)
+    groups = (FULL, SLIDING, CHUNKED)
+    both = ReferenceTables(groups), PageTables(groups)
     pages = [
         (h, g, p, data.draw(st.integers(0, 63)) * spec.pages_per_large)
         for h, (start, count) in enumerate(spans)
@@ -256,8 +235,6 @@ def test_compiled_tables_answer_as_the_others(
     for step in steps:
         for one in both:
             one.update(step)
-    for first, second in moves:
-        slots.exchange(first, second)
     batch = [work(h, start, count) for h, (start, count) in enumerate(spans)]
     rows, logits = WorkRows.of(batch), [h % 2 for h in range(len(spans))]
     for g in range(len(groups)):
@@ -281,10 +258,8 @@ def assert_same(ours: HostRows, theirs: HostRows) -> None:
 
 
 def test_running_states_are_those_of_a_step_without_checkpoints(kind: type[PageTables]) -> None:
-    slots = SlotTable(64)
-    made = kind([FULL, STATE], slots)
+    made = kind([FULL, STATE])
     made.update(plan([(5, 1, 1, 11), (5, 1, 0, 10), (6, 1, 0, 20), (6, 1, 1, 21)]))
-    slots.exchange(3, 9)
     batch = [work(6, 60, 12), work(5, 3, 1)]
     rows = made.running_states(1, WorkRows.of(batch))
     told, whole = HostStateBatch(rows), made.states(1, batch, checkpoints())

@@ -17,7 +17,7 @@ from kvell.engine.running.copies.copy_order import (
     why_before,
 )
 from kvell.engine.running.copies.page_mover import PageMover
-from kvell.memory import GroupKind, GroupSpec, Layout, SlotTable
+from kvell.memory import GroupKind, GroupSpec, Layout
 from kvell.pages.stages import BEFORE_ALL, stages_of
 from kvell.vocabulary import PageId, StepNumber
 from tests.depth import some
@@ -215,7 +215,7 @@ class Memory:
 
     @property
     def mover(self) -> PageMover:
-        return PageMover(LAYOUT, SlotTable(LARGES), self.pool, self.buffer)
+        return PageMover(LAYOUT, self.pool, self.buffer)
 
     def compute(self, layer: int, read: NewPages, written: NewPages) -> list[bytes]:
         """What the layer reads of pages [m, 2]; then it writes its part of others."""

@@ -17,7 +17,7 @@ from kvell.engine.running.batching import PageTables
 from kvell.engine.running.forward_batches import ImageBatcher, literal
 from kvell.engine.running.sent_images import SentImages, tensor_of, to_sent
 from kvell.errors import ChangeSomething
-from kvell.memory import GroupKind, GroupSpec, SlotTable
+from kvell.memory import GroupKind, GroupSpec
 from kvell.models.images.image_batch import ImageBatch
 from kvell.models.images.image_content import ImagePrompt
 from kvell.models.images.image_families import PatchImages
@@ -47,7 +47,7 @@ def group(kind: GroupKind, holds_embeddings: bool = False) -> GroupSpec:
 
 def batcher(groups: Sequence[GroupSpec], store: ImageStore) -> ImageBatcher:
     """A batcher in which position p of the last group is page 10 + p; other groups are not read."""
-    tables = PageTables(groups, SlotTable(40))
+    tables = PageTables(groups)
     rows = [(HANDLE, len(groups) - 1, p, 10 + p) for p in range(20)]
     tables.update(StepPlan(StepNumber(1), new_pages=np.asarray(rows, np.int32)))
     return ImageBatcher(groups, range(len(groups)), tables, store)

@@ -27,7 +27,6 @@ from kvell.engine.protocol.statistics import InstanceFacts, LoadStats, Stats
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.running.runner import ModelRunner
 from kvell.models.paged_model import PagedModel
-from kvell.pages.slots import SlotTable
 from kvell.testing.accepting import is_accepted
 from kvell.vocabulary import MIB, RequestId, StepNumber
 from tests.device.fake_chunks import FakeChunks
@@ -220,5 +219,5 @@ def test_a_model_runner_leaves_an_idle_plan_alone() -> None:
     """No work, no forward pass: there is no model behind this runner."""
     pool = torch.empty(0, dtype=torch.uint8)
     nothing = SimpleNamespace(device=pool.device, images=None)
-    runner = ModelRunner(cast(PagedModel, nothing), LAYOUT, SlotTable(40), pool)
+    runner = ModelRunner(cast(PagedModel, nothing), LAYOUT, pool)
     assert runner.run(StepPlan(StepNumber(5))) == StepResult(StepNumber(5), ())

@@ -29,7 +29,7 @@ class LazyMover(PageMover):
     """
 
     def __init__(self, graphs: FakeGraphs, mover: PageMover) -> None:
-        super().__init__(mover.layout, mover.slots, mover.pool, mover.buffer)
+        super().__init__(mover.layout, mover.pool, mover.buffer)
         self.behind_a_step = Counter[str]()
         self._ordered = 0
         self.graphs = graphs

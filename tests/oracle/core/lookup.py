@@ -8,6 +8,7 @@ from kvell.prefix.groups.needs import WINDOWS, dropped_tokens, image_pages, resu
 from kvell.prefix.tokens import Tokens
 from tests.oracle.index.hits import Found, image_places, longest_hit, resumes, tail_page, whole_run
 from tests.oracle.index.radix import Node, Place
+from tests.oracle.index.seen import content_tokens
 from tests.oracle.placement.holders import GroupPages
 from tests.oracle.placement.store import Store
 
@@ -95,7 +96,7 @@ def resume_embeddings(
     group = store.groups[index]
     held = GroupPages(resumed_from(group, store.policies[index], facts, length), [])
     for image in (image for image in facts.images if image.start >= length):
-        content = tokens[image.start : image.start + image.content_tokens]
+        content = tokens[image.start : image.start + content_tokens(image)]
         path = list(store.tree.walk(images_root(root), content))
         if not path or path[-1][1] < len(content):
             break

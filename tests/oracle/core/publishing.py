@@ -18,6 +18,7 @@ from tests.oracle.eviction.checkpoints import Sort
 from tests.oracle.eviction.evictor import NORMAL, SPARE, Ending, class_at
 from tests.oracle.index.hits import image_places
 from tests.oracle.index.radix import Place
+from tests.oracle.index.seen import content_tokens
 from tests.oracle.placement.holders import GroupPages, Holder
 from tests.oracle.placement.store import Store
 
@@ -187,7 +188,7 @@ class Publisher:
         if not new:
             return
         tree, key = self._store.tree, self._store.rule.key(SPARE, 0, _image_rank(holder, image))
-        content = holder.tokens[image.start : image.start + image.content_tokens]
+        content = holder.tokens[image.start : image.start + content_tokens(image)]
         node = tree.extend(tree.root(images_root(holder.root)), 0, content)
         for at in new:
             page = held.pages[at - held.first]

@@ -6,6 +6,7 @@ from kvell.prefix.groups.needs import resumed_from
 from tests.oracle.core.publishing import Publisher
 from tests.oracle.index.hits import image_places
 from tests.oracle.index.radix import Node
+from tests.oracle.index.seen import cuts_image
 from tests.oracle.placement.holders import GroupPages, Holder
 from tests.oracle.placement.store import Store
 
@@ -19,7 +20,7 @@ class Receiver:
     def cannot(self, holder: Holder, computed: int) -> bool:
         """Return whether the holder has pages besides its hit or pages that cannot be published,
         or ``computed`` cuts an image."""
-        cuts = holder.facts.cuts_image(computed)
+        cuts = cuts_image(holder.facts, computed)
         if cuts or holder.computed > holder.hit_tokens or not self._publisher.publishes(holder):
             return True
         for index, held in holder.own_groups():

@@ -7,6 +7,7 @@ from kvell.prefix.groups.facts import Facts
 from kvell.prefix.groups.needs import alignment_tokens, dropped_tokens, image_pages, resumed_from
 from kvell.prefix.groups.policies import GroupPolicy
 from tests.oracle.index.radix import Place
+from tests.oracle.index.seen import cuts_image
 
 Found = dict[Place, int]
 """The cached or used pages of one group along a path: (end, part) → page."""
@@ -38,7 +39,7 @@ def longest_hit(
                 limit_tokens, whole_run(group, pages, limit_tokens) * size + size - 1
             )
     for length in sorted(_candidates(required, limit_tokens, facts), reverse=True):
-        if not facts.cuts_image(length) and all(
+        if not cuts_image(facts, length) and all(
             resumes(group, policy, pages, length, facts) for group, policy, pages in required
         ):
             return length

@@ -22,6 +22,7 @@ from kvell.prefix.groups.needs import dropped_tokens
 from kvell.prefix.interface import DROPPED, MOVED, NAMED, USED, WITHHELD, VisibleCore
 from tests.oracle.core.reference import ReferenceCore
 from tests.oracle.eviction.hazard_rule import LearnedHazard
+from tests.oracle.index.seen import cuts_image
 from tests.pages.pools import Chunk, confined, dropping, group, images, literal, state
 
 LARGE_PAGE_BYTES = 64 * 210
@@ -212,7 +213,7 @@ def cannot_receive(own: Sequence[GroupSpec], facts: Facts, computed: int) -> boo
     """Whether what is computed does not lie in pages that can come from elsewhere."""
     is_mixed = bool(facts.images) and any(spec.counts_images for spec in own)
     drops = any(dropped_tokens(spec, facts) for spec in own)
-    return is_mixed or drops or facts.cuts_image(computed)
+    return is_mixed or drops or cuts_image(facts, computed)
 
 
 def unit_away(own: Sequence[GroupSpec]) -> int:

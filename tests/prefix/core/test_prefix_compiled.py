@@ -12,6 +12,7 @@ from kvell.pages.layout import GroupKind, GroupSpec
 from kvell.prefix.core.compiled import CompiledCore
 from tests.depth import machine
 from tests.oracle.core.reference import ReferenceCore
+from tests.oracle.index.seen import empty_larges
 from tests.pages.pools import Chunk, confined, dropping, group, images, state
 from tests.prefix.core.lockstep import (
     LockStep,
@@ -97,7 +98,7 @@ def test_no_request_of_a_call_takes_the_large_page_that_a_later_one_needs() -> N
     both("close", gone)
     second, third = filled(both, [3]), filled(both, [4])
     state = both.check()
-    assert (state.whole, state.partial, state.num_empty_large) == (6, (1, 0), 2)
+    assert (state.whole, state.partial, empty_larges(state)) == (6, (1, 0), 2)
     served, rows = both("grow", ints(first, second, third), ints(5, 4, 3))
     assert served == 3
     assert rows[:, :2].tolist() == [[0, 0], [0, 1], *[[1, 1]] * 3, *[[2, 1]] * 2]

@@ -7,6 +7,7 @@ import pytest
 
 from kvell.pages.layout import GroupKind, Layout
 from kvell.prefix.groups.facts import ImageSpan, facts_of
+from tests.oracle.index.seen import cuts_image
 from tests.pages.pools import group, images, pool_of, state
 from tests.prefix.mixes import Prompt, text
 from tests.prefix.rehearsal import Rehearsal
@@ -168,4 +169,4 @@ def test_facts_know_what_has_begun_and_what_is_cut() -> None:
     assert facts.images == (ImageSpan(2, 3, 7), ImageSpan(6, 1, 1))
     assert (facts.prompt_tokens, facts.images[0].end) == (8, 5)
     assert [len(list(facts.begun(n))) for n in (2, 3, 6, 7)] == [0, 1, 1, 2]
-    assert [n for n in range(10) if facts.cuts_image(n)] == [3, 4]
+    assert [n for n in range(10) if cuts_image(facts, n)] == [3, 4]

@@ -14,7 +14,6 @@ from kvell.simulator.traces.rows import (
     PlacedPrompt,
     TraceRow,
     continuation_problem,
-    ideal_hit_rate,
     ideal_hit_tokens,
     place,
     predecessors,
@@ -144,7 +143,6 @@ class TestIdealHits:
 
     def test_a_prompts_last_token_is_computed(self) -> None:
         assert ideal_hit_tokens([row(8, 1, [1, 2])] * 2) == 7
-        assert ideal_hit_rate([row(8, 1, [1, 2])] * 2) == 4 / 16
 
     def test_a_short_last_block_holds_as_many_tokens_as_a_prompt_has_had(self) -> None:
         rows = [row(6, 1, [1, 2]), row(9, 1, [1, 2]), row(9, 1, [1, 2])]

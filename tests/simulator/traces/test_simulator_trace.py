@@ -14,7 +14,7 @@ from kvell.engine.protocol.messages import Submit
 from kvell.errors import ChangeSomething
 from kvell.simulator.traces.hints import add_hints, is_wrong
 from kvell.simulator.traces.prompts import PromptMaker
-from kvell.simulator.traces.rows import ImageRow, TraceRow, ideal_hit_rate, repeat
+from kvell.simulator.traces.rows import ImageRow, TraceRow, repeat
 from kvell.simulator.traces.trace import read_trace, write_trace
 from tests.simulator.replays import layout_of, make_replay, row
 
@@ -55,11 +55,6 @@ class TestReading:
         rows = repeat([row(9, 2, [7, 8], at=1.0), row(3, 1, at=4.0)], 3)
         assert [r.arrival_s for r in rows] == [1.0, 4.0, 4.0, 7.0, 7.0, 10.0]
         assert [len(r.block_ids) for r in rows] == [2, 0] * 3
-
-    def test_ideal_hit_rate_counts_whole_leading_blocks(self) -> None:
-        rows = [row(8, 1, [1, 2]), row(8, 1, [1, 2]), row(9, 1, [1, 2]), row(9, 1, [3, 2])]
-        # A prompt's last token is always computed: of 8 tokens only one block can hit.
-        assert ideal_hit_rate(rows) == (0 + 4 + 8 + 0) / 34
 
 
 IMAGES = {"images": [{"start": 0, "tokens": 6193, "id": 4}, {"start": 8, "tokens": 1, "id": 0}]}

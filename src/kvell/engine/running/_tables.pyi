@@ -22,7 +22,6 @@ class PageTables:
         handles: Sequence[int],
         starts: Sequence[int],
         counts: Sequence[int],
-        slots: Ints | None,
         away: Sequence[int],
     ) -> tuple[Ints, int]: ...
     def states(
@@ -31,6 +30,5 @@ class PageTables:
         handles: Sequence[int],
         starts: Sequence[int],
         counts: Sequence[int],
-        slots: Ints | None,
         slices: int,
     ) -> tuple[Ints, int]: ...

@@ -12,7 +12,7 @@ from kvell.attention.host_batch import HostGroupBatch, HostRows
 from kvell.attention.interface import part_sizes
 from kvell.engine.requests.plan import NewPages, StepPlan, TokenWork
 from kvell.engine.running import _tables
-from kvell.memory import GroupKind, GroupSpec, SlotTable
+from kvell.memory import GroupKind, GroupSpec
 from kvell.pages.rows import CheckpointRow
 
 Ints = npt.NDArray[np.int32]
@@ -79,9 +79,8 @@ class PageTables:
     the cost is the amount of cold code: in numpy a single request would take 0.3 ms.
     """
 
-    def __init__(self, groups: Sequence[GroupSpec], slots: SlotTable) -> None:
+    def __init__(self, groups: Sequence[GroupSpec]) -> None:
         self.groups = groups
-        self.slots = slots
         self._compiled = _tables.PageTables([_rules(group) for group in groups])
         self._away: Mapping[int, int] = NOTHING_AWAY
 
@@ -92,14 +91,13 @@ class PageTables:
             self._compiled.update(plan.released, plan.new_pages)
 
     def table(self, handle: int, group_index: int) -> Ints:
-        """Return a holder's physical page ids in a group, by position; undefined without a page."""
-        pages_per_large = self.groups[group_index].pages_per_large
-        return self.slots.physical(self._pages(handle, group_index), pages_per_large)
+        """Return a holder's page ids in a group, by position; undefined without a page."""
+        return self._compiled.pages(handle, group_index)
 
     def arrays(
         self, group_index: int, work: Sequence[TokenWork], rows: WorkRows | None = None
     ) -> GroupArrays:
-        """Return the group's metadata for this work, with physical page ids.
+        """Return the group's metadata for this work.
 
         Positions count the tokens that the group has: if it drops prompt tokens, the kept ones.
 
@@ -127,9 +125,7 @@ class PageTables:
         """Return ``query_starts``, ``starts`` and ``page_ids`` of :meth:`states`; int32."""
         slices = self.groups[group_index].slices
         requests = len(rows.handles)
-        packed = self._compiled.states(
-            group_index, rows.handles, rows.starts, rows.counts, self.slots.moved, slices
-        )
+        packed = self._compiled.states(group_index, rows.handles, rows.starts, rows.counts, slices)
         return HostRows(*packed, [requests + 1, requests, requests * slices])
 
     def states(
@@ -139,19 +135,18 @@ class PageTables:
         checkpoints: NewPages,
         rows: WorkRows | None = None,
     ) -> StateArrays:
-        """Return a state group's metadata, with physical page ids.
+        """Return a state group's metadata.
 
         :param checkpoints: the plan's checkpoints, also of other groups.
         :param rows: the rows of this work, if they exist already.
         :raises ValueError: if a checkpoint is after a token that this step does not compute.
         """
         group = self.groups[group_index]
-        running = [self._pages(w.handle, group_index)[: group.slices] for w in work]
-        per_large = group.pages_per_large
+        running = [self.table(w.handle, group_index)[: group.slices] for w in work]
         rows = WorkRows.of(work) if rows is None else rows
         starts = np.array(rows.starts, np.int32)
         joined = np.concatenate(running) if running else np.empty(0, np.int32)
-        page_ids = self.slots.physical(joined, per_large).reshape(-1, group.slices)
+        page_ids = joined.reshape(-1, group.slices)
         drafted = np.fromiter((w.proposed > 0 for w in work), np.bool_, len(work))
         kept = _checkpoints_of(checkpoints, group_index, group.slices)
         kept = np.concatenate([kept, _states_before_draft_tokens(work, running, group_index)])
@@ -167,9 +162,7 @@ class PageTables:
             page_ids=page_ids,
             cut_requests=requests,
             cut_tokens=tokens,
-            cut_page_ids=self.slots.physical(kept[:, :, 4].flatten(), per_large).reshape(
-                -1, group.slices
-            ),
+            cut_page_ids=np.ascontiguousarray(kept[:, :, CheckpointRow.PAGE]),
             end_page_ids=(
                 np.where(drafted[:, None], np.int32(-1), page_ids) if drafted.any() else None
             ),
@@ -181,17 +174,12 @@ class PageTables:
             return []
         return [self._away.get(handle, 0) for handle in rows.handles]
 
-    def _pages(self, handle: int, group_index: int) -> Ints:
-        return self._compiled.pages(handle, group_index)
-
     def _arrays(self, group_index: int, rows: WorkRows) -> GroupArrays:
-        moved = self.slots.moved
         flat, address = self._compiled.arrays(
             group_index,
             rows.handles,
             rows.starts,
             rows.counts,
-            moved,
             self.away(group_index, rows) if self._away else [],
         )
         requests = len(rows.handles)

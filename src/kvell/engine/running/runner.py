@@ -36,7 +36,7 @@ from kvell.engine.running.model_part import (
 from kvell.engine.running.slot_memory import SlotMemory
 from kvell.engine.sampling.controls import Controls, SampledPart
 from kvell.engine.sampling.draw import GREEDY, sample
-from kvell.memory import Layout, SlotTable
+from kvell.memory import Layout
 from kvell.models.captured.passes import SlotStep
 from kvell.models.captured.reasons import RECORDED, Reason
 from kvell.models.captured.slots import DecodeRows
@@ -134,7 +134,6 @@ class ModelRunner:
         self,
         model: PagedModel,
         layout: Layout,
-        slots: SlotTable,
         pool: torch.Tensor,
         draft: PagedModel | None = None,
         name: str = "",
@@ -146,12 +145,12 @@ class ModelRunner:
     ) -> None:
         self._slot_memory = slot_memory
         self._layout = layout
-        self._tables = PageTables(layout.groups, slots)
+        self._tables = PageTables(layout.groups)
         self.models = {
             served: (paged, self._batches_of(paged, served))
             for served, paged in {name: model, **beside}.items()
         }
-        self.pages = PageMover(layout, slots, pool, buffer)
+        self.pages = PageMover(layout, pool, buffer)
         self.copier = Copier(
             self.pages,
             layout.groups,

@@ -4,6 +4,7 @@ Names are those of transformers' modules, where experts of a layer are one tenso
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
@@ -71,7 +72,7 @@ def dense_layer(config: Any, family: FusedFamily) -> Shapes:
     if family.sandwich:
         norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
     return {
-        **_attention(config, has_bias or family.biased_inputs, has_bias, family.head_norms),
+        **_attention(config, 0, has_bias or family.biased_inputs, has_bias, family.head_norms),
         **mlp_shapes(family.mlp, hidden, config.intermediate_size, mlp_bias),
         **{f"{name}.weight": (hidden,) for name in norms},
     }
@@ -79,6 +80,7 @@ def dense_layer(config: Any, family: FusedFamily) -> Shapes:
 
 def _attention(
     config: Any,
+    _index: int = 0,
     biased_inputs: bool = False,
     biased_output: bool = False,
     head_norms: bool = False,
@@ -114,17 +116,9 @@ def _norms(config: SimpleNamespace, _index: int) -> Shapes:
     return {f"{name}_layernorm.weight": (config.hidden_size,) for name in names}
 
 
-def _plain_attention(config: SimpleNamespace, _index: int) -> Shapes:
-    return _attention(config)
-
-
-def _attention_with_norms(config: SimpleNamespace, _index: int) -> Shapes:
-    return _attention(config, head_norms=True)
-
-
 def _attention_with_bias(config: SimpleNamespace, _index: int) -> Shapes:
     bias = bool(config.attention_bias)
-    return _attention(config, bias, bias)
+    return _attention(config, 0, bias, bias)
 
 
 def _mlp(config: SimpleNamespace, _index: int) -> Shapes:
@@ -142,7 +136,7 @@ def _local_experts(config: SimpleNamespace, _index: int) -> Shapes:
 def _qwen3_moe(config: SimpleNamespace, _index: int) -> Shapes:
     bias = bool(config.attention_bias)
     experts = _experts(config.hidden_size, config.moe_intermediate_size, config.num_experts)
-    return _attention(config, bias, bias, head_norms=True) | experts
+    return _attention(config, 0, bias, bias, head_norms=True) | experts
 
 
 def _gpt_oss(config: SimpleNamespace, _index: int) -> Shapes:
@@ -203,7 +197,7 @@ def _gated_mixer(config: SimpleNamespace, index: int) -> Shapes:
     hidden = config.hidden_size
     if config.layer_types[index] == "full_attention":
         bias = bool(config.attention_bias)
-        return _attention(config, bias, bias, head_norms=True, query_parts=2)
+        return _attention(config, 0, bias, bias, head_norms=True, query_parts=2)
     heads, size = config.linear_num_value_heads, config.linear_value_head_dim
     keys = config.linear_num_key_heads * config.linear_key_head_dim
     values = heads * size
@@ -224,7 +218,7 @@ def _mlp_without_gate(config: SimpleNamespace, index: int) -> Shapes:
 
 
 def _seed_oss(config: SimpleNamespace, _index: int) -> Shapes:
-    return _attention(config, bool(config.attention_bias), bool(config.attention_out_bias))
+    return _attention(config, 0, bool(config.attention_bias), bool(config.attention_out_bias))
 
 
 def _attention_with_wide_norms(config: SimpleNamespace, index: int) -> Shapes:
@@ -346,7 +340,7 @@ def _starcoder2(config: SimpleNamespace, _index: int) -> Shapes:
     hidden, inner = config.hidden_size, config.intermediate_size
     norms = ("input_layernorm.bias", "post_attention_layernorm.bias")
     return {
-        **_attention(config, bias, bias),
+        **_attention(config, 0, bias, bias),
         **linear_shapes("mlp.c_fc", inner, hidden, bias),
         **linear_shapes("mlp.c_proj", hidden, inner, bias),
         **dict.fromkeys(norms, (hidden,)),
@@ -371,10 +365,6 @@ def _lfm2_experts(config: SimpleNamespace, index: int) -> Shapes:
 
 def _mamba2_alone(config: SimpleNamespace, _index: int) -> Shapes:
     return _mamba2(config, "mixer", _MAMBA2, config.use_conv_bias)
-
-
-def _attention_with_biased_inputs(config: SimpleNamespace, _index: int) -> Shapes:
-    return _attention(config, biased_inputs=True)
 
 
 def _mllama(config: SimpleNamespace, index: int) -> Shapes:
@@ -565,7 +555,7 @@ LAYERS: Mapping[str, tuple[Part, ...]] = MappingProxyType(
         "bamba": (_bamba_mixer, _mlp_with_bias),
         "deepseek_v2": (_latent, _deepseek_mlp),
         "deepseek_v3": (_latent, _deepseek_mlp),
-        "exaone4": (_attention_with_norms, _mlp),
+        "exaone4": (partial(_attention, head_norms=True), _mlp),
         "falcon_h1": (_falcon_h1, _mlp_with_bias),
         "falcon_mamba": (_mamba,),
         "glm4_moe_lite": (_latent, _deepseek_mlp),
@@ -582,7 +572,7 @@ LAYERS: Mapping[str, tuple[Part, ...]] = MappingProxyType(
         "mamba2": (_mamba2_alone,),
         "minicpm3": (_latent, _mlp_with_bias),
         "minimax": (_minimax, _local_experts),
-        "mixtral": (_plain_attention, _local_experts),
+        "mixtral": (_attention, _local_experts),
         "mllama_text_model": (_mllama, _mlp),
         "nemotron_h": (_nemotron_h,),
         "olmo": (_attention_with_bias, _mlp),
@@ -590,8 +580,8 @@ LAYERS: Mapping[str, tuple[Part, ...]] = MappingProxyType(
         "olmo3": (_attention_with_wide_norms, _mlp),
         "olmo_hybrid": (_olmo_hybrid, _mlp),
         "phi3": (_attention_with_bias, _mlp),
-        "qwen2_5_vl_text": (_attention_with_biased_inputs, _mlp),
-        "qwen2_vl_text": (_attention_with_biased_inputs, _mlp),
+        "qwen2_5_vl_text": (partial(_attention, biased_inputs=True), _mlp),
+        "qwen2_vl_text": (partial(_attention, biased_inputs=True), _mlp),
         "qwen3_5_moe_text": (_gated_mixer, _gated_experts),
         "qwen3_5_text": (_gated_mixer, _mlp),
         "qwen3_moe": (_qwen3_moe,),

@@ -10,7 +10,7 @@ from kvell.models.families.plain_config import known_config
 from kvell.models.loading.loading import check_model
 from kvell.models.sources.named_sources import named_sources
 from kvell.models.sources.progress import Progress
-from kvell.models.sources.source import resolve_model, resolve_tokenizer
+from kvell.models.sources.source import resolve_as, resolve_model
 from kvell.models.text.end_tokens import eos_token_ids, tokenizer_end_ids
 from kvell.models.text.tokenizer import Tokenizer, tokenizer_or_none
 
@@ -72,7 +72,9 @@ def open_named(
     :raises ChangeSomething: if one is not found, cannot be served, or shares its name.
     """
     opened: list[NamedModel] = []
-    text_path = None if tokenizer is None else resolve_tokenizer(tokenizer, cache_dir, progress)
+    text_path = None
+    if tokenizer is not None:
+        text_path = resolve_as("tokenizer", tokenizer, cache_dir, progress)
     for model in named_sources(first, beside):
         path = resolve_model(model.source, cache_dir, progress)
         own = None if opened else overrides

@@ -41,23 +41,11 @@ def resolve_model(
     return fetch(model)
 
 
-def resolve_tokenizer(tokenizer: str, cache_dir: Path, progress: Progress = quiet) -> Path:
-    """Return the directory of a tokenizer, which is named like a model.
+def resolve_as(field: str, model: str, cache_dir: Path, progress: Progress = quiet) -> Path:
+    """Return the directory of a tokenizer or a draft model, which is named like a model.
 
-    :raises ChangeSomething: with ``tokenizer`` if no such directory can be found.
+    :raises ChangeSomething: with ``field`` if no such directory can be found.
     """
-    return _resolve_as("tokenizer", tokenizer, cache_dir, progress)
-
-
-def resolve_draft(model: str, cache_dir: Path, progress: Progress = quiet) -> Path:
-    """Return the directory of a draft model, which is named like a model.
-
-    :raises ChangeSomething: with ``speculative_model`` if no such directory can be found.
-    """
-    return _resolve_as("speculative_model", model, cache_dir, progress)
-
-
-def _resolve_as(field: str, model: str, cache_dir: Path, progress: Progress) -> Path:
     try:
         return resolve_model(model, cache_dir, progress)
     except ChangeSomething as error:

@@ -36,11 +36,6 @@ class ImageSpan:
         """The first token of the text after the image."""
         return self.start + self.tokens
 
-    @property
-    def content_tokens(self) -> int:
-        """The number of leading tokens of the span that identify the image's content."""
-        return min(self.tokens, self.image_tokens)
-
 
 @dataclass(frozen=True)
 class Facts:
@@ -58,10 +53,6 @@ class Facts:
     def begun(self, tokens: int) -> Iterable[ImageSpan]:
         """Return the images with at least one token among the first ``tokens`` of the text."""
         return (image for image in self.images if image.start < tokens)
-
-    def cuts_image(self, length: int) -> bool:
-        """Return whether a prefix of ``length`` tokens ends inside an image."""
-        return any(image.start < length < image.end for image in self.images)
 
 
 def facts_of(num_tokens: int, prompt_tokens: int | None, images: Images | None) -> Facts:

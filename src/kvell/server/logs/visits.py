@@ -51,10 +51,11 @@ class VisitLines:
         fields = {"method": method, "path": path[:LONGEST_PATH], "client": client}
         if tenant:
             fields["tenant"] = tenant
+        counts = {"status": status, "untold": untold}
         if header:
-            fields["header"] = header
-        event = "page_refused" if header else "key_refused"
-        tell(logger, logging.WARNING, event, **fields, status=status, untold=untold)
+            tell(logger, logging.WARNING, "page_refused", **fields, header=header, **counts)
+        else:
+            tell(logger, logging.WARNING, "key_refused", **fields, **counts)
 
     def on_ended(self, visit: EndedVisit) -> None:
         self._count(visit.path, visit.status)

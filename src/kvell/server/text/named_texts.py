@@ -69,7 +69,7 @@ def texts_of(
         cannot be used.
     """
     from kvell.models.sources.named_sources import named_sources
-    from kvell.models.sources.source import resolve_model, resolve_tokenizer
+    from kvell.models.sources.source import resolve_as, resolve_model
 
     options = options or TextOptions()
     chosen = _chosen(options)
@@ -79,7 +79,9 @@ def texts_of(
         _check_names(served_names, [model.name for model in named[1:]])
         named = [replace(named[0], name=served_names[0]), *named[1:]]
     paths = [resolve_model(model.source, cache_dir, progress) for model in named]
-    text_path = None if tokenizer is None else resolve_tokenizer(tokenizer, cache_dir, progress)
+    text_path = None
+    if tokenizer is not None:
+        text_path = resolve_as("tokenizer", tokenizer, cache_dir, progress)
 
     def load() -> LoadedTexts:
         # Imported here, while instances start: the import of tokenizers is slow.

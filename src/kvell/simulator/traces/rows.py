@@ -136,24 +136,9 @@ def _again(row: TraceRow, turn: int, span_s: float) -> TraceRow:
     return replace(row, arrival_s=row.arrival_s + turn * span_s, session=session)
 
 
-def ideal_hit_rate(rows: Sequence[TraceRow]) -> float:
-    """Return the hit rate of an unbounded cache, with requests in sequence and whole blocks only.
-
-    A prompt's last token is always computed.
-    """
-    seen: set[int] = set()
-    hit_tokens = 0
-    for row in rows:
-        size = max(1, row.block_tokens)
-        ids = row.block_ids[: row.prompt_tokens // size].tolist()
-        leading = _leading(ids, seen)
-        hit_tokens += min(leading, (row.prompt_tokens - 1) // size) * size
-        seen.update(ids)
-    return hit_tokens / sum(row.prompt_tokens for row in rows)
-
-
 def ideal_hit_tokens(rows: Sequence[TraceRow]) -> int:
-    """Return the text tokens that such a cache hits, to the token; for rows without images.
+    """Return the text tokens that an unbounded cache hits, with requests in sequence; for rows
+    without images.
 
     A prompt's last token is always computed, and an output's last token never is.
     """
@@ -166,10 +151,6 @@ def ideal_hit_tokens(rows: Sequence[TraceRow]) -> int:
             reusable = _known_tokens(row, seen) if len(row.block_ids) else 0
         hit_tokens += min(reusable, row.prompt_tokens - 1)
     return hit_tokens
-
-
-def _leading(ids: Sequence[int], seen: set[int]) -> int:
-    return next((i for i, block in enumerate(ids) if block not in seen), len(ids))
 
 
 def _known_tokens(row: TraceRow, seen: dict[int, int]) -> int:

@@ -253,14 +253,14 @@ def test_the_number_is_the_best_of_all_that_are_covered(
     gains: dict[int, float] = {}
     for count in range(most + 1):
         moved = np.array([count * SECTION]), np.array([count * BLOCK])
-        if count == 0 or model.covers(borrows, *moved)[0]:
-            both = model.debtor(borrows, *moved) + other_model.creditor(lends, *moved)
+        if count == 0 or model.borrowing(borrows, *moved)[1][0]:
+            both = model.borrowing(borrows, *moved)[0] + other_model.creditor(lends, *moved)
             gains[count] = float(both[0])
-    if not model.covers(borrows, NONE, NONE)[0]:
+    if not model.borrowing(borrows, NONE, NONE)[1][0]:
         assert found == 0, "more is elsewhere already than is covered, and it stays"
         return
     best = max(gains.values())
-    alone = float(model.debtor(borrows, NONE, NONE)[0])
+    alone = float(model.borrowing(borrows, NONE, NONE)[0][0])
     is_small = best <= gains[0] * (1 + 1e-9) or best - gains[0] <= LEAST_GAIN * alone * (1 + 1e-6)
     assert gains[found] == best or (found == 0 and is_small)
     assert not any(gains.get(count, -1.0) >= best for count in range(found)), "the fewest"
@@ -296,7 +296,7 @@ def test_a_plan_keeps_to_all_bounds_and_lets_all_make_more_tokens(
     touched = {one.source for one in moves} | {one.target for one in moves}
 
     def throughput(some: list[Debtor], others: list[Creditor]) -> float:
-        made = [x.model.debtor(x.load, NONE, NONE) for x in some if x.instance_id in touched]
+        made = [x.model.borrowing(x.load, NONE, NONE)[0] for x in some if x.instance_id in touched]
         made += [x.model.creditor(x.load, NONE, NONE) for x in others if x.instance_id in touched]
         return float(sum(one[0] for one in made))
 

@@ -61,26 +61,26 @@ def test_with_nothing_moved_both_sides_are_what_equation_5_says(
 ) -> None:
     load = replace(load, away_tokens=0, asked_tokens=0, lent_tokens=0, waiting=0, spare_bytes=0)
     none = np.zeros(1)
-    assert model.debtor(load, none, none) == model.creditor(load, none, none)
+    assert model.borrowing(load, none, none)[0] == model.creditor(load, none, none)
 
 
 @given(loads)
 def test_what_creditors_compute_in_time_makes_a_debtor_faster(load: ThroughputInputs) -> None:
     """The paper's equation 6: its step loses K/g."""
-    throughput = PerformanceModel(COVERED).debtor(load, TOKENS, np.zeros(len(TOKENS)))
+    throughput = PerformanceModel(COVERED).borrowing(load, TOKENS, np.zeros(len(TOKENS)))[0]
     assert (np.diff(throughput) >= -1e-9).all()
 
 
 def test_what_is_read_in_the_same_memory_makes_no_step_longer_or_shorter() -> None:
     alone = replace(LONG, waiting=0)
-    throughput = PerformanceModel(COSTS).debtor(alone, TOKENS, BYTES)
+    throughput = PerformanceModel(COSTS).borrowing(alone, TOKENS, BYTES)[0]
     assert throughput == pytest.approx(throughput[0])
 
 
 def test_all_gain_until_the_creditors_own_requests_give_way() -> None:
     """Figure 7: the sum rises while requests are let in, and falls behind the surplus."""
     model = PerformanceModel(COSTS)
-    together = model.debtor(LONG, TOKENS, BYTES) + model.creditor(BUSY, TOKENS, BYTES)
+    together = model.borrowing(LONG, TOKENS, BYTES)[0] + model.creditor(BUSY, TOKENS, BYTES)
     best = int(together.argmax())
     assert best == 12, "six times two sections"
     behind = together[61:]
@@ -91,7 +91,7 @@ def test_all_gain_until_the_creditors_own_requests_give_way() -> None:
 def test_less_is_covered_the_more_is_elsewhere(
     model: PerformanceModel, load: ThroughputInputs
 ) -> None:
-    covered = model.covers(replace(load, waiting=0), TOKENS, np.zeros(len(TOKENS)))
+    covered = model.borrowing(replace(load, waiting=0), TOKENS, np.zeros(len(TOKENS)))[1]
     assert (np.diff(covered.astype(int)) <= 0).all()
 
 

@@ -140,23 +140,12 @@ class PerformanceModel:
         reading: Reading = "in place",
     ) -> Numbers:
         """Return the throughput [k] of a debtor and a creditor in tokens a second (equation 7);
-        below 0 if remote reads take longer than the rest of the debtor's step (:meth:`covers`).
+        below 0 if remote reads take longer than the rest of the debtor's step (:meth:`borrowing`).
 
         :param creditor: throughput [k] of the creditor, by its own model.
         """
-        throughput, covered = self._borrowing(load, tokens, size_bytes, reading)
+        throughput, covered = self.borrowing(load, tokens, size_bytes, reading)
         return np.where(covered, throughput + creditor, -1.0)
-
-    def debtor(
-        self,
-        load: ThroughputInputs,
-        tokens: Numbers,
-        size_bytes: Numbers,
-        reading: Reading = "in place",
-    ) -> Numbers:
-        """Return the throughput [k] of an instance that moves ``tokens`` more tokens away and so
-        frees ``size_bytes`` (equation 6)."""
-        return self._borrowing(load, tokens, size_bytes, reading)[0]
 
     def creditor(self, load: ThroughputInputs, tokens: Numbers, size_bytes: Numbers) -> Numbers:
         """Return the throughput [k] of an instance that lends memory for ``tokens`` more tokens.
@@ -170,20 +159,16 @@ class PerformanceModel:
         throughput: Numbers = batch / (natn + attended + read)
         return throughput
 
-    def covers(
+    def borrowing(
         self,
         load: ThroughputInputs,
         tokens: Numbers,
         size_bytes: Numbers,
         reading: Reading = "in place",
-    ) -> npt.NDArray[np.bool_]:
-        """Return whether remote reads take no longer than the rest of a debtor's step [k] (§5.2.1,
-        figure 6)."""
-        return self._borrowing(load, tokens, size_bytes, reading)[1]
-
-    def _borrowing(
-        self, load: ThroughputInputs, tokens: Numbers, size_bytes: Numbers, reading: Reading
     ) -> tuple[Numbers, npt.NDArray[np.bool_]]:
+        """Return the throughput [k] of an instance that moves ``tokens`` more tokens away and so
+        frees ``size_bytes`` (equation 6), and whether remote reads take no longer than the rest of
+        its step [k] (§5.2.1, figure 6)."""
         batch = self.batch_with(load, size_bytes)
         is_asked = reading == "asked"
         away = load.away_tokens + (0 if is_asked else tokens)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from kvell.engine.requests.plan import NewPages, PageCopy
-from kvell.memory import Layout, SlotTable
+from kvell.memory import Layout
 from kvell.pages.rows import FetchRow, OffloadRow
 from kvell.pages.stages import Part
 from kvell.runs import runs
@@ -42,10 +42,8 @@ class PageMover:
     :param buffer: uint8 [bytes], host memory; None if plans offload nothing.
     """
 
-    def __init__(
-        self, layout: Layout, slots: SlotTable, pool: torch.Tensor, buffer: torch.Tensor | None
-    ) -> None:
-        self.layout, self.slots, self.pool, self.buffer = layout, slots, pool, buffer
+    def __init__(self, layout: Layout, pool: torch.Tensor, buffer: torch.Tensor | None) -> None:
+        self.layout, self.pool, self.buffer = layout, pool, buffer
         self._in_host = pool.device.type == "cpu"
 
     def offload(self, rows: NewPages) -> None:
@@ -60,10 +58,7 @@ class PageMover:
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
         for copy in copies:
-            pages = np.asarray([copy.source, copy.target], np.int32)
-            pages_per_large = self.layout.groups[copy.group].pages_per_large
-            source, target = self.slots.physical(pages, pages_per_large).tolist()
-            self.move(Piece(copy.group, source, target, 1), self.pool, self.pool)
+            self.move(Piece(copy.group, copy.source, copy.target, 1), self.pool, self.pool)
 
     def pieces(self, rows: NewPages, *, is_out: bool) -> list[Piece]:
         """Return the pieces that :meth:`offload`, or else :meth:`fetch`, copies for these rows."""
@@ -90,9 +85,8 @@ class PageMover:
         columns = OffloadRow if is_out else FetchRow
         groups, pages, held = (rows[:, n] for n in (columns.GROUP, columns.PAGE, columns.HELD))
         for index in np.unique(groups).tolist():
-            group = self.layout.groups[index]
             in_group = groups == index
-            here = self.slots.physical(pages[in_group], group.pages_per_large)
+            here = pages[in_group]
             order = np.argsort(here, kind="stable")
             here, there = here[order], held[in_group][order]
             for start, count in runs(here, there):
