@@ -72,12 +72,10 @@ def open_named(
     :raises ChangeSomething: if one is not found, cannot be served, or shares its name.
     """
     opened: list[NamedModel] = []
-    text_path = None
-    if tokenizer is not None:
-        text_path = resolve_as("tokenizer", tokenizer, cache_dir, progress)
+    texts = None if tokenizer is None else resolve_as("tokenizer", tokenizer, cache_dir, progress)
     for model in named_sources(first, beside):
         path = resolve_model(model.source, cache_dir, progress)
         own = None if opened else overrides
         check_model(path, own)
-        opened.append(NamedModel(model.name, path, own, None if opened else text_path))
+        opened.append(NamedModel(model.name, path, own, None if opened else texts))
     return opened

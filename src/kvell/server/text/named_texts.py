@@ -79,9 +79,7 @@ def texts_of(
         _check_names(served_names, [model.name for model in named[1:]])
         named = [replace(named[0], name=served_names[0]), *named[1:]]
     paths = [resolve_model(model.source, cache_dir, progress) for model in named]
-    text_path = None
-    if tokenizer is not None:
-        text_path = resolve_as("tokenizer", tokenizer, cache_dir, progress)
+    texts = None if tokenizer is None else resolve_as("tokenizer", tokenizer, cache_dir, progress)
 
     def load() -> LoadedTexts:
         # Imported here, while instances start: the import of tokenizers is slow.
@@ -93,7 +91,7 @@ def texts_of(
         own = ChosenTemplate(special_tokens_in_text=options.special_tokens_in_text)
         (name, path), *beside = zip([model.name for model in named], paths, strict=True)
         read = [
-            ServedText.load(name, path, sampling, chosen or own, hf_overrides, text_path),
+            ServedText.load(name, path, sampling, chosen or own, hf_overrides, texts),
             *(ServedText.load(*model, sampling, own) for model in beside),
         ]
         give_back_freed()

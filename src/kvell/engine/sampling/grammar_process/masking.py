@@ -16,6 +16,7 @@ import numpy.typing as npt
 from kvell.engine.protocol.structured_outputs import MAX_GRAMMAR_CHARS, StructuredOutputs
 from kvell.engine.sampling.grammar_process.messages import (
     DRAFTS_SECONDS,
+    LOWEST,
     AskMasks,
     DraftMasks,
     LineEnded,
@@ -62,7 +63,7 @@ class WorkerLimits:
 
 
 QUICK = WorkerLimits(64 * MIB, 0, 0.02, 50_000)
-SLOW = WorkerLimits(32 * MIB, 19, 1.0, 10_000, 30)
+SLOW = WorkerLimits(32 * MIB, LOWEST, 1.0, 10_000, 150)
 
 
 @dataclass(eq=False)

@@ -64,11 +64,15 @@ class Loaded(_Message, frozen=True):
     problem: str = ""
 
 
+LOWEST = 19
+
+
 class Fork(_Message, frozen=True):
     """The command to fork a worker for the socket that is sent with this message.
 
     :param room_bytes: memory that the worker may take beyond the template's.
-    :param niceness: increment of the worker's nice value.
+    :param niceness: increment of the worker's nice value; at :data:`LOWEST` it takes no processor
+        that another process could use.
     """
 
     room_bytes: int

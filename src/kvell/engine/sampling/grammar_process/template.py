@@ -18,6 +18,7 @@ from llguidance._lib import LLTokenizer  # the package itself may import numpy
 from kvell.device.available import give_back_freed
 from kvell.engine.sampling.grammar_process.limits import end_with_parent
 from kvell.engine.sampling.grammar_process.messages import (
+    LOWEST,
     End,
     Ended,
     Fork,
@@ -73,6 +74,8 @@ class Template:
                 end_with_parent(parent)
                 self._line.socket.close()
                 os.nice(request.niceness)
+                if request.niceness == LOWEST:
+                    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
                 serve_worker(descriptor, self._tokenizer, request.room_bytes)
             finally:
                 os._exit(0)
