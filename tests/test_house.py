@@ -22,8 +22,8 @@ from scripts.house.reads import private_reads
 from scripts.prose import counts, violations
 
 CODE_LINES: dict[str, int] = {
-    "(top)": 933,
-    "attention": 1905,
+    "(top)": 934,
+    "attention": 1906,
     "calibration": 850,
     "cli": 3716,
     "cluster": 2392,
@@ -31,7 +31,7 @@ CODE_LINES: dict[str, int] = {
     "device": 441,
     "distributed": 3,
     "elastic": 726,
-    "engine": 12674,
+    "engine": 12673,
     "equivalents": 289,
     "fleet": 3349,
     "front": 1393,
@@ -60,7 +60,7 @@ MOST: dict[str, int] = {
     "copies of fields": 79,
     "packed statements": 0,
     "private names in tests": 57,
-    "docstring lines": 18612,
+    "docstring lines": 18614,
     "uses of Any": 511,
     "shared class names": 27,
     "shared method names": 45,

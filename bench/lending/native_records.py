@@ -4,9 +4,8 @@ from itertools import accumulate
 
 import torch
 
-from kvell.attention import _kernels
 from kvell.attention.interface import AttendParams, GroupBatch, LayerPages
-from kvell.attention.native import ELEMENTS, NativeKernels, batch_args, layer_args, records_args
+from kvell.attention.native import NativeKernels
 from kvell.attention.sections import SectionRecords
 from kvell.vocabulary import SECTION_TOKENS
 
@@ -35,26 +34,5 @@ def native_records(
 ) -> SectionRecords:
     """Return records of query [T, heads, head_size] over whole sections, without sinks."""
     records = new_records(layer, batch, query)
-    _kernels.attend(
-        kernels.instruction_set,
-        layer_args(layer),
-        batch_args(batch, query.shape[0]),
-        query.data_ptr(),
-        ELEMENTS[query.dtype],
-        query.stride(0),
-        query.stride(1),
-        query.shape[1],
-        params.scale,
-        params.window_tokens,
-        params.chunk_tokens,
-        params.softcap,
-        0,
-        records.values.data_ptr(),
-        ELEMENTS[torch.float32],
-        0,
-        0,
-        (0, 0),
-        records_args(records),
-        kernels.num_threads,
-    )
+    kernels.attend_into(layer, batch, query, params, records.values, records=records)
     return records

@@ -272,15 +272,16 @@ class AsyncEngine:
         output = partial(_output, known_id, ids.tolist(), params=params)
         async with aclosing(text_deltas(self._front, served, spec)) as deltas:
             async for _, delta in deltas:
-                whole.push(delta)
                 likely = list[dict[int, Logprob]]()
                 if params.logprobs is not None:
                     likely = logprobs_by_token(delta.token_ids, delta.logprobs, served.token_text)
-                    all_likely += likely
                     total += sum(entry.logprob for entry in delta.logprobs)
                 if kind is RequestOutputKind.DELTA:
                     yield output(delta, likely=likely, total=total)
-                elif kind is RequestOutputKind.CUMULATIVE or delta.finish_reason is not None:
+                    continue
+                whole.push(delta)
+                all_likely += likely
+                if kind is RequestOutputKind.CUMULATIVE or delta.finish_reason is not None:
                     yield output(whole.delta(), likely=list(all_likely), total=total)
 
     async def chat(

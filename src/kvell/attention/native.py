@@ -13,7 +13,7 @@ from kvell.errors import ChangeSomething
 _EightInts = tuple[int, int, int, int, int, int, int, int]
 _NineInts = tuple[int, int, int, int, int, int, int, int, int]
 instruction_sets, processor_sets = _kernels.instruction_sets, _kernels.processor_sets
-ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 3}
+_ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 3}
 
 
 class NativeKernels:
@@ -49,7 +49,7 @@ class NativeKernels:
 
         :raises ValueError: if dtypes or shapes disagree, or a page or row does not exist.
         """
-        check_layer(layer, ELEMENTS)
+        check_layer(layer, _ELEMENTS)
         check_kv(layer, batch, key, value)
         if layer.quantised:
             key = quantise(key, layer.dtype)
@@ -84,7 +84,7 @@ class NativeKernels:
         if elsewhere is not None:
             check_elsewhere(layer, batch, query, params, elsewhere)
         output = torch.empty((*query.shape[:2], layer.output_size), dtype=query.dtype)
-        self._attend(layer, batch, query, params, output, elsewhere=elsewhere)
+        self.attend_into(layer, batch, query, params, output, elsewhere=elsewhere)
         return output
 
     def attend_partial(
@@ -93,10 +93,10 @@ class NativeKernels:
         output = torch.empty((*query.shape[:2], layer.output_size), dtype=torch.float32)
         maximum = torch.empty(query.shape[:2], dtype=torch.float32)
         partial = Partial(output, maximum, torch.empty_like(maximum))
-        self._attend(layer, batch, query, params, output, partial)
+        self.attend_into(layer, batch, query, params, output, partial)
         return partial
 
-    def _attend(
+    def attend_into(
         self,
         layer: LayerPages,
         batch: GroupBatch,
@@ -105,15 +105,17 @@ class NativeKernels:
         output: torch.Tensor,
         partial: Partial | None = None,
         elsewhere: SectionRecords | None = None,
+        records: SectionRecords | None = None,
     ) -> None:
-        check_layer(layer, ELEMENTS)
+        """Compute attention into ``output``, or into the records of whole sections."""
+        check_layer(layer, _ELEMENTS)
         check_query(layer, query, params.sinks)
         _kernels.attend(
             self.instruction_set,
             layer_args(layer),
             self._batches.args(batch, query.shape[0]),
             query.data_ptr(),
-            ELEMENTS[query.dtype],
+            _ELEMENTS[query.dtype],
             query.stride(0),
             query.stride(1),
             query.shape[1],
@@ -123,11 +125,11 @@ class NativeKernels:
             params.softcap,
             0 if params.sinks is None else params.sinks.data_ptr(),
             output.data_ptr(),
-            ELEMENTS[output.dtype],
+            _ELEMENTS[output.dtype],
             0 if partial is None else partial.maximum.data_ptr(),
             0 if partial is None else partial.denominator.data_ptr(),
-            (0, 0) if elsewhere is None else records_args(elsewhere),
-            (0, 0),
+            _records_args(elsewhere),
+            _records_args(records),
             self.num_threads,
         )
 
@@ -151,8 +153,8 @@ class _KnownBatches:
         return args
 
 
-def records_args(records: SectionRecords) -> tuple[int, int]:
-    return records.values.data_ptr(), records.starts.data_ptr()
+def _records_args(records: SectionRecords | None) -> tuple[int, int]:
+    return (0, 0) if records is None else (records.values.data_ptr(), records.starts.data_ptr())
 
 
 def layer_args(layer: LayerPages) -> _NineInts:
@@ -165,7 +167,7 @@ def layer_args(layer: LayerPages) -> _NineInts:
         layer.kv_heads,
         layer.head_size,
         layer.value_size,
-        ELEMENTS[layer.dtype],
+        _ELEMENTS[layer.dtype],
     )
 
 

@@ -101,14 +101,15 @@ class Swapping:
 
     def size_bytes(self, request: Request) -> int:
         """Return the bytes that a request would take in the buffer; 0 if it cannot be swapped."""
-        return self.buffer.size_bytes(self._need([request]))
+        return self.buffer.size_bytes(self._need(self._worth_keeping(request)))
 
     def can_take(self, requests: Sequence[Request]) -> bool:
         """Evict prefixes as needed; return whether the buffer can take all requests."""
-        return self.fits_all(self._need(requests))
-
-    def _need(self, requests: Sequence[Request]) -> list[int]:
         rows = np.concatenate([self._worth_keeping(request) for request in requests])
+        return self.fits_all(self._need(rows))
+
+    def _need(self, rows: NewPages) -> list[int]:
+        """Return the number of pages of each group."""
         count = len(self._core.layout.groups)
         need: list[int] = np.bincount(rows[:, NewPageRow.GROUP], minlength=count).tolist()
         return need
@@ -121,8 +122,7 @@ class Swapping:
             or the buffer is full.
         """
         rows = self._worth_keeping(request)
-        groups = self._core.layout.groups
-        need = np.bincount(rows[:, NewPageRow.GROUP], minlength=len(groups)).tolist()
+        need = self._need(rows)
         pays = not asks or self.rule.swaps(request.computed, self.buffer.size_bytes(need))
         if not pays or not len(rows):
             self.rungs["recompute"] += 1
