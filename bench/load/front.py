@@ -1,4 +1,4 @@
-"""CPU time that a streamed token costs the front.
+"""CPU time that a streamed token costs the front, and a request of one token.
 
 A server over an instance that has no model: each of its steps reads through memory, as a pass
 does, so that nothing of the front is in the caches when the next token comes.
@@ -12,6 +12,7 @@ import json
 import socket
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -41,9 +42,12 @@ CREDITS = 64
 PROMPT_TOKENS = 16
 LONGER = 5
 """Ratio of tokens between the two kinds of requests that are compared."""
+SHORT_REQUESTS = 256
+"""Requests of one token that are sent at once."""
+REQUEST = f"a request, {SHORT_REQUESTS} at once"
 
-Costs = dict[str, dict[int, list[float]]]
-"""Seconds of CPU a token, round by round, by tree and batch."""
+Costs = dict[str, dict[str, list[float]]]
+"""Seconds of CPU, round by round, by tree and by what they are the cost of."""
 
 
 class ReadingEngine(FakeEngine):
@@ -88,6 +92,13 @@ def cost_seconds(url: str, pid: int, batch: int, tokens: int, turn: int) -> floa
     return (spent[1] - spent[0]) / ((LONGER - 1) * batch * tokens)
 
 
+def request_seconds(url: str, pid: int, turn: int) -> float:
+    """Seconds per request of one token; reading counters is included once for all."""
+    begin = computed_seconds(pid)
+    figures_of(drive(url, Scenario("front", SHORT_REQUESTS, PROMPT_TOKENS, 1), turn))
+    return (computed_seconds(pid) - begin) / SHORT_REQUESTS
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -118,7 +129,7 @@ def measured(
 
     :param trees: an interpreter, and the directory that has its ``bench``.
     """
-    costs: Costs = {name: {batch: [] for batch in batches} for name in trees}
+    costs: Costs = {name: defaultdict(list) for name in trees}
     with ExitStack() as ends:
         logs = Path(ends.enter_context(tempfile.TemporaryDirectory()))
         servers = {}
@@ -135,20 +146,21 @@ def measured(
                 process.resume()
                 for batch in batches:
                     cost = cost_seconds(url, process.process.pid, batch, tokens, turn)
-                    costs[name][batch].append(cost)
+                    costs[name][f"a token of {batch} requests"].append(cost)
+                costs[name][REQUEST].append(request_seconds(url, process.process.pid, turn))
                 process.pause()
     return costs
 
 
 def table(costs: Costs) -> Table:
-    """Best and median of a token, and the median of the rounds' ratios to the first tree."""
-    made = Table("tree", "requests at once", "µs of a token: best", "median", "this over it")
+    """Best and median of each cost, and the median of the rounds' ratios to the first tree."""
+    made = Table("tree", "cost of", "µs: best", "median", "this over it")
     first = next(iter(costs.values()))
-    for name, batches in costs.items():
-        for batch, seconds in batches.items():
-            ratios = [mine / its for mine, its in zip(first[batch], seconds, strict=True)]
+    for name, kinds in costs.items():
+        for kind, seconds in kinds.items():
+            ratios = [mine / its for mine, its in zip(first[kind], seconds, strict=True)]
             micros = (f"{of(seconds) * 1e6:.0f}" for of in (min, median))
-            made.add_row(name, str(batch), *micros, f"{median(ratios):.3f}")
+            made.add_row(name, kind, *micros, f"{median(ratios):.3f}")
     return made
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.load.front import CREDITS, ReadingEngine, computed_seconds, main
+from bench.load.front import CREDITS, REQUEST, ReadingEngine, computed_seconds, main
 from kvell.engine.protocol.messages import Submit, Tokens
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
@@ -52,15 +52,16 @@ def converted(smollm2_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("batches", "rounds"), [(("1", "2"), 1), (("1", "2"), 2)])
-def test_the_bench_measures_each_batch(
+def test_the_bench_measures_each_batch_and_a_request(
     tmp_path: Path, batches: tuple[str, ...], rounds: int
 ) -> None:
     path = tmp_path / "front.json"
     sizes = ["--batch", *batches, "--tokens", "8", "--rounds", str(rounds)]
     main([*sizes, "--json", str(path)])
     report = json.loads(path.read_text())
-    assert {batch: len(costs) for batch, costs in report["seconds"].items()} == dict.fromkeys(
-        batches, rounds
+    kinds = [*(f"a token of {batch} requests" for batch in batches), REQUEST]
+    assert {kind: len(costs) for kind, costs in report["seconds"].items()} == dict.fromkeys(
+        kinds, rounds
     )
     assert report["trees"] == {}
 
@@ -80,5 +81,7 @@ def test_another_tree_takes_turns_with_this_one(tmp_path: Path) -> None:
         ]
     )
     report = json.loads(path.read_text())
-    assert [len(found["2"]) for found in (report["seconds"], report["trees"]["before"])] == [3, 3]
+    for kind in ("a token of 2 requests", REQUEST):
+        both = report["seconds"], report["trees"]["before"]
+        assert [len(found[kind]) for found in both] == [3, 3]
     assert (tmp_path / "started").read_text() == f"{tmp_path}\n"
