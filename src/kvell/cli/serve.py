@@ -98,7 +98,7 @@ def serve(
         if cluster is None:
             _check_settings(settings, texts, session, report, instances)
     logs_json = log_format == "json"  # then stderr must have JSON lines only
-    announce = _announce_json if as_json else _say_nothing if logs_json else _announce
+    announce = _announce_json if as_json else (lambda _url: None) if logs_json else _announce
     show_contract = _log_contract if logs_json else _show_contract
     make_command = instance_command if cluster is None else placed_command
     command = make_command(settings, options.prices, debug=session.debug.on)
@@ -167,10 +167,6 @@ def _show_contract(lines: Sequence[str]) -> None:
 
 def _log_contract(lines: Sequence[str]) -> None:
     tell(logger, logging.INFO, "memory_contract", lines=list(lines))
-
-
-def _say_nothing(_url: str) -> None:
-    """Print nothing: the log has the event ``server_started``."""
 
 
 def _announce(url: str) -> None:

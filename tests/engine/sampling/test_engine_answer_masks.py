@@ -86,6 +86,8 @@ def test_a_slow_grammar_goes_on_apart_and_others_wait_for_none_of_it(
     stopped |= strike(own, checkers, slow)
     assert len(stopped) == 1, "the quick worker has ended"
     for pid in stopped:
+        assert os.sched_getscheduler(pid) == os.SCHED_IDLE
+        assert os.getsid(pid) == pid, "the class counts beside the front, not only in the session"
         os.kill(pid, signal.SIGSTOP)
     again = request(3, SLOW, "c")  # its grammar is known to be slow
     follow(own, slow, again, quick)

@@ -1,6 +1,6 @@
 """The tokens with which a model fills a gap between two texts (Bavarian et al., 2022)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,13 +59,9 @@ def gap_tokens(token_id: Callable[[str], int | None]) -> GapTokens | None:
     """
     for form in _FORMS:
         order = [part if part in (_BEFORE, _AFTER) else token_id(part) for part in form]
-        places = _known(order)
+        places = tuple(part for part in order if part is not None)
         if len(places) == len(form):
             marks = [part for part in places if isinstance(part, int)]
             ends = [end for name in _ENDS if (end := token_id(name)) is not None]
             return GapTokens(places, tuple(dict.fromkeys((*marks, *ends))))
     return None
-
-
-def _known(order: Sequence[int | str | None]) -> tuple[int | str, ...]:
-    return tuple(part for part in order if part is not None)

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 from llguidance._lib import LLTokenizer  # the package itself may import numpy
@@ -75,6 +76,11 @@ class Template:
                 self._line.socket.close()
                 os.nice(request.niceness)
                 if request.niceness == LOWEST:
+                    # A class counts within its session, where Linux groups tasks by session: in the
+                    # instance's own, the worker would run before the front does.
+                    os.setsid()
+                    with contextlib.suppress(OSError):  # there are no such groups
+                        Path("/proc/self/autogroup").write_text(str(LOWEST))
                     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
                 serve_worker(descriptor, self._tokenizer, request.room_bytes)
             finally:

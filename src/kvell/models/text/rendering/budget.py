@@ -202,7 +202,7 @@ class RenderBudget:
         self.require_chars(len(pattern) + pattern.count("%") * largest)
 
     def require_widths(self, pattern: str, *widths: int) -> None:
-        numbers = (*map(_short_number, WIDTHS.findall(pattern)), *map(abs, widths))
+        numbers = (*(int(digits[:10]) for digits in WIDTHS.findall(pattern)), *map(abs, widths))
         if max(numbers, default=0) > MOST_WIDTH:
             raise WorkExceededError
         self.charge(len(numbers) * MOST_WIDTH >> READ_SHIFT)
@@ -279,7 +279,3 @@ class RenderBudget:
         for value in values:
             if isinstance(value, int) and value.bit_length() > MOST_INTEGER_BITS:
                 raise WorkExceededError
-
-
-def _short_number(digits: str) -> int:
-    return int(digits[:10])
