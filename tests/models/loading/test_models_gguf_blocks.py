@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from kvell.attention.choice import choose_kernels
 from kvell.models.fused.grouped import Form
-from kvell.models.loading.gguf_blocks import BLOCKS_FILE, TYPES, blocks_of, read_rows, write_blocks
+from kvell.models.gguf.block_forms import row_blocks
+from kvell.models.loading.gguf_blocks import BLOCKS_FILE, TYPES, blocks_of, write_blocks
 from kvell.models.loading.loading import load_paged_model
 from kvell.models.loading.weight_files import SINGLE_FILE, read_weight_map
 from kvell.models.text.tokenizer import Tokenizer
@@ -36,10 +37,11 @@ def rows_of(
 @pytest.mark.parametrize("kind", TYPES)
 def test_rows_say_what_the_library_says(kind: str) -> None:
     rows = rows_of(drawn(6, 96), kind)
-    made = read_rows(rows, kind)
-    assert made.form is (Form.INT8 if kind == "Q8_0" else Form.INT4)
-    said = gguf.dequantize(rows.numpy(), gguf.GGMLQuantizationType[kind])
-    assert torch.equal(made.unpack(), torch.from_numpy(said))
+    block = row_blocks(rows.numpy(), kind)
+    said = torch.from_numpy(gguf.dequantize(rows.numpy(), gguf.GGMLQuantizationType[kind]))
+    assert block.form is (Form.INT8 if kind == "Q8_0" else Form.INT4)
+    assert torch.equal(block.grouped(block.form).unpack(), said)
+    assert torch.equal(block.unpack(torch.float32), said)
 
 
 def write_source(path: Path, kinds: dict[str, str]) -> dict[str, torch.Tensor]:
@@ -69,8 +71,8 @@ def test_weights_find_their_blocks_whatever_the_order_of_their_rows(tmp_path: Pa
     write_blocks(tmp_path / "model.gguf", read_weight_map(tmp_path))
     blocks = blocks_of(read_weight_map(tmp_path))
     assert set(blocks) == {"q", "head"}
-    assert torch.equal(blocks["q"].unpack(), turned)
-    assert torch.equal(blocks["head"].unpack(), said["b"])
+    assert torch.equal(blocks["q"].unpack(torch.float32), turned)
+    assert torch.equal(blocks["head"].unpack(torch.float32), said["b"])
 
 
 def test_blocks_of_weights_that_were_replaced_are_not_read(tmp_path: Path) -> None:
@@ -83,7 +85,7 @@ def test_blocks_of_weights_that_were_replaced_are_not_read(tmp_path: Path) -> No
     assert blocks_of(read_weight_map(tmp_path)) == {}
 
 
-def test_bytes_that_have_no_size_are_not_served(tmp_path: Path) -> None:
+def test_bytes_that_have_no_magnitude_are_quantised_again(tmp_path: Path) -> None:
     rows = rows_of(drawn(8, 64), "Q8_0")
     rows.view(torch.int8)[3, 10] = -128
     made = gguf.dequantize(rows.numpy(), gguf.GGMLQuantizationType.Q8_0)
@@ -95,7 +97,10 @@ def test_bytes_that_have_no_size_are_not_served(tmp_path: Path) -> None:
     writer.close()
     save_file({"w": made}, tmp_path / SINGLE_FILE)
     write_blocks(tmp_path / "model.gguf", read_weight_map(tmp_path))
-    assert blocks_of(read_weight_map(tmp_path)) == {}
+    weight = blocks_of(read_weight_map(tmp_path))["w"].grouped(Form.INT8)
+    numbers = torch.from_numpy(made)
+    assert int(weight.quants.min()) >= -127
+    assert float((weight.unpack() - numbers).abs().max()) <= float(numbers.abs().max()) / 127
 
 
 def test_the_packaged_model_is_served_as_it_is(
@@ -108,7 +113,7 @@ def test_the_packaged_model_is_served_as_it_is(
         matrices = [name for name in weights.keys() if "norm" not in name]  # noqa: SIM118
         assert set(blocks) == set(matrices)
         for name in matrices[::17]:
-            assert torch.equal(blocks[name].unpack(), weights.get_tensor(name))
+            assert torch.equal(blocks[name].unpack(torch.float32), weights.get_tensor(name))
     ids = smollm2_tokenizer.encode("In the beginning the universe was created. " * 3).tolist()
     kernels = choose_kernels(torch.device("cpu"))
     if kernels.name != "native":

@@ -4,12 +4,6 @@ A converted model is plain float32. When first needed, the original rows of byte
 stored next to it, in transformers' row order (some weights are permuted). Rows are matched by the
 numbers themselves, so no family is named here, and a weight with blocks has exactly the blocks'
 values.
-
-    Q8_0: scale, 32 signed bytes
-    Q4_0: scale, 32 × 4 bits, where 8 means zero
-    Q4_1: scale, minimum, 32 × 4 bits
-
-Source: ggml's formats; the library ``gguf`` unpacks them to compare.
 """
 
 import hashlib
@@ -28,7 +22,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from kvell.models.config.json_files import read_by_library
-from kvell.models.fused.grouped import GROUP, MOST_EIGHT, GroupedWeight
+from kvell.models.fused.grouped import Blocks
+from kvell.models.gguf.block_forms import row_blocks
 from kvell.models.loading.weight_files import WeightMap, check_weight_file
 from kvell.models.sources.packaged import MARKER, gguf_file
 from kvell.wire.decoding import decode
@@ -36,8 +31,6 @@ from kvell.wire.decoding import decode
 BLOCKS_FILE = "gguf-blocks.safetensors"
 TYPES = ("Q4_0", "Q4_1", "Q8_0")
 _BLOCK_TYPES = msgspec.json.Decoder(dict[str, Literal["Q4_0", "Q4_1", "Q8_0"]])
-HALF_BYTES = 2
-"""Size of a scale or minimum."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +46,7 @@ class _Tensor:
     places: Mapping[bytes, int]
 
 
-def blocks_of(weights: WeightMap) -> dict[str, GroupedWeight]:
+def blocks_of(weights: WeightMap) -> dict[str, Blocks]:
     """Return the blocks of a model directory, by the names of its weights; may be empty.
 
     A converted model's blocks are taken from its source the first time, and again once its weights
@@ -67,7 +60,7 @@ def blocks_of(weights: WeightMap) -> dict[str, GroupedWeight]:
     return blocks or {}
 
 
-def _read_blocks(file: Path, weights: WeightMap) -> dict[str, GroupedWeight] | None:
+def _read_blocks(file: Path, weights: WeightMap) -> dict[str, Blocks] | None:
     """Return the blocks in a file; None if there is none, or if it has those of other weights."""
     if not file.is_file():
         return None
@@ -79,8 +72,7 @@ def _read_blocks(file: Path, weights: WeightMap) -> dict[str, GroupedWeight] | N
                 return None
             types = decode(_BLOCK_TYPES, metadata["types"].encode())
             rows = {name: stored.get_tensor(name) for name in types}
-        made = {name: read_rows(rows[name], kind) for name, kind in types.items()}
-    return {name: weight for name, weight in made.items() if _is_served(weight)}
+        return {name: row_blocks(rows[name].numpy(), kind) for name, kind in types.items()}
 
 
 def write_blocks(source: Path, weights: WeightMap) -> None:
@@ -104,33 +96,6 @@ def _fingerprint(weights: WeightMap) -> str:
     stats = {file.name: file.stat() for file in weights.sources}
     facts = sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items())
     return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
-
-
-def read_rows(rows: torch.Tensor, kind: str) -> GroupedWeight:
-    """Decode a weight from its rows of bytes.
-
-    :param rows: uint8 [out, bytes of a row's blocks].
-    :param kind: one of ``TYPES``.
-    """
-    halves = 2 if kind == "Q4_1" else 1
-    quants_bytes = GROUP if kind == "Q8_0" else GROUP // 2
-    blocks = rows.view(rows.shape[0], -1, halves * HALF_BYTES + quants_bytes)
-    scales = _half(blocks, 0)
-    quants = blocks[..., halves * HALF_BYTES :].contiguous()
-    if kind == "Q8_0":
-        return GroupedWeight(quants.view(torch.int8).flatten(1), scales, None)
-    minima = _half(blocks, 1) if kind == "Q4_1" else (-8 * scales.float()).half()
-    return GroupedWeight(torch.cat([quants & 15, quants >> 4], -1).flatten(1), scales, minima)
-
-
-def _is_served(weight: GroupedWeight) -> bool:
-    """Return whether kernels can multiply it: they take an int8's magnitude, and -128 has none."""
-    return weight.minima is not None or int(weight.quants.min()) >= -MOST_EIGHT
-
-
-def _half(blocks: torch.Tensor, index: int) -> torch.Tensor:
-    part = blocks[..., index * HALF_BYTES : (index + 1) * HALF_BYTES]
-    return part.contiguous().view(torch.float16)[..., 0]
 
 
 def _tensors_of(source: Path) -> list[_Tensor]:

@@ -7,6 +7,7 @@ unusual files, are loaded by transformers' own modules (``module_loading``)::
                                     └─ else ─► transformers' modules ─► fused or module pass
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,15 @@ from kvell.models.families.plain_config import known_config
 from kvell.models.families.refusals import check_architecture
 from kvell.models.forward.kv_memory import NO_KV
 from kvell.models.fused.decoder import fused_decoder, takes
-from kvell.models.fused.skeleton import DecoderSkeleton, skeleton_of
+from kvell.models.fused.grouped import Blocks
+from kvell.models.fused.skeleton import EMBEDDING, DecoderSkeleton, skeleton_of
 from kvell.models.loading.gguf_blocks import blocks_of
-from kvell.models.loading.missing_head import lacks_head, tensors_with_head
+from kvell.models.loading.missing_head import (
+    HEAD,
+    blocks_with_head,
+    lacks_head,
+    tensors_with_head,
+)
 from kvell.models.loading.shared_loading import memory_for
 from kvell.models.loading.weight_files import WeightMap, read_weight_map
 from kvell.models.paged_model import PagedModel
@@ -83,9 +90,11 @@ def load_paged_model(
             dummy = _dummy_module(config, dtype, place)
             return paged_module(dummy, *how, memory=memory)
         has_head = not lacks_head(weights, config)
-        blocks = blocks_of(weights) if quantization == "int4" else {}
+        blocks = blocks_with_head(weights, config)
+        if quantization == "int4":
+            blocks = blocks or blocks_of(weights)
         fits = fused and takes(kernels, place, dtype)
-        skeleton = _skeleton(weights, config, dtype) if fits else None
+        skeleton = _skeleton(weights, config, dtype, blocks) if fits else None
         if skeleton is not None:
             with unkept(quantization):
                 parts = (skeleton, description, kernels)
@@ -106,12 +115,17 @@ def _dummy_module(config: Any, dtype: torch.dtype, place: torch.device) -> Any:
     return random_module(whole_config(config), 0, dtype, DUMMY_SCALE).to(place)
 
 
-def _skeleton(weights: WeightMap, config: Any, dtype: torch.dtype) -> DecoderSkeleton | None:
+def _skeleton(
+    weights: WeightMap, config: Any, dtype: torch.dtype, blocks: Mapping[str, Blocks]
+) -> DecoderSkeleton | None:
     """Return the skeleton of a model with a fused pass; None if its files are unusual."""
     name = fused_class(config)
     if name is None:
         return None
     tensors = tensors_with_head(weights, config)
+    embedding = tensors.get(EMBEDDING)
+    if EMBEDDING in weights.blocks() and tensors.get(HEAD, embedding) is not embedding:
+        tensors[EMBEDDING] = blocks[EMBEDDING].unpack(dtype)
     with read_by_library(weights.path, DO_NOT_LOAD, FETCH_MODEL_AGAIN):
         return skeleton_of(config, name, tensors, dtype)
 

