@@ -25,7 +25,8 @@ from kvell.models.config.json_files import read_by_library
 from kvell.models.fused.grouped import Blocks
 from kvell.models.gguf.block_forms import row_blocks
 from kvell.models.loading.weight_files import WeightMap, check_weight_file
-from kvell.models.sources.packaged import MARKER, gguf_file
+from kvell.models.sources.converted import MARKER
+from kvell.models.sources.packaged import gguf_file
 from kvell.wire.decoding import decode
 
 BLOCKS_FILE = "gguf-blocks.safetensors"

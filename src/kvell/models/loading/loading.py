@@ -42,8 +42,9 @@ from kvell.models.loading.missing_head import (
     lacks_head,
     tensors_with_head,
 )
+from kvell.models.loading.model_weights import weights_of
 from kvell.models.loading.shared_loading import memory_for
-from kvell.models.loading.weight_files import WeightMap, read_weight_map
+from kvell.models.loading.weight_files import WeightMap
 from kvell.models.paged_model import PagedModel
 
 CPU = torch.device("cpu")
@@ -81,7 +82,7 @@ def load_paged_model(
     kernels = kernels_for(kernels, vector_sizes(config, description), kv_dtype or dtype)
     place = device or CPU
     how = (description, kernels, kv_dtype, fused, quantization)
-    weights = None if is_dummy else read_weight_map(path)
+    weights = None if is_dummy else weights_of(path)
     files = (path / CONFIG_FILE,) if weights is None else weights.sources
     with memory_for(shared, files, kernels, dtype, place, fused, quantization) as memory:
         if weights is None:

@@ -284,14 +284,6 @@ def read_weight_map(path: Path) -> WeightMap:
     )
 
 
-def weight_files_bytes(path: Path) -> int:
-    """Return the size of a model directory's weights; 0 if they cannot be read."""
-    try:
-        return read_weight_map(path).size_bytes
-    except ChangeSomething:
-        return 0
-
-
 def check_weight_file(file: Path) -> list[StoredTensor]:
     """Return the tensors of a safetensors file that is as long as its header requires.
 

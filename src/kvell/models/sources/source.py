@@ -17,8 +17,8 @@ def resolve_model(
 ) -> Path:
     """Return the local transformers directory of a model.
 
-    :param model: ``smollm2``, a directory, or a hub id such as ``owner/name``.
-    :param cache_dir: directory of the converted packaged model.
+    :param model: ``smollm2``, a directory, a GGUF file, or a hub id such as ``owner/name``.
+    :param cache_dir: directory of converted models.
     :param fetch: fetches hub models; ``hub.fetch_from_hub`` if not given.
     :raises ChangeSomething: if no such model can be found.
     """
@@ -27,6 +27,11 @@ def resolve_model(
     path = Path(model).expanduser()
     if model and path.is_dir():
         return path
+    if path.suffix == ".gguf" and path.is_file():
+        # Imported here: a directory needs nothing of it.
+        from kvell.models.gguf.gguf_directory import gguf_directory
+
+        return gguf_directory(path, cache_dir, progress)
     if path.is_file():
         raise no_model(model, "is a file")
     if (error := ollama_name(model)) is not None:

@@ -1,0 +1,222 @@
+"""The weights of a GGUF file by transformers' names, in blocks.
+
+llama.cpp rotates neighbouring numbers of a head, so its converter changes the order of the rows of
+queries and keys in some families; they are put back. It also stores Gemma's norms with the one that
+the model adds, and the decays of states instead of their logarithms.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import torch
+
+from kvell.errors import ChangeSomething
+from kvell.models.config.json_files import FETCH_AGAIN
+from kvell.models.fused.grouped import Blocks
+from kvell.models.gguf.block_forms import FORM_ERRORS, PLAIN_TYPES, Bytes, Order, row_blocks
+from kvell.models.gguf.gguf_config import USE_SAFETENSORS, Fields, config_of
+from kvell.models.gguf.gguf_file import GgufFile, GgufTensor
+from kvell.models.loading.weight_files import StoredTensor, WeightMap
+
+_OUTER_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "token_embd_norm": "model.embedding_norm",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_SANDWICH = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_OWN_NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "falcon-h1": {
+            "ffn_norm": "pre_ff_layernorm",
+            "ffn_gate": "feed_forward.gate_proj",
+            "ffn_up": "feed_forward.up_proj",
+            "ffn_down": "feed_forward.down_proj",
+            "ssm_in": "mamba.in_proj",
+            "ssm_conv1d": "mamba.conv1d",
+            "ssm_norm": "mamba.norm",
+            "ssm_out": "mamba.out_proj",
+        },
+        "gemma2": _SANDWICH,
+        "gemma3": _SANDWICH,
+        "lfm2": {
+            "attn_norm": "operator_norm",
+            "attn_output": "self_attn.out_proj",
+            "attn_q_norm": "self_attn.q_layernorm",
+            "attn_k_norm": "self_attn.k_layernorm",
+            "ffn_norm": "ffn_norm",
+            "ffn_gate": "feed_forward.w1",
+            "ffn_up": "feed_forward.w3",
+            "ffn_down": "feed_forward.w2",
+            "shortconv.conv": "conv.conv",
+            "shortconv.in_proj": "conv.in_proj",
+            "shortconv.out_proj": "conv.out_proj",
+        },
+        "phi3": {"ffn_up": "mlp.gate_up_proj"},
+    }
+)
+_WHOLE_NAMES = {"ssm_a": "mamba.A_log", "ssm_d": "mamba.D", "ssm_dt.bias": "mamba.dt_bias"}
+"""Tensors whose names do not end in ``weight`` or ``bias`` in transformers."""
+_IN_CONFIG = re.compile(
+    r"(blk\.\d+\.)?(rope_freqs|rope_factors_(long|short)|attn_rot_embd)\.weight"
+)
+_LAYER = re.compile(r"blk\.(\d{1,5})\.(.+)")
+_PERMUTED = frozenset({"granite", "llama", "smollm3"})
+_CONVOLUTIONS = (".conv1d.weight", ".conv.conv.weight")
+
+
+@dataclass(frozen=True)
+class GgufWeights(WeightMap):
+    """A GGUF file's tensors by transformers' names.
+
+    :param tensors: their places in the files.
+    :param config: the fields of the model's config.
+    """
+
+    architecture: str = ""
+    tensors: Mapping[str, GgufTensor] = field(default_factory=dict)
+    config: Mapping[str, object] = field(default_factory=dict)
+
+    def blocks(self) -> dict[str, Blocks]:
+        made = {}
+        data = {file: _mapped(file) for file in self.files}
+        for name, tensor in self.tensors.items():
+            if _is_in_blocks(tensor):
+                rows = _bytes(tensor, data).reshape(tensor.shape[0], -1)
+                made[name] = row_blocks(rows, tensor.kind, self._order(name, tensor))
+        return made
+
+    def map_tensors(self) -> dict[str, torch.Tensor]:
+        data = {file: _mapped(file) for file in self.files}
+        return {name: self._mapped(name, tensor, data) for name, tensor in self.tensors.items()}
+
+    def _mapped(
+        self,
+        name: str,
+        tensor: GgufTensor,
+        data: Mapping[Path, Bytes],
+    ) -> torch.Tensor:
+        if _is_in_blocks(tensor):
+            return torch.zeros(1).expand(tensor.shape)
+        dtype = PLAIN_TYPES[tensor.kind]
+        made = torch.from_numpy(_bytes(tensor, data)).view(dtype).view(tensor.shape)
+        order = self._order(name, tensor)
+        if order is not None:
+            made = made[torch.from_numpy(order)]
+        if name.endswith(_CONVOLUTIONS):
+            return made[:, None]
+        if name.endswith("A_log"):
+            made = (-made).log()
+        elif self.architecture.startswith("gemma") and name.endswith("norm.weight"):
+            made = made - 1
+        return made.flatten() if ".mamba." in name and not name.endswith("_proj.weight") else made
+
+    def _order(self, name: str, tensor: GgufTensor) -> Order | None:
+        """Return the places of a weight's or bias's rows in the file; None for the same."""
+        heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+        count = self.config[heads[part]] if (part := name.split(".")[-2]) in heads else None
+        if count is None or self.architecture not in _PERMUTED:
+            return None
+        places = np.arange(tensor.shape[0], dtype=np.int64)
+        return places.reshape(count, -1, 2).swapaxes(1, 2).reshape(-1)  # type: ignore[call-overload, no-any-return]
+
+
+def weights_in(path: Path, header: GgufFile) -> GgufWeights:
+    """Return the weights of a GGUF file.
+
+    :param path: directory of the model's config and tokenizer.
+    :raises ChangeSomething: if the file has a tensor or type that is not read.
+    """
+    config = config_from(header)
+    architecture = str(header.metadata["general.architecture"])
+    tensors: dict[str, GgufTensor] = {}
+    for tensor in header.tensors.values():
+        if _IN_CONFIG.fullmatch(tensor.name):
+            continue
+        name = _name(tensor, architecture)
+        _check(tensor)
+        tensors[name] = tensor
+    stored = {
+        name: StoredTensor(name, tensor.kind, tensor.shape, tensor.start, tensor.stop)
+        for name, tensor in tensors.items()
+    }
+    file_of = {name: tensor.file for name, tensor in tensors.items()}
+    return GgufWeights(path, None, header.files, file_of, stored, {}, architecture, tensors, config)
+
+
+def config_from(header: GgufFile) -> Fields:
+    """Return the fields of a file's config.
+
+    :raises ChangeSomething: if a key is missing or malformed, or the architecture is not read.
+    """
+
+    def read(name: str) -> "np.ndarray[tuple[int, ...], np.dtype[np.float32]]":
+        tensor = header.tensors.get(name)
+        if tensor is None or tensor.kind != "F32" or len(tensor.shape) != 1:
+            raise ChangeSomething("model", header.files[0], f"lacks {name} of F32", FETCH_AGAIN)
+        return _bytes(tensor, {tensor.file: _mapped(tensor.file)}).view(np.float32)
+
+    return config_of(header, read)
+
+
+def _name(tensor: GgufTensor, architecture: str) -> str:
+    """Return a tensor's name in transformers.
+
+    :raises ChangeSomething: if models of its architecture have none of this name.
+    """
+    prefix, own, names = "", tensor.name, _OUTER_NAMES
+    if match := _LAYER.fullmatch(tensor.name):
+        prefix, own = f"model.layers.{match[1]}.", match[2]
+        names = _NAMES | dict(_OWN_NAMES.get(architecture, {}))
+        if own in _WHOLE_NAMES:
+            return prefix + _WHOLE_NAMES[own]
+    elif architecture == "falcon-h1":
+        names = names | {"output_norm": "model.final_layernorm"}
+    stem, _, kind = own.rpartition(".")
+    if kind in ("weight", "bias") and stem in names:
+        return f"{prefix}{names[stem]}.{kind}"
+    problem = f"has the tensor {tensor.name!r}, which is not read of {architecture}"
+    raise ChangeSomething("model", tensor.file, problem, USE_SAFETENSORS)
+
+
+def _check(tensor: GgufTensor) -> None:
+    if tensor.kind in PLAIN_TYPES or (tensor.kind in FORM_ERRORS and len(tensor.shape) == 2):
+        return
+    problem = f"has the tensor {tensor.name!r} of type {tensor.kind}, which is not read"
+    remedy = f"use a file whose types are among {', '.join(sorted((*FORM_ERRORS, *PLAIN_TYPES)))}"
+    raise ChangeSomething("model", tensor.file, problem, remedy)
+
+
+def _is_in_blocks(tensor: GgufTensor) -> bool:
+    return tensor.kind not in PLAIN_TYPES
+
+
+def _mapped(file: Path) -> Bytes:
+    """Map a file; pages that are written to, which nothing does, would be this process's own."""
+    return np.asarray(np.memmap(file, np.uint8, "c"))
+
+
+def _bytes(tensor: GgufTensor, data: Mapping[Path, Bytes]) -> Bytes:
+    return data[tensor.file][tensor.start : tensor.stop]

@@ -1,0 +1,26 @@
+"""The weights of a model directory, whatever form its files have."""
+
+from pathlib import Path
+
+from kvell.errors import ChangeSomething
+from kvell.models.gguf.gguf_directory import gguf_source
+from kvell.models.gguf.gguf_file import read_gguf
+from kvell.models.gguf.gguf_weights import weights_in
+from kvell.models.loading.weight_files import WeightMap, read_weight_map
+
+
+def weights_of(path: Path) -> WeightMap:
+    """Read the headers of a model's weight files.
+
+    :raises ChangeSomething: naming a file that is missing, damaged or not read.
+    """
+    file = gguf_source(path)
+    return read_weight_map(path) if file is None else weights_in(path, read_gguf(file))
+
+
+def weight_files_bytes(path: Path) -> int:
+    """Return the size of a model directory's weights; 0 if they cannot be read."""
+    try:
+        return weights_of(path).size_bytes
+    except ChangeSomething:
+        return 0
