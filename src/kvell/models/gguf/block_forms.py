@@ -26,7 +26,7 @@ PLAIN_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat1
 FORM_ERRORS = {
     "Q4_0": (Form.INT4, 0.0),
     "Q4_1": (Form.INT4, 0.0),
-    "Q4_K": (Form.INT4, 3e-4),
+    "Q4_K": (Form.INT4, 4e-4),
     "Q8_0": (Form.INT8, 0.0),
     "Q5_0": (Form.INT8, 6e-3),
     "Q5_1": (Form.INT8, 6e-3),

@@ -194,7 +194,7 @@ def _name(tensor: GgufTensor, architecture: str) -> str:
             return prefix + _WHOLE_NAMES[own]
     elif architecture == "falcon-h1":
         names = names | {"output_norm": "model.final_layernorm"}
-    stem, _, kind = own.rpartition(".")
+    stem, _, kind = (own if own not in names else f"{own}.weight").rpartition(".")
     if kind in ("weight", "bias") and stem in names:
         return f"{prefix}{names[stem]}.{kind}"
     problem = f"has the tensor {tensor.name!r}, which is not read of {architecture}"
