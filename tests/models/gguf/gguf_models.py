@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 import torch
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from kvell.models.loading.random_weights import random_module
 from tests.models.harness import FULL, SLIDING, tiny_config
@@ -74,8 +75,8 @@ def random_rows(kind: str, out: int, width: int, seed: int) -> Bytes:
     if kind == "Q8_0":  # no quantiser writes -128
         blocks[blocks == 128] = 129
     halves = HALVES.get(kind, (0,))
-    for offset, unit in zip(halves, (1.0, -7.5 if kind == "Q4_1" else -16.0), strict=False):
-        unit = abs(unit) if kind.endswith("_K") else unit
+    minimum = 16.0 if kind.endswith("_K") else -7.5 if kind == "Q4_1" else -16.0
+    for offset, unit in zip(halves, (1.0, minimum), strict=False):
         blocks[:, offset : offset + 2] = _halves(np.full(len(blocks), 1e-3 * unit))
     scale = 0.06 / float(np.sqrt((gguf.dequantize(blocks, type_of(kind)) ** 2).mean()))
     for offset in halves:
@@ -95,8 +96,28 @@ def stored(values: torch.Tensor, kind: str, seed: int) -> tuple[Bytes | Matrix, 
     if kind in ("F32", "F16", "BF16"):
         data = gguf.quantize(plain, type_of(kind))
     else:
-        data = random_rows(kind, *plain.shape, seed)
+        data = random_rows(kind, plain.shape[0], plain.shape[1], seed)
     return data, gguf.dequantize(data, type_of(kind)).reshape(plain.shape)
+
+
+MERGES = ("h e", "l l", "he ll", "hell o", "Ġ w", "Ġw o", "r l", "rl d")
+ENDS = ("<|end_of_text|>", "<|eot_id|>")
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+
+
+def add_vocabulary(writer: Any, rules: str) -> None:
+    """Add a byte-level vocabulary of the alphabet, the merges, and three special tokens."""
+    alphabet = sorted(bytes_to_unicode().values())
+    merged = [merge.replace(" ", "") for merge in MERGES]
+    special = ["<|begin_of_text|>", *ENDS]
+    tokens = [*special, *alphabet, *merged]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(rules)
+    writer.add_token_list(tokens)
+    writer.add_token_types([3] * len(special) + [1] * (len(tokens) - len(special)))
+    writer.add_token_merges(list(MERGES))
+    writer.add_bos_token_id(0)
+    writer.add_chat_template(TEMPLATE)
 
 
 class Writer:
@@ -109,12 +130,16 @@ class Writer:
         count = module.config.num_hidden_layers
         self._names = gguf.get_tensor_name_map(architecture, count)
 
-    def write(self, path: Path, parts_of: int = 0, **metadata: Any) -> None:
-        """Write it; a split file's parts have at most ``parts_of`` tensors."""
+    def write(self, path: Path, parts_of: int = 0, rules: str = "") -> None:
+        """Write it.
+
+        :param parts_of: a split file's parts have at most so many tensors.
+        :param rules: how its vocabulary splits text; a file without one has no vocabulary.
+        """
         writer = gguf.GGUFWriter(path, self._name, split_max_tensors=parts_of)
         self._write_metadata(writer)
-        for key, value in metadata.items():
-            writer.add_key_value(key.replace("__", "."), *value)
+        if rules:
+            add_vocabulary(writer, rules)
         for index, (name, parameter) in enumerate(self._module.named_parameters()):
             self._write_tensor(writer, name, parameter, index)
         writer.write_header_to_file()
@@ -124,7 +149,7 @@ class Writer:
 
     def name_of(self, name: str) -> str:
         """The file's name of a parameter, by the library's own map."""
-        if name == "rope_freqs":
+        if "." not in name:  # not the model's own
             return f"{name}.weight"
         own = {"dt_bias": "dt_proj.bias"}.get(name.rpartition(".")[2])
         if own is not None:
@@ -189,7 +214,7 @@ class Writer:
         writer.add_layer_norm_rms_eps(eps)
         ropes = config.rope_parameters
         writer.add_rope_freq_base(ropes.get("full_attention", ropes)["rope_theta"])
-        writer.add_eos_token_id(config.eos_token_id)
+        writer.add_eos_token_id(1)
         own = getattr(self, f"_add_{self._family.replace('-', '_')}", None)
         if own is not None:
             own(writer, config)

@@ -18,7 +18,7 @@ from tests.models.harness import oracle_logits, prompt_ids, runner_over
 
 CPU = torch.device("cpu")
 LARGEST_ERRORS = {0.0: 1e-4, 4e-4: 1e-2, 6e-3: 0.15}
-"""The largest error of a log probability, by the error of a form's numbers; of plain types, 1e-4."""
+"""The largest error of a log probability, by the error of a form's numbers."""
 
 
 def log_probability_error(file: Path, module: object, ids: list[int], *, fused: bool) -> float:

@@ -21,6 +21,7 @@ Fields = dict[str, Any]
 Factors = Callable[[str], npt.NDArray[np.float32]]
 """Reads a tensor of the file by its name."""
 
+MOST_LAYERS = 1 << 12
 USE_SAFETENSORS = "use the model's safetensors"
 LLAMA3_ROPE = (1.0, 4.0, 8192)
 """The low and high frequency factors and the first context of all published Llama 3 models."""
@@ -50,11 +51,22 @@ class Metadata:
             raise self.fault(key, value)
         return value
 
-    def sizes(self, key: str, count: int) -> list[int]:
+    def layers(self) -> int:
+        """Return the number of layers.
+
+        :raises ChangeSomething: if it is missing, or no model has so many.
+        """
+        count = self.size("block_count")
+        if count > MOST_LAYERS:
+            raise self.fault("block_count", count)
+        return count
+
+    def sizes(self, key: str) -> list[int]:
         """Return a number for each layer.
 
         :raises ChangeSomething: if it is missing or of another type.
         """
+        count = self.layers()
         value = self.file.metadata.get(f"{self._prefix}.{key}")
         numbers = [value] * count if type(value) is int else value
         if not isinstance(numbers, list) or len(numbers) != count:
@@ -118,9 +130,9 @@ def _common(metadata: Metadata, read: Factors) -> Fields:
         "intermediate_size": metadata.size("feed_forward_length"),
         "max_position_embeddings": metadata.size("context_length"),
         "num_attention_heads": heads,
-        "num_hidden_layers": metadata.size("block_count"),
+        "num_hidden_layers": metadata.layers(),
         "num_key_value_heads": max(
-            metadata.sizes("attention.head_count_kv", metadata.size("block_count"))
+            metadata.sizes("attention.head_count_kv")
             if metadata.has("attention.head_count_kv")
             else [heads]
         ),
@@ -212,7 +224,7 @@ def _qwen3(metadata: Metadata, _: Factors) -> Fields:
 
 
 def _smollm3(metadata: Metadata, _: Factors) -> Fields:
-    count = metadata.size("block_count")
+    count = metadata.layers()
     rotates = [int((index + 1) % SMOLLM3_PERIOD != 0) for index in range(count)]
     own = {"no_rope_layers": rotates, "no_rope_layer_interval": SMOLLM3_PERIOD, "mlp_bias": False}
     return _named("smollm3", "SmolLM3ForCausalLM") | _without_window(metadata) | own
@@ -244,7 +256,7 @@ def _gemma(metadata: Metadata, _: Factors) -> Fields:
 
 
 def _gemma2(metadata: Metadata, _: Factors) -> Fields:
-    count = metadata.size("block_count")
+    count = metadata.layers()
     return _named("gemma2", "Gemma2ForCausalLM") | {
         "attn_logit_softcapping": metadata.number("attn_logit_softcapping", 50.0),
         "final_logit_softcapping": metadata.number("final_logit_softcapping", 30.0),
@@ -257,7 +269,7 @@ def _gemma2(metadata: Metadata, _: Factors) -> Fields:
 
 
 def _gemma3(metadata: Metadata, read: Factors) -> Fields:
-    count = metadata.size("block_count")
+    count = metadata.layers()
     head_size = metadata.size("attention.key_length", 256)
     local = metadata.number("rope.freq_base_swa", 1e4)
     full = _rope(metadata, read, head_size)
@@ -279,8 +291,7 @@ def _gemma3(metadata: Metadata, read: Factors) -> Fields:
 
 
 def _lfm2(metadata: Metadata, _: Factors) -> Fields:
-    count = metadata.size("block_count")
-    kinds = metadata.sizes("attention.head_count_kv", count)
+    kinds = metadata.sizes("attention.head_count_kv")
     return _named("lfm2", "Lfm2ForCausalLM") | {
         "block_auto_adjust_ff_dim": False,
         "conv_L_cache": metadata.size("shortconv.l_cache"),
@@ -323,7 +334,7 @@ def _named(model_type: str, architecture: str) -> Fields:
 
 
 def _without_window(metadata: Metadata) -> Fields:
-    types = ["full_attention"] * metadata.size("block_count")
+    types = ["full_attention"] * metadata.layers()
     return {"layer_types": types, "sliding_window": None, "use_sliding_window": False}
 
 
@@ -340,7 +351,7 @@ def _score_size(metadata: Metadata, largest: int) -> int:
     :param largest: layers of the family's model that does not take the size of its heads.
     """
     heads = metadata.size("attention.head_count")
-    if metadata.size("block_count") == largest:
+    if metadata.layers() == largest:
         return metadata.size("embedding_length") // heads
     return metadata.size("attention.key_length", 256)
 

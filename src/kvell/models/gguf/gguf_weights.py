@@ -20,6 +20,7 @@ from kvell.models.fused.grouped import Blocks
 from kvell.models.gguf.block_forms import FORM_ERRORS, PLAIN_TYPES, Bytes, Order, row_blocks
 from kvell.models.gguf.gguf_config import USE_SAFETENSORS, Fields, config_of
 from kvell.models.gguf.gguf_file import GgufFile, GgufTensor
+from kvell.models.gguf.gguf_shapes import shape_fault
 from kvell.models.loading.weight_files import StoredTensor, WeightMap
 
 _OUTER_NAMES = {
@@ -156,8 +157,12 @@ def weights_in(path: Path, header: GgufFile) -> GgufWeights:
         if _IN_CONFIG.fullmatch(tensor.name):
             continue
         name = _name(tensor, architecture)
-        _check(tensor)
+        _check(name, tensor, config)
         tensors[name] = tensor
+    layers = {name.split(".")[2] for name in tensors if name.startswith("model.layers.")}
+    if layers != {str(index) for index in range(config["num_hidden_layers"])}:
+        problem = f"has tensors of {len(layers)} layers instead of {config['num_hidden_layers']}"
+        raise ChangeSomething("model", header.files[0], problem, FETCH_AGAIN)
     stored = {
         name: StoredTensor(name, tensor.kind, tensor.shape, tensor.start, tensor.stop)
         for name, tensor in tensors.items()
@@ -201,7 +206,14 @@ def _name(tensor: GgufTensor, architecture: str) -> str:
     raise ChangeSomething("model", tensor.file, problem, USE_SAFETENSORS)
 
 
-def _check(tensor: GgufTensor) -> None:
+def _check(name: str, tensor: GgufTensor, config: Fields) -> None:
+    """Refuse a type that is not read, and a shape that the metadata do not say.
+
+    :raises ChangeSomething: naming the tensor.
+    """
+    if wanted := shape_fault(name, tensor.shape, config):
+        problem = f"its tensor {tensor.name!r} has the sizes {list(tensor.shape)}, not {wanted}"
+        raise ChangeSomething("model", tensor.file, problem, FETCH_AGAIN)
     if tensor.kind in PLAIN_TYPES or (tensor.kind in FORM_ERRORS and len(tensor.shape) == 2):
         return
     problem = f"has the tensor {tensor.name!r} of type {tensor.kind}, which is not read"
