@@ -67,8 +67,8 @@ of one of several models.
 class LLM:
     """A model, its engine and its tokenizer in this process.
 
-    :param model: ``smollm2``, a local transformers directory, or a hub id; requests use the same
-        name, or NAME of ``NAME=…``.  Or an object with all settings.
+    :param model: ``smollm2``, a transformers directory, a GGUF file, or a hub id; requests use
+        the same name, or NAME of ``NAME=…``.  Or an object with all settings.
     :param cache_dir: directory of the converted packaged model; ``~/.cache/kvell`` if None.
     :param progress: reports loading; see :data:`kvell.models.sources.progress.Progress`.
     :param journal: recorder of all inputs of the engine, if given.

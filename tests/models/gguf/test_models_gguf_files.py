@@ -3,7 +3,8 @@
 import random
 import struct
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
 import gguf
@@ -18,6 +19,7 @@ from kvell.models.gguf.gguf_file import read_gguf
 from kvell.models.loading.loading import load_paged_model
 from kvell.models.loading.model_weights import weight_files_bytes
 from kvell.models.loading.stored_model import stored_model
+from kvell.models.sources.hub_files import HubFile, hub_file
 from kvell.models.sources.source import resolve_model
 from kvell.models.text.end_tokens import eos_token_ids
 from kvell.models.text.tokenizer import tokenizer_or_none
@@ -253,3 +255,49 @@ def test_files_that_are_not_read_say_why(
     assert problem in f"{refused.value}"
     assert refused.value.remedy
     assert not [*tmp_path.glob("cache/gguf/*")], "nothing is left of a file that is refused"
+
+
+@pytest.mark.parametrize(
+    ("model", "wanted"),
+    [
+        ("owner/name:Q4_K_M", HubFile("owner/name", "Q4_K_M")),
+        ("owner/name:q4_k_m", HubFile("owner/name", "q4_k_m")),
+        ("owner/name:UD-Q2_K_XL", HubFile("owner/name", "UD-Q2_K_XL")),
+        ("owner/name:IQ4_NL", HubFile("owner/name", "IQ4_NL")),
+        ("hf.co/owner/name:BF16", HubFile("owner/name", "BF16")),
+        ("https://huggingface.co/owner/name-GGUF", HubFile("owner/name-GGUF", "Q4_K_M")),
+        ("owner/name-GGUF", None),
+        ("owner/name", None),
+        ("library/qwen3:0.6b", None),
+        ("hf.co/owner/name", None),
+        ("qwen3:q4_K_M", None),
+        ("./a/b:Q8_0", None),
+    ],
+)
+def test_a_name_means_a_file_of_the_hub(model: str, wanted: HubFile | None) -> None:
+    assert hub_file(model) == wanted
+
+
+@pytest.mark.parametrize("model", ["owner/name:q4_k", "hf.co/owner/name:Q4_K"])
+def test_the_file_of_a_type_is_fetched_and_read(model: str, good: Path, tmp_path: Path) -> None:
+    """Neither a file of a type that begins alike nor the encoder of images."""
+    asked: list[tuple[str, Sequence[str]]] = []
+
+    def fetch(repository: str, patterns: Sequence[str]) -> Path:
+        asked.append((repository, patterns))
+        return hub
+
+    hub = tmp_path / "hub"
+    (hub / "in").mkdir(parents=True)
+    for name in ("mmproj-model-Q4_K.gguf", "model-Q4_K_M.gguf", "model-XQ4_K.gguf"):
+        (hub / name).write_bytes(b"another")
+    (hub / "in" / "model-Q4_K.gguf").write_bytes(good.read_bytes())
+    directory = resolve_model(model, tmp_path / "cache", fetch=fetch)
+    assert gguf_source(directory) == hub / "in" / "model-Q4_K.gguf"
+    [(repository, patterns)] = asked
+    assert repository == "owner/name"
+    assert any(fnmatch(f"in/model-{tag}.gguf", p) for p in patterns for tag in ("Q4_K", "q4_k"))
+    assert any(fnmatch("model-Q4_K-00001-of-00002.gguf", pattern) for pattern in patterns)
+    assert not any(fnmatch("model-Q4_K_M.gguf", pattern) for pattern in patterns)
+    with pytest.raises(ChangeSomething, match="has no GGUF file of the type Q2_K; name a type"):
+        resolve_model("owner/name:Q2_K", tmp_path / "cache", fetch=fetch)

@@ -31,7 +31,7 @@ def config_path(model: str, session: Session, report: Progress) -> Path:
     from kvell.models.sources.source import resolve_model
 
     path = Path(named_config(model)).expanduser()
-    if path.is_file():
+    if path.is_file() and path.suffix != ".gguf":
         return path
     if model != MODEL_NAME and not path.exists() and (near := near_config(model)):
         problem = "is neither a name of a config nor a local model"

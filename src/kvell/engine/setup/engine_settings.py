@@ -22,8 +22,8 @@ class EngineSettings(EngineOptions):
     """
 
     model: str
-    """``smollm2``, a local transformers directory, or a hub id. Requests use this name, or NAME if
-    it is written ``NAME=…``."""
+    """``smollm2``, a transformers directory, a GGUF file, or a hub id. Requests use this name, or
+    NAME if it is written ``NAME=…``."""
     beside: Sequence[str] = ()
     """Further independent models, written like ``model``. All models share the steps and the KV
     pool, which is divided by load."""

@@ -170,7 +170,7 @@ SHARD = re.compile(r"(model(?:\.safetensors)?)-(\d{1,6})-of-(\d{1,6})\.safetenso
 INSTEAD = (
     ("*.bin", "is a pickle, which is not read", "fetch or make its safetensors"),
     ("*.pth", "is a pickle, which is not read", "fetch or make its safetensors"),
-    ("*.gguf", "is a GGUF file, which is not read", "fetch the model's safetensors"),
+    ("*.gguf", "is a GGUF file", "name the file itself as the model"),
     (
         "*.safetensors",
         "is not in the form of transformers",

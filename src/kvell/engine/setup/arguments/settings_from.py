@@ -80,7 +80,7 @@ def _model(model: object) -> str:
     if isinstance(model, os.PathLike):
         model = os.fspath(model)
     if not isinstance(model, str) or not model:
-        remedy = "use smollm2, a local transformers directory, or a hub id"
+        remedy = "use smollm2, a transformers directory, a GGUF file, or a hub id"
         raise ChangeSomething("model", model, "is not the name of a model", remedy)
     return model
 
