@@ -9,9 +9,9 @@ from kvell.attention.choice import choose_kernels
 from kvell.errors import ChangeSomething
 from kvell.models.families.plain_config import known_config
 from kvell.models.gguf.gguf_config import FAMILIES as READ
-from kvell.models.gguf.gguf_directory import gguf_directory
 from kvell.models.loading.loading import load_paged_model
 from kvell.models.paged_model import PagedModel
+from kvell.models.sources.gguf_directory import gguf_directory
 from tests.models.gguf.gguf_models import FAMILIES, Writer, family_module, llama3_factors
 from tests.models.harness import assert_exact, oracle_logits, prompt_ids, runner_over
 

@@ -14,11 +14,11 @@ import torch
 
 from kvell.attention.choice import choose_kernels
 from kvell.errors import ChangeSomething
-from kvell.models.gguf.gguf_directory import gguf_directory, gguf_source
 from kvell.models.gguf.gguf_file import read_gguf
 from kvell.models.loading.loading import load_paged_model
 from kvell.models.loading.model_weights import weight_files_bytes
 from kvell.models.loading.stored_model import stored_model
+from kvell.models.sources.gguf_directory import gguf_directory, gguf_source
 from kvell.models.sources.hub_files import HubFile, hub_file
 from kvell.models.sources.source import resolve_model
 from kvell.models.text.end_tokens import eos_token_ids

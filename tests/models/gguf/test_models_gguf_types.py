@@ -13,17 +13,21 @@ from transformers import AutoModelForCausalLM
 
 from kvell.attention.choice import choose_kernels
 from kvell.models.fused.grouped import Form
-from kvell.models.gguf.block_forms import FORM_ERRORS, PLAIN_TYPES, row_blocks
-from kvell.models.gguf.gguf_directory import gguf_directory
+from kvell.models.gguf.gguf_tensors import EIGHT_BITS, FLOATS, FOUR_BITS
+from kvell.models.loading.block_forms import row_blocks
 from kvell.models.loading.loading import load_paged_model
 from kvell.models.loading.model_weights import weights_of
+from kvell.models.sources.gguf_directory import gguf_directory
 from kvell.models.sources.packaged import gguf_file
 from kvell.models.text.tokenizer import Tokenizer, tokenizer_or_none
 from tests.models.gguf.gguf_models import Bytes, Matrix, Writer, family_module, random_rows, type_of
 from tests.models.harness import assert_exact, oracle_logits, prompt_ids, runner_over
 
 CPU = torch.device("cpu")
-LARGEST_ERRORS = {0.0: 1e-4, 4e-4: 1e-2, 6e-3: 0.15}
+BLOCKS = (*FOUR_BITS, *EIGHT_BITS)
+ERRORS = dict.fromkeys(BLOCKS, 6e-3) | dict.fromkeys(("Q4_0", "Q4_1", "Q8_0"), 0.0) | {"Q4_K": 4e-4}
+"""The largest error of a type's form, as a part of the weights' root mean square."""
+ANSWER_ERRORS = {0.0: 1e-4, 4e-4: 1e-2, 6e-3: 0.15}
 """The largest error of a log probability, by the error of a form's numbers."""
 
 
@@ -37,11 +41,11 @@ def log_probability_error(file: Path, module: object, ids: list[int], *, fused: 
     return float((ours - theirs).gather(-1, places).abs().max())
 
 
-@pytest.mark.parametrize("kind", FORM_ERRORS)
+@pytest.mark.parametrize("kind", BLOCKS)
 def test_numbers_in_a_form_are_those_of_the_library(kind: str) -> None:
     rows = random_rows(kind, 40, 512, seed=1)
     numbers = torch.from_numpy(gguf.dequantize(rows, type_of(kind)))
-    form, error = FORM_ERRORS[kind]
+    form = Form.INT4 if kind in FOUR_BITS else Form.INT8
     order = np.random.default_rng(0).permutation(40)
     block = row_blocks(rows, kind, order)
     assert (block.kind, block.form, block.shape) == (kind, form, (40, 512))
@@ -49,15 +53,15 @@ def test_numbers_in_a_form_are_those_of_the_library(kind: str) -> None:
     made = block.grouped(form)
     assert made.form is form
     off = (made.unpack() - numbers[order]).square().mean().sqrt()
-    assert float(off / numbers.square().mean().sqrt()) <= error + 1e-7
+    assert float(off / numbers.square().mean().sqrt()) <= ERRORS[kind] + 1e-7
     assert block.grouped(Form.INT8).form is Form.INT8
 
 
-@pytest.mark.parametrize("kind", [*FORM_ERRORS, *PLAIN_TYPES])
+@pytest.mark.parametrize("kind", [*BLOCKS, *FLOATS])
 def test_a_model_of_one_type_answers_within_its_error(kind: str, tmp_path: Path) -> None:
     module, ids = family_module("llama"), prompt_ids(24)
     Writer("llama", module, lambda _: kind).write(tmp_path / "model.gguf")
-    bound = LARGEST_ERRORS[FORM_ERRORS[kind][1]] if kind in FORM_ERRORS else 1e-4
+    bound = ANSWER_ERRORS[ERRORS.get(kind, 0.0)]
     assert log_probability_error(tmp_path / "model.gguf", module, ids, fused=True) <= bound
 
 
@@ -89,7 +93,7 @@ def test_a_model_of_several_types_in_parts(
     parts = sorted(tmp_path.glob("model-*-of-*.gguf"))
     assert len(parts) > 2
     error = log_probability_error(parts[1], module, ids, fused=True)
-    assert 0 < error <= LARGEST_ERRORS[6e-3]
+    assert 0 < error <= ANSWER_ERRORS[6e-3]
 
 
 def quantised_six(numbers: Matrix) -> Bytes:

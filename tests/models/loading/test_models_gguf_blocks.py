@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from kvell.attention.choice import choose_kernels
 from kvell.models.fused.grouped import Form
-from kvell.models.gguf.block_forms import row_blocks
+from kvell.models.loading.block_forms import row_blocks
 from kvell.models.loading.gguf_blocks import BLOCKS_FILE, TYPES, blocks_of, write_blocks
 from kvell.models.loading.loading import load_paged_model
 from kvell.models.loading.weight_files import SINGLE_FILE, read_weight_map

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 
 from kvell.models.config.json_files import read_by_library
 from kvell.models.fused.grouped import Blocks
-from kvell.models.gguf.block_forms import row_blocks
+from kvell.models.loading.block_forms import row_blocks
 from kvell.models.loading.weight_files import WeightMap, check_weight_file
 from kvell.models.sources.converted import MARKER
 from kvell.models.sources.packaged import gguf_file

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from kvell.errors import ChangeSomething
-from kvell.models.gguf.gguf_directory import gguf_source
 from kvell.models.gguf.gguf_file import read_gguf
-from kvell.models.gguf.gguf_weights import weights_in
+from kvell.models.loading.gguf_weights import weights_in
 from kvell.models.loading.weight_files import WeightMap, read_weight_map
+from kvell.models.sources.gguf_directory import gguf_source
 
 
 def weights_of(path: Path) -> WeightMap:

@@ -51,7 +51,7 @@ def resolve_model(
 
 def _of_gguf(file: Path, cache_dir: Path, progress: Progress) -> Path:
     # Imported here: a transformers directory needs nothing of it.
-    from kvell.models.gguf.gguf_directory import gguf_directory
+    from kvell.models.sources.gguf_directory import gguf_directory
 
     return gguf_directory(file, cache_dir, progress)
 

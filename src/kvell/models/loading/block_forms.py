@@ -18,26 +18,11 @@ import numpy.typing as npt
 import torch
 
 from kvell.models.fused.grouped import GROUP, MOST_EIGHT, Blocks, Form, GroupedWeight
+from kvell.models.gguf.gguf_tensors import FOUR_BITS, Bytes
 
-Bytes = npt.NDArray[np.uint8]
 Order = npt.NDArray[np.int64]
 
 PLAIN_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-FORM_ERRORS = {
-    "Q4_0": (Form.INT4, 0.0),
-    "Q4_1": (Form.INT4, 0.0),
-    "Q4_K": (Form.INT4, 4e-4),
-    "Q8_0": (Form.INT8, 0.0),
-    "Q5_0": (Form.INT8, 6e-3),
-    "Q5_1": (Form.INT8, 6e-3),
-    "Q2_K": (Form.INT8, 6e-3),
-    "Q3_K": (Form.INT8, 6e-3),
-    "Q5_K": (Form.INT8, 6e-3),
-    "Q6_K": (Form.INT8, 6e-3),
-    "IQ4_NL": (Form.INT8, 6e-3),
-    "IQ4_XS": (Form.INT8, 6e-3),
-}
-"""The form of each type, and its largest error as a part of the weights' root mean square."""
 HALF_BYTES = 2
 
 
@@ -45,7 +30,7 @@ def row_blocks(rows: Bytes, kind: str, order: Order | None = None) -> Blocks:
     """Return a weight from its rows of bytes, which are read when it is packed.
 
     :param rows: uint8 [out, bytes of a row's blocks].
-    :param kind: one of ``FORM_ERRORS``.
+    :param kind: one of ``FOUR_BITS`` and ``EIGHT_BITS``.
     :param order: the place in ``rows`` of each row of the weight; None for the same.
     """
     import gguf
@@ -53,7 +38,7 @@ def row_blocks(rows: Bytes, kind: str, order: Order | None = None) -> Blocks:
     quantised = gguf.GGMLQuantizationType[kind]
     numbers, size_bytes = gguf.GGML_QUANT_SIZES[quantised]
     shape = rows.shape[0], rows.shape[1] // size_bytes * numbers
-    form, _ = FORM_ERRORS[kind]
+    form = Form.INT4 if kind in FOUR_BITS else Form.INT8
     read = _READERS.get(kind)
 
     def taken(start: int, stop: int) -> Bytes:

@@ -10,13 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from kvell.errors import ChangeSomething
-from kvell.models.config.json_files import CONFIG_FILE, FETCH_AGAIN, read_by_library
+from kvell.models.config.json_files import (
+    CONFIG_FILE,
+    FETCH_AGAIN,
+    GENERATION_FILE,
+    read_by_library,
+)
 from kvell.models.gguf.gguf_config import USE_SAFETENSORS
 from kvell.models.gguf.gguf_file import GgufFile, read_gguf
-from kvell.models.gguf.gguf_weights import config_from, weights_in
+from kvell.models.gguf.gguf_tensors import config_from, tensors_of
 from kvell.models.sources.converted import MARKER, converted
 from kvell.models.sources.progress import Progress, quiet
-from kvell.models.text.end_tokens import GENERATION_FILE
 from kvell.wire.decoding import MalformedError, decode_json
 
 READER_VERSION = 1
@@ -54,7 +58,7 @@ def gguf_directory(file: Path, cache_dir: Path, progress: Progress = quiet) -> P
     def make(partial: Path) -> None:
         progress("reading the GGUF file's config and tokenizer (once)", 0.1)
         config = config_from(header)
-        weights_in(partial, header)
+        tensors_of(header)
         partial.mkdir()
         (partial / CONFIG_FILE).write_text(json.dumps(config, indent=1))
         _write_tokenizer(partial, header)

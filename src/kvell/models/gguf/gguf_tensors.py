@@ -1,28 +1,26 @@
-"""The weights of a GGUF file by transformers' names, in blocks.
-
-llama.cpp rotates neighbouring numbers of a head, so its converter changes the order of the rows of
-queries and keys in some families; they are put back. It also stores Gemma's norms with the one that
-the model adds, and the decays of states instead of their logarithms.
-"""
+"""The tensors of a GGUF file by transformers' names, and the types that are read."""
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
-import torch
+import numpy.typing as npt
 
 from kvell.errors import ChangeSomething
 from kvell.models.config.json_files import FETCH_AGAIN
-from kvell.models.fused.grouped import Blocks
-from kvell.models.gguf.block_forms import FORM_ERRORS, PLAIN_TYPES, Bytes, Order, row_blocks
 from kvell.models.gguf.gguf_config import USE_SAFETENSORS, Fields, config_of
 from kvell.models.gguf.gguf_file import GgufFile, GgufTensor
 from kvell.models.gguf.gguf_shapes import shape_fault
-from kvell.models.loading.weight_files import StoredTensor, WeightMap
 
+Bytes = npt.NDArray[np.uint8]
+
+FLOATS = ("F32", "F16", "BF16")
+FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")
+"""Types that are groups of 32 numbers with a scale and a minimum."""
+EIGHT_BITS = ("Q8_0", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
+"""Types that are nearest to groups of 32 numbers of 8 bits with a scale."""
 _OUTER_NAMES = {
     "token_embd": "model.embed_tokens",
     "token_embd_norm": "model.embedding_norm",
@@ -84,74 +82,15 @@ _IN_CONFIG = re.compile(
     r"(blk\.\d+\.)?(rope_freqs|rope_factors_(long|short)|attn_rot_embd)\.weight"
 )
 _LAYER = re.compile(r"blk\.(\d{1,5})\.(.+)")
-_PERMUTED = frozenset({"granite", "llama", "smollm3"})
-_CONVOLUTIONS = (".conv1d.weight", ".conv.conv.weight")
 
 
-@dataclass(frozen=True)
-class GgufWeights(WeightMap):
-    """A GGUF file's tensors by transformers' names.
+def tensors_of(header: GgufFile) -> Mapping[str, GgufTensor]:
+    """Return a file's tensors by transformers' names, each of a type and shape that is read.
 
-    :param tensors: their places in the files.
-    :param config: the fields of the model's config.
+    :raises ChangeSomething: naming a tensor that is not.
     """
-
-    architecture: str = ""
-    tensors: Mapping[str, GgufTensor] = field(default_factory=dict)
-    config: Mapping[str, object] = field(default_factory=dict)
-
-    def blocks(self) -> dict[str, Blocks]:
-        made = {}
-        data = {file: _mapped(file) for file in self.files}
-        for name, tensor in self.tensors.items():
-            if _is_in_blocks(tensor):
-                rows = _bytes(tensor, data).reshape(tensor.shape[0], -1)
-                made[name] = row_blocks(rows, tensor.kind, self._order(name, tensor))
-        return made
-
-    def map_tensors(self) -> dict[str, torch.Tensor]:
-        data = {file: _mapped(file) for file in self.files}
-        return {name: self._mapped(name, tensor, data) for name, tensor in self.tensors.items()}
-
-    def _mapped(
-        self,
-        name: str,
-        tensor: GgufTensor,
-        data: Mapping[Path, Bytes],
-    ) -> torch.Tensor:
-        if _is_in_blocks(tensor):
-            return torch.zeros(1).expand(tensor.shape)
-        dtype = PLAIN_TYPES[tensor.kind]
-        made = torch.from_numpy(_bytes(tensor, data)).view(dtype).view(tensor.shape)
-        order = self._order(name, tensor)
-        if order is not None:
-            made = made[torch.from_numpy(order)]
-        if name.endswith(_CONVOLUTIONS):
-            return made[:, None]
-        if name.endswith("A_log"):
-            made = (-made).log()
-        elif self.architecture.startswith("gemma") and name.endswith("norm.weight"):
-            made = made - 1
-        return made.flatten() if ".mamba." in name and not name.endswith("_proj.weight") else made
-
-    def _order(self, name: str, tensor: GgufTensor) -> Order | None:
-        """Return the places of a weight's or bias's rows in the file; None for the same."""
-        heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
-        count = self.config[heads[part]] if (part := name.split(".")[-2]) in heads else None
-        if count is None or self.architecture not in _PERMUTED:
-            return None
-        places = np.arange(tensor.shape[0], dtype=np.int64)
-        return places.reshape(count, -1, 2).swapaxes(1, 2).reshape(-1)  # type: ignore[call-overload, no-any-return]
-
-
-def weights_in(path: Path, header: GgufFile) -> GgufWeights:
-    """Return the weights of a GGUF file.
-
-    :param path: directory of the model's config and tokenizer.
-    :raises ChangeSomething: if the file has a tensor or type that is not read.
-    """
-    config = config_from(header)
     architecture = str(header.metadata["general.architecture"])
+    config = config_from(header)
     tensors: dict[str, GgufTensor] = {}
     for tensor in header.tensors.values():
         if _IN_CONFIG.fullmatch(tensor.name):
@@ -163,12 +102,7 @@ def weights_in(path: Path, header: GgufFile) -> GgufWeights:
     if layers != {str(index) for index in range(config["num_hidden_layers"])}:
         problem = f"has tensors of {len(layers)} layers instead of {config['num_hidden_layers']}"
         raise ChangeSomething("model", header.files[0], problem, FETCH_AGAIN)
-    stored = {
-        name: StoredTensor(name, tensor.kind, tensor.shape, tensor.start, tensor.stop)
-        for name, tensor in tensors.items()
-    }
-    file_of = {name: tensor.file for name, tensor in tensors.items()}
-    return GgufWeights(path, None, header.files, file_of, stored, {}, architecture, tensors, config)
+    return tensors
 
 
 def config_from(header: GgufFile) -> Fields:
@@ -181,7 +115,7 @@ def config_from(header: GgufFile) -> Fields:
         tensor = header.tensors.get(name)
         if tensor is None or tensor.kind != "F32" or len(tensor.shape) != 1:
             raise ChangeSomething("model", header.files[0], f"lacks {name} of F32", FETCH_AGAIN)
-        return _bytes(tensor, {tensor.file: _mapped(tensor.file)}).view(np.float32)
+        return bytes_of(tensor, {tensor.file: mapped(tensor.file)}).view(np.float32)
 
     return config_of(header, read)
 
@@ -214,21 +148,18 @@ def _check(name: str, tensor: GgufTensor, config: Fields) -> None:
     if wanted := shape_fault(name, tensor.shape, config):
         problem = f"its tensor {tensor.name!r} has the sizes {list(tensor.shape)}, not {wanted}"
         raise ChangeSomething("model", tensor.file, problem, FETCH_AGAIN)
-    if tensor.kind in PLAIN_TYPES or (tensor.kind in FORM_ERRORS and len(tensor.shape) == 2):
+    blocks = (*FOUR_BITS, *EIGHT_BITS)
+    if tensor.kind in FLOATS or (tensor.kind in blocks and len(tensor.shape) == 2):
         return
     problem = f"has the tensor {tensor.name!r} of type {tensor.kind}, which is not read"
-    remedy = f"use a file whose types are among {', '.join(sorted((*FORM_ERRORS, *PLAIN_TYPES)))}"
+    remedy = f"use a file whose types are among {', '.join(sorted((*blocks, *FLOATS)))}"
     raise ChangeSomething("model", tensor.file, problem, remedy)
 
 
-def _is_in_blocks(tensor: GgufTensor) -> bool:
-    return tensor.kind not in PLAIN_TYPES
-
-
-def _mapped(file: Path) -> Bytes:
+def mapped(file: Path) -> Bytes:
     """Map a file; pages that are written to, which nothing does, would be this process's own."""
     return np.asarray(np.memmap(file, np.uint8, "c"))
 
 
-def _bytes(tensor: GgufTensor, data: Mapping[Path, Bytes]) -> Bytes:
+def bytes_of(tensor: GgufTensor, data: Mapping[Path, Bytes]) -> Bytes:
     return data[tensor.file][tensor.start : tensor.stop]
