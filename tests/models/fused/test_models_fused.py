@@ -276,7 +276,7 @@ def test_blocks_that_a_model_brings_are_kept_where_rows_lie_together() -> None:
             block = block_of(made)
             blocks[f"model.layers.{index}.self_attn.{name}.weight"] = block
             linear = getattr(oracle.model.layers[index].self_attn, name)
-            linear.weight.data = block.grouped(Form.INT8).unpack()
+            linear.weight.data = block.to_form(Form.INT8).unpack()
     model = fused_model(module, quantization="int4", blocks=blocks)
     assert_exact(steps_of(model, ids, [12]), oracle_logits(oracle, ids))
 

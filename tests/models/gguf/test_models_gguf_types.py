@@ -50,11 +50,11 @@ def test_numbers_in_a_form_are_those_of_the_library(kind: str) -> None:
     block = row_blocks(rows, kind, order)
     assert (block.kind, block.form, block.shape) == (kind, form, (40, 512))
     assert torch.equal(block.unpack(torch.float32), numbers[order])
-    made = block.grouped(form)
+    made = block.to_form(form)
     assert made.form is form
     off = (made.unpack() - numbers[order]).square().mean().sqrt()
     assert float(off / numbers.square().mean().sqrt()) <= ERRORS[kind] + 1e-7
-    assert block.grouped(Form.INT8).form is Form.INT8
+    assert block.to_form(Form.INT8).form is Form.INT8
 
 
 @pytest.mark.parametrize("kind", [*BLOCKS, *FLOATS])

@@ -40,7 +40,7 @@ def test_rows_say_what_the_library_says(kind: str) -> None:
     block = row_blocks(rows.numpy(), kind)
     said = torch.from_numpy(gguf.dequantize(rows.numpy(), gguf.GGMLQuantizationType[kind]))
     assert block.form is (Form.INT8 if kind == "Q8_0" else Form.INT4)
-    assert torch.equal(block.grouped(block.form).unpack(), said)
+    assert torch.equal(block.to_form(block.form).unpack(), said)
     assert torch.equal(block.unpack(torch.float32), said)
 
 
@@ -97,7 +97,7 @@ def test_bytes_that_have_no_magnitude_are_quantised_again(tmp_path: Path) -> Non
     writer.close()
     save_file({"w": made}, tmp_path / SINGLE_FILE)
     write_blocks(tmp_path / "model.gguf", read_weight_map(tmp_path))
-    weight = blocks_of(read_weight_map(tmp_path))["w"].grouped(Form.INT8)
+    weight = blocks_of(read_weight_map(tmp_path))["w"].to_form(Form.INT8)
     numbers = torch.from_numpy(made)
     assert int(weight.quants.min()) >= -127
     assert float((weight.unpack() - numbers).abs().max()) <= float(numbers.abs().max()) / 127

@@ -70,7 +70,7 @@ class Blocks:
     numbers: Callable[[int, int], torch.Tensor]
     own: Callable[[], GroupedWeight | None] | None = None
 
-    def grouped(self, form: Form) -> GroupedWeight:
+    def to_form(self, form: Form) -> GroupedWeight:
         """Return the weight in a form, quantised a few rows after the others.
 
         :raises ValueError: if a number is infinite, or too large for a scale in half precision.

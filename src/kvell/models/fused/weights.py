@@ -87,7 +87,7 @@ class WeightForms:
     def _made(self, linear: Any, form: Form) -> Weight:
         block = self._blocks.get(linear)
         if block is not None:
-            return block.unpack(self._dtype) if form is Form.PLAIN else block.grouped(form)
+            return block.unpack(self._dtype) if form is Form.PLAIN else block.to_form(form)
         if form is Form.PLAIN:
             return linear.weight  # type: ignore[no-any-return]
         return quantise(linear.weight.detach().to(self._dtype), form)

@@ -37,7 +37,8 @@ class Metadata:
     """A file's metadata: keys of its architecture, each of the type that it must have."""
 
     def __init__(self, file: GgufFile, architecture: str) -> None:
-        self.file, self._prefix = file, architecture
+        self.file = file
+        self._prefix = architecture
 
     def size(self, key: str, default: int | None = None) -> int:
         """Return a positive whole number; one that is given for each layer is the same for all.
@@ -54,7 +55,7 @@ class Metadata:
     def layers(self) -> int:
         """Return the number of layers.
 
-        :raises ChangeSomething: if it is missing, or no model has so many.
+        :raises ChangeSomething: if it is missing, or more than any model has.
         """
         count = self.size("block_count")
         if count > MOST_LAYERS:
@@ -83,10 +84,10 @@ class Metadata:
             raise self.fault(key, value)
         return float(value)  # type: ignore[arg-type]
 
-    def text(self, key: str) -> str:
+    def word(self, key: str) -> str:
         return str(self.file.metadata.get(f"{self._prefix}.{key}", ""))
 
-    def has(self, key: str) -> bool:
+    def gives(self, key: str) -> bool:
         return f"{self._prefix}.{key}" in self.file.metadata
 
     def fault(self, key: str, value: object) -> ChangeSomething:
@@ -133,7 +134,7 @@ def _common(metadata: Metadata, read: Factors) -> Fields:
         "num_hidden_layers": metadata.layers(),
         "num_key_value_heads": max(
             metadata.sizes("attention.head_count_kv")
-            if metadata.has("attention.head_count_kv")
+            if metadata.gives("attention.head_count_kv")
             else [heads]
         ),
         "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
@@ -152,7 +153,7 @@ def _rope(metadata: Metadata, read: Factors, head_size: int) -> Fields:
     rotated = metadata.size("rope.dimension_count", head_size)
     if rotated != head_size:
         made["partial_rotary_factor"] = rotated / head_size
-    kind = metadata.text("rope.scaling.type") or "none"
+    kind = metadata.word("rope.scaling.type") or "none"
     if "rope_factors_long.weight" in metadata.file.tensors:
         return made | _long_rope(metadata, read)
     if "rope_freqs.weight" in metadata.file.tensors:
@@ -201,38 +202,38 @@ def _long_rope(metadata: Metadata, read: Factors) -> Fields:
         "short_factor": read("rope_factors_short.weight").tolist(),
         "original_max_position_embeddings": metadata.size("rope.scaling.original_context_length"),
     }
-    if metadata.has("rope.scaling.attn_factor"):
+    if metadata.gives("rope.scaling.attn_factor"):
         made["attention_factor"] = metadata.number("rope.scaling.attn_factor")
     return made
 
 
 def _llama(metadata: Metadata, _: Factors) -> Fields:
     """Return the fields of Llama, or of Mistral, whose files name the same architecture."""
-    if metadata.has("attention.sliding_window"):
+    if metadata.gives("attention.sliding_window"):
         window = metadata.size("attention.sliding_window")
-        return {**_named("mistral", "MistralForCausalLM"), "sliding_window": window}
+        return {**_family("mistral", "MistralForCausalLM"), "sliding_window": window}
     has_bias = "blk.0.ffn_down.bias" in metadata.file.tensors
-    return _named("llama", "LlamaForCausalLM") | {"mlp_bias": has_bias}
+    return _family("llama", "LlamaForCausalLM") | {"mlp_bias": has_bias}
 
 
 def _qwen2(metadata: Metadata, _: Factors) -> Fields:
-    return _named("qwen2", "Qwen2ForCausalLM") | _without_window(metadata)
+    return _family("qwen2", "Qwen2ForCausalLM") | _without_window(metadata)
 
 
 def _qwen3(metadata: Metadata, _: Factors) -> Fields:
-    return _named("qwen3", "Qwen3ForCausalLM") | _without_window(metadata)
+    return _family("qwen3", "Qwen3ForCausalLM") | _without_window(metadata)
 
 
 def _smollm3(metadata: Metadata, _: Factors) -> Fields:
     count = metadata.layers()
     rotates = [int((index + 1) % SMOLLM3_PERIOD != 0) for index in range(count)]
     own = {"no_rope_layers": rotates, "no_rope_layer_interval": SMOLLM3_PERIOD, "mlp_bias": False}
-    return _named("smollm3", "SmolLM3ForCausalLM") | _without_window(metadata) | own
+    return _family("smollm3", "SmolLM3ForCausalLM") | _without_window(metadata) | own
 
 
 def _phi3(metadata: Metadata, _: Factors) -> Fields:
-    made = _named("phi3", "Phi3ForCausalLM")
-    if metadata.has("rope.scaling.original_context_length"):
+    made = _family("phi3", "Phi3ForCausalLM")
+    if metadata.gives("rope.scaling.original_context_length"):
         first = metadata.size("rope.scaling.original_context_length")
         made["original_max_position_embeddings"] = first
     window = metadata.file.metadata.get("phi3.attention.sliding_window")
@@ -241,7 +242,7 @@ def _phi3(metadata: Metadata, _: Factors) -> Fields:
 
 def _granite(metadata: Metadata, _: Factors) -> Fields:
     head_size = metadata.size("embedding_length") // metadata.size("attention.head_count")
-    return _named("granite", "GraniteForCausalLM") | {
+    return _family("granite", "GraniteForCausalLM") | {
         "attention_multiplier": metadata.number("attention.scale", head_size**-0.5),
         "embedding_multiplier": metadata.number("embedding_scale", 1.0),
         "logits_scaling": metadata.number("logit_scale", 1.0),
@@ -251,13 +252,13 @@ def _granite(metadata: Metadata, _: Factors) -> Fields:
 
 
 def _gemma(metadata: Metadata, _: Factors) -> Fields:
-    made = _named("gemma", "GemmaForCausalLM") | {"hidden_act": "gelu_pytorch_tanh"}
+    made = _family("gemma", "GemmaForCausalLM") | {"hidden_act": "gelu_pytorch_tanh"}
     return made | {"use_bidirectional_attention": None}
 
 
 def _gemma2(metadata: Metadata, _: Factors) -> Fields:
     count = metadata.layers()
-    return _named("gemma2", "Gemma2ForCausalLM") | {
+    return _family("gemma2", "Gemma2ForCausalLM") | {
         "attn_logit_softcapping": metadata.number("attn_logit_softcapping", 50.0),
         "final_logit_softcapping": metadata.number("final_logit_softcapping", 30.0),
         "hidden_activation": "gelu_pytorch_tanh",
@@ -273,9 +274,9 @@ def _gemma3(metadata: Metadata, read: Factors) -> Fields:
     head_size = metadata.size("attention.key_length", 256)
     local = metadata.number("rope.freq_base_swa", 1e4)
     full = _rope(metadata, read, head_size)
-    if not metadata.has("rope.freq_base"):
+    if not metadata.gives("rope.freq_base"):
         full["rope_theta"] = 1e6
-    return _named("gemma3_text", "Gemma3ForCausalLM") | {
+    return _family("gemma3_text", "Gemma3ForCausalLM") | {
         "attn_logit_softcapping": None,
         "final_logit_softcapping": None,
         "hidden_activation": "gelu_pytorch_tanh",
@@ -292,7 +293,7 @@ def _gemma3(metadata: Metadata, read: Factors) -> Fields:
 
 def _lfm2(metadata: Metadata, _: Factors) -> Fields:
     kinds = metadata.sizes("attention.head_count_kv")
-    return _named("lfm2", "Lfm2ForCausalLM") | {
+    return _family("lfm2", "Lfm2ForCausalLM") | {
         "block_auto_adjust_ff_dim": False,
         "conv_L_cache": metadata.size("shortconv.l_cache"),
         "conv_bias": "blk.0.shortconv.in_proj.bias" in metadata.file.tensors,
@@ -304,7 +305,7 @@ def _lfm2(metadata: Metadata, _: Factors) -> Fields:
 def _falcon_h1(metadata: Metadata, _: Factors) -> Fields:
     """Return the fields of Falcon-H1, whose multipliers are all folded into the weights."""
     inner, heads = metadata.size("ssm.inner_size"), metadata.size("ssm.time_step_rank")
-    return _named("falcon_h1", "FalconH1ForCausalLM") | {
+    return _family("falcon_h1", "FalconH1ForCausalLM") | {
         "attention_in_multiplier": 1.0,
         "attention_out_multiplier": 1.0,
         "embedding_multiplier": 1.0,
@@ -329,7 +330,7 @@ def _falcon_h1(metadata: Metadata, _: Factors) -> Fields:
     }
 
 
-def _named(model_type: str, architecture: str) -> Fields:
+def _family(model_type: str, architecture: str) -> Fields:
     return {"architectures": [architecture], "model_type": model_type}
 
 

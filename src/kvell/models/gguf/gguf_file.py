@@ -20,6 +20,7 @@ from types import MappingProxyType
 
 from kvell.errors import ChangeSomething
 from kvell.models.config.json_files import FETCH_AGAIN, not_the_file
+from kvell.models.config.stored_tensors import StoredTensor
 from kvell.wire.decoding import MalformedError
 
 Value = bool | int | float | str | list[int] | list[float] | list[bool]
@@ -46,28 +47,17 @@ PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
 @dataclass(frozen=True)
-class GgufTensor:
-    """A tensor's place in a file.
+class GgufTensor(StoredTensor):
+    """A tensor's place in a file; its dtype is its type in GGUF, such as ``Q4_K``."""
 
-    :param kind: its type, such as ``Q4_K``.
-    :param shape: sizes, the slowest first.
-    :param start: offset of its first byte in the file.
-    :param stop: the byte after its last.
-    """
-
-    name: str
-    kind: str
-    shape: tuple[int, ...]
     file: Path
-    start: int
-    stop: int
 
 
 @dataclass(frozen=True)
 class GgufFile:
     """The header of a model: of one file, or of all parts of a split one.
 
-    :param metadata: of the first file, without arrays of strings.
+    :param metadata: those of the first file, without arrays of strings.
     :param counts: lengths of all arrays of the metadata.
     """
 
@@ -119,7 +109,7 @@ def _read_part(file: Path) -> GgufFile:
             if fault := not_the_file(stream.read(64)):
                 raise ChangeSomething("model", file, fault, FETCH_AGAIN)
             with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _Header(file, data).read()
+                return _Header(file, data).parse()
     except FileNotFoundError as error:
         problem = "is missing"
         raise ChangeSomething("model", file, problem, "fetch all parts of the model") from error
@@ -134,12 +124,13 @@ class _Header:
     """The bytes of a header, read from front to back."""
 
     def __init__(self, file: Path, data: mmap.mmap) -> None:
-        self._file, self._data = file, data
+        self._file = file
+        self._data = data
         self._at = 0
         self._text_bytes = MOST_TEXT_BYTES
         self._numbers = MOST_NUMBERS
 
-    def read(self) -> GgufFile:
+    def parse(self) -> GgufFile:
         """Read metadata and the table of tensors.
 
         :raises MalformedError: with the problem.
@@ -166,7 +157,7 @@ class _Header:
             if value is not None:
                 metadata[key] = value
         rows = [self._row() for _ in range(tensor_count)]
-        tensors = self._placed(rows, _alignment_bytes(metadata))
+        tensors = self._places(rows, _alignment_bytes(metadata))
         return GgufFile((self._file,), MappingProxyType(metadata), counts, tensors)
 
     def _row(self) -> tuple[str, tuple[int, ...], int, int]:
@@ -178,14 +169,14 @@ class _Header:
         sizes = [self._number("Q") for _ in range(dimensions)]
         return name, tuple(reversed(sizes)), self._number("I"), self._number("Q")
 
-    def _placed(
+    def _places(
         self, rows: list[tuple[str, tuple[int, ...], int, int]], alignment_bytes: int
     ) -> dict[str, GgufTensor]:
         """Return the tensors; each lies in the file, aligned, and overlaps no other."""
         begin = -(-self._at // alignment_bytes) * alignment_bytes
         made: dict[str, GgufTensor] = {}
         for name, shape, type_number, offset in rows:
-            kind, size_bytes = _stored(name, shape, type_number)
+            kind, size_bytes = _type_of(name, shape, type_number)
             if offset % alignment_bytes:
                 raise MalformedError(f"its tensor {name!r} is not aligned")
             if begin + offset + size_bytes > len(self._data):
@@ -194,7 +185,7 @@ class _Header:
             if name in made:
                 raise MalformedError(f"its header is damaged: it has the tensor {name!r} twice")
             start = begin + offset
-            made[name] = GgufTensor(name, kind, shape, self._file, start, start + size_bytes)
+            made[name] = GgufTensor(name, kind, shape, start, start + size_bytes, self._file)
         end = 0
         for tensor in sorted(made.values(), key=lambda tensor: tensor.start):
             if tensor.start < end:
@@ -260,7 +251,8 @@ class _Header:
 
     def _skip_texts(self, count: int) -> None:
         """Pass over strings; a vocabulary has hundreds of thousands."""
-        at, end = self._at, len(self._data) - 8
+        at = self._at
+        end = len(self._data) - 8
         length_at = struct.Struct("<Q").unpack_from
         for _ in range(count):
             if at > end:
@@ -287,7 +279,7 @@ def _alignment_bytes(metadata: Mapping[str, Value]) -> int:
     return alignment
 
 
-def _stored(name: str, shape: tuple[int, ...], type_number: int) -> tuple[str, int]:
+def _type_of(name: str, shape: tuple[int, ...], type_number: int) -> tuple[str, int]:
     """Return the name of a tensor's type and its bytes."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 

@@ -76,10 +76,10 @@ _NUMBERS: Mapping[str, Callable[[Fields], int]] = MappingProxyType(
 def shape_fault(name: str, shape: Shape, config: Fields) -> str:
     """Return the shape that a tensor must have, by its name in transformers; "" if it has it."""
     module = name.removesuffix(".weight").removesuffix(".bias")
-    if (numbers := _found(_NUMBERS, module)) is not None or module.endswith("norm"):
+    if (numbers := _size_of(_NUMBERS, module)) is not None or module.endswith("norm"):
         wanted = config["hidden_size"] if numbers is None else numbers(config)
         return "" if math.prod(shape) == wanted else f"{wanted} numbers"
-    rows, columns = _found(_ROWS, module), _found(_COLUMNS, module)
+    rows, columns = _size_of(_ROWS, module), _size_of(_COLUMNS, module)
     out = config["hidden_size"] if rows is None else rows(config)
     if name.endswith(".bias"):
         return "" if shape == (out,) else f"{out} numbers"
@@ -87,7 +87,7 @@ def shape_fault(name: str, shape: Shape, config: Fields) -> str:
     return "" if shape == (out, width) else f"the sizes {[out, width]}"
 
 
-def _found(
+def _size_of(
     table: Mapping[str, Callable[[Fields], int]], module: str
 ) -> Callable[[Fields], int] | None:
     return next((size for end, size in table.items() if f".{module}".endswith(f".{end}")), None)

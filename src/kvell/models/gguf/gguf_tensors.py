@@ -113,9 +113,9 @@ def config_from(header: GgufFile) -> Fields:
 
     def read(name: str) -> "np.ndarray[tuple[int, ...], np.dtype[np.float32]]":
         tensor = header.tensors.get(name)
-        if tensor is None or tensor.kind != "F32" or len(tensor.shape) != 1:
+        if tensor is None or tensor.dtype != "F32" or len(tensor.shape) != 1:
             raise ChangeSomething("model", header.files[0], f"lacks {name} of F32", FETCH_AGAIN)
-        return bytes_of(tensor, {tensor.file: mapped(tensor.file)}).view(np.float32)
+        return bytes_of(tensor, {tensor.file: map_file(tensor.file)}).view(np.float32)
 
     return config_of(header, read)
 
@@ -125,9 +125,12 @@ def _name(tensor: GgufTensor, architecture: str) -> str:
 
     :raises ChangeSomething: if models of its architecture have none of this name.
     """
-    prefix, own, names = "", tensor.name, _OUTER_NAMES
+    prefix = ""
+    own = tensor.name
+    names = _OUTER_NAMES
     if match := _LAYER.fullmatch(tensor.name):
-        prefix, own = f"model.layers.{match[1]}.", match[2]
+        prefix = f"model.layers.{match[1]}."
+        own = match[2]
         names = _NAMES | dict(_OWN_NAMES.get(architecture, {}))
         if own in _WHOLE_NAMES:
             return prefix + _WHOLE_NAMES[own]
@@ -149,14 +152,14 @@ def _check(name: str, tensor: GgufTensor, config: Fields) -> None:
         problem = f"its tensor {tensor.name!r} has the sizes {list(tensor.shape)}, not {wanted}"
         raise ChangeSomething("model", tensor.file, problem, FETCH_AGAIN)
     blocks = (*FOUR_BITS, *EIGHT_BITS)
-    if tensor.kind in FLOATS or (tensor.kind in blocks and len(tensor.shape) == 2):
+    if tensor.dtype in FLOATS or (tensor.dtype in blocks and len(tensor.shape) == 2):
         return
-    problem = f"has the tensor {tensor.name!r} of type {tensor.kind}, which is not read"
+    problem = f"has the tensor {tensor.name!r} of type {tensor.dtype}, which is not read"
     remedy = f"use a file whose types are among {', '.join(sorted((*blocks, *FLOATS)))}"
     raise ChangeSomething("model", tensor.file, problem, remedy)
 
 
-def mapped(file: Path) -> Bytes:
+def map_file(file: Path) -> Bytes:
     """Map a file; pages that are written to, which nothing does, would be this process's own."""
     return np.asarray(np.memmap(file, np.uint8, "c"))
 

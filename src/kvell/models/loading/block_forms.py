@@ -44,11 +44,11 @@ def row_blocks(rows: Bytes, kind: str, order: Order | None = None) -> Blocks:
     def taken(start: int, stop: int) -> Bytes:
         return rows[start:stop] if order is None else rows[order[start:stop]]
 
-    def counted(start: int, stop: int) -> torch.Tensor:
+    def numbers_of(start: int, stop: int) -> torch.Tensor:
         return torch.from_numpy(gguf.dequantize(taken(start, stop), quantised))
 
     own = None if read is None else lambda: read(taken(0, shape[0]))
-    return Blocks(kind, form, shape, counted, own)
+    return Blocks(kind, form, shape, numbers_of, own)
 
 
 def _read_q4_0(rows: Bytes) -> GroupedWeight:

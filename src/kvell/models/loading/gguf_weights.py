@@ -14,9 +14,9 @@ import torch
 
 from kvell.models.fused.grouped import Blocks
 from kvell.models.gguf.gguf_file import GgufFile, GgufTensor
-from kvell.models.gguf.gguf_tensors import Bytes, bytes_of, config_from, mapped, tensors_of
+from kvell.models.gguf.gguf_tensors import Bytes, bytes_of, config_from, map_file, tensors_of
 from kvell.models.loading.block_forms import PLAIN_TYPES, Order, row_blocks
-from kvell.models.loading.weight_files import StoredTensor, WeightMap
+from kvell.models.loading.weight_files import WeightMap
 
 _PERMUTED = frozenset({"granite", "llama", "smollm3"})
 _CONVOLUTIONS = (".conv1d.weight", ".conv.conv.weight")
@@ -36,18 +36,18 @@ class GgufWeights(WeightMap):
 
     def blocks(self) -> dict[str, Blocks]:
         made = {}
-        data = {file: mapped(file) for file in self.files}
+        data = {file: map_file(file) for file in self.files}
         for name, tensor in self.tensors.items():
             if _is_in_blocks(tensor):
                 rows = bytes_of(tensor, data).reshape(tensor.shape[0], -1)
-                made[name] = row_blocks(rows, tensor.kind, self._order(name, tensor))
+                made[name] = row_blocks(rows, tensor.dtype, self._order(name, tensor))
         return made
 
     def map_tensors(self) -> dict[str, torch.Tensor]:
-        data = {file: mapped(file) for file in self.files}
-        return {name: self._mapped(name, tensor, data) for name, tensor in self.tensors.items()}
+        data = {file: map_file(file) for file in self.files}
+        return {name: self._tensor(name, tensor, data) for name, tensor in self.tensors.items()}
 
-    def _mapped(
+    def _tensor(
         self,
         name: str,
         tensor: GgufTensor,
@@ -55,7 +55,7 @@ class GgufWeights(WeightMap):
     ) -> torch.Tensor:
         if _is_in_blocks(tensor):
             return torch.zeros(1).expand(tensor.shape)
-        dtype = PLAIN_TYPES[tensor.kind]
+        dtype = PLAIN_TYPES[tensor.dtype]
         made = torch.from_numpy(bytes_of(tensor, data)).view(dtype).view(tensor.shape)
         order = self._order(name, tensor)
         if order is not None:
@@ -85,15 +85,13 @@ def weights_in(path: Path, header: GgufFile) -> GgufWeights:
     :raises ChangeSomething: if the file has a tensor or type that is not read.
     """
     tensors = tensors_of(header)
-    stored = {
-        name: StoredTensor(name, tensor.kind, tensor.shape, tensor.start, tensor.stop)
-        for name, tensor in tensors.items()
-    }
     file_of = {name: tensor.file for name, tensor in tensors.items()}
     architecture = str(header.metadata["general.architecture"])
     config = config_from(header)
-    return GgufWeights(path, None, header.files, file_of, stored, {}, architecture, tensors, config)
+    return GgufWeights(
+        path, None, header.files, file_of, tensors, {}, architecture, tensors, config
+    )
 
 
 def _is_in_blocks(tensor: GgufTensor) -> bool:
-    return tensor.kind not in PLAIN_TYPES
+    return tensor.dtype not in PLAIN_TYPES

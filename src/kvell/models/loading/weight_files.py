@@ -38,6 +38,7 @@ from kvell.models.config.json_files import (
     not_the_file,
     one_line,
 )
+from kvell.models.config.stored_tensors import StoredTensor
 from kvell.wire.decoding import MalformedError, decode
 
 if TYPE_CHECKING:
@@ -76,24 +77,6 @@ class _Entry(msgspec.Struct, frozen=True):
 _ENTRIES = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ENTRY = msgspec.json.Decoder(_Entry)
 _METADATA = msgspec.json.Decoder(dict[str, str] | None)
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """A tensor's place in the data of its file.
-
-    :param stop: the byte after its last.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
-
-    @property
-    def size_bytes(self) -> int:
-        return self.stop - self.start
 
 
 def read_header(file: Path) -> list[StoredTensor]:

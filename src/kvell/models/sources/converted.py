@@ -20,7 +20,7 @@ from kvell.wire.decoding import MalformedError, decode_json
 MARKER = "kvell-source.json"
 
 
-def converted(target: Path, fingerprint: dict[str, Any], make: Callable[[Path], None]) -> Path:
+def made_once(target: Path, fingerprint: dict[str, Any], make: Callable[[Path], None]) -> Path:
     """Return a directory with a fingerprint; make it if needed.
 
     :param make: writes its files into a new directory, which it may have to create.

@@ -19,7 +19,7 @@ from kvell.models.config.json_files import (
 from kvell.models.gguf.gguf_config import USE_SAFETENSORS
 from kvell.models.gguf.gguf_file import GgufFile, read_gguf
 from kvell.models.gguf.gguf_tensors import config_from, tensors_of
-from kvell.models.sources.converted import MARKER, converted
+from kvell.models.sources.converted import MARKER, made_once
 from kvell.models.sources.progress import Progress, quiet
 from kvell.wire.decoding import MalformedError, decode_json
 
@@ -64,7 +64,7 @@ def gguf_directory(file: Path, cache_dir: Path, progress: Progress = quiet) -> P
         _write_tokenizer(partial, header)
         progress("done", 1.0)
 
-    return converted(cache_dir / "gguf" / f"{first.stem}-{digest}", fingerprint, make)
+    return made_once(cache_dir / "gguf" / f"{first.stem}-{digest}", fingerprint, make)
 
 
 def gguf_source(directory: Path) -> Path | None:
@@ -96,8 +96,8 @@ def _write_tokenizer(directory: Path, header: GgufFile) -> None:
         problem = f"has a tokenizer of the kind {kind[:40]!r}, {rules[:40]!r}, which is not read"
         raise ChangeSomething("model", file, problem, USE_SAFETENSORS)
     with read_by_library(file, "has a tokenizer that does not load", FETCH_AGAIN):
-        architecture, found, config = reader.get_gguf_tokenizer(str(file))
-        backend, _ = reader.convert_gguf_tokenizer(architecture, found)
+        architecture, vocabulary, config = reader.get_gguf_tokenizer(str(file))
+        backend, _ = reader.convert_gguf_tokenizer(architecture, vocabulary)
         begins = header.metadata.get("tokenizer.ggml.add_bos_token")
         if begins is None:
             begins = kind == "llama" or rules in BEGINS
@@ -105,7 +105,7 @@ def _write_tokenizer(directory: Path, header: GgufFile) -> None:
         named = {name: value for name, value in config.items() if value is not None}
         tokenizer = TokenizersBackend(tokenizer_object=backend, **named)
         tokenizer.save_pretrained(directory)
-        ends = _end_ids(header, found)
+        ends = _end_ids(header, vocabulary)
         (directory / GENERATION_FILE).write_text(json.dumps({"eos_token_id": ends}))
 
 
@@ -123,12 +123,12 @@ def _begin(backend: Any, token: str | None) -> None:
     )
 
 
-def _end_ids(header: GgufFile, found: dict[str, Any]) -> list[int]:
+def _end_ids(header: GgufFile, vocabulary: dict[str, Any]) -> list[int]:
     named = (header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot"))
-    kinds = found.get("token_type") or ()
+    kinds = vocabulary.get("token_type") or ()
     said = {
         index
-        for index, (token, kind) in enumerate(zip(found["tokens"], kinds, strict=False))
+        for index, (token, kind) in enumerate(zip(vocabulary["tokens"], kinds, strict=False))
         if kind == CONTROL and token in END_TEXTS
     }
     return sorted(said | {value for value in named if isinstance(value, int)})

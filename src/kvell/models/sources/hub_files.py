@@ -60,9 +60,9 @@ def fetched_file(wanted: HubFile, fetch: Callable[[str, Sequence[str]], Path]) -
         rf".+[-._]{re.escape(wanted.kind)}(-\d{{5}}-of-\d{{5}})?\.gguf", re.IGNORECASE
     )
     files = (file for file in directory.rglob("*.gguf") if name.fullmatch(file.name))
-    found = sorted(file for file in files if not file.name.startswith(BESIDE))
-    if found:
-        return found[0]
+    models = sorted(file for file in files if not file.name.startswith(BESIDE))
+    if models:
+        return models[0]
     problem = f"has no GGUF file of the type {wanted.kind}"
     remedy = f"name a type that it has, as in {wanted.repository}:Q8_0"
     raise ChangeSomething("model", wanted.repository, problem, remedy)

