@@ -132,7 +132,7 @@ REFUSED = [
     ),
     (
         "serve -hf some/model-GGUF:Q4_K_M",
-        "-hf=some/model-GGUF:Q4_K_M: Kvell reads safetensors, not",
+        "-hf=some/model-GGUF:Q4_K_M: a file on the hub is a model; use --model",
     ),
     ("serve -ctk q8_0", "-ctk=q8_0: keys and values have one dtype; use --kv-cache-dtype fp8 or"),
     ("generate --alias name hello", "--alias=name: needs --served-model-name, which only a server"),
