@@ -129,6 +129,7 @@ def plan(
             make_report(model.name, description, manager, layout, name),
             refusal=refusal_of(config),
             taken=taken_beside(config, ELEMENT_BYTES[dtype]),
+            stored_as=stored_as(config, dtype),
         )
         for model, name, config, description in zip(named, names, configs, described, strict=True)
     )
@@ -189,6 +190,20 @@ def refusal_of(config: Any) -> str:
     except ChangeSomething as refusal:
         return f"{refusal.value} {refusal.problem}"
     return ""
+
+
+def stored_as(config: Any, dtype: str) -> str:
+    """Return the quantisation of a checkpoint that is served, and its form in memory, or ""."""
+    from kvell.models.families.families import fused_class
+    from kvell.models.families.quantised_schemes import scheme_of, without_quantiser
+
+    try:
+        scheme = scheme_of(config, "")
+    except ChangeSomething:
+        return ""
+    plain = "bfloat16" if dtype == "auto" else dtype
+    is_compiled = fused_class(without_quantiser(config)) is not None
+    return scheme.read_into(scheme.form if is_compiled and scheme.form else plain) if scheme else ""
 
 
 def _print(report: PlanReport) -> None:

@@ -30,6 +30,7 @@ from kvell.models.config.json_files import (
 from kvell.models.config.quantization import require_quantization, unkept
 from kvell.models.families.families import fused_class
 from kvell.models.families.plain_config import known_config
+from kvell.models.families.quantised_schemes import without_quantiser
 from kvell.models.families.refusals import check_architecture
 from kvell.models.forward.kv_memory import NO_KV
 from kvell.models.fused.decoder import fused_decoder, takes
@@ -42,8 +43,9 @@ from kvell.models.loading.missing_head import (
     lacks_head,
     tensors_with_head,
 )
+from kvell.models.loading.model_weights import weights_of
 from kvell.models.loading.shared_loading import memory_for
-from kvell.models.loading.weight_files import WeightMap, read_weight_map
+from kvell.models.loading.weight_files import WeightMap
 from kvell.models.paged_model import PagedModel
 
 CPU = torch.device("cpu")
@@ -81,7 +83,8 @@ def load_paged_model(
     kernels = kernels_for(kernels, vector_sizes(config, description), kv_dtype or dtype)
     place = device or CPU
     how = (description, kernels, kv_dtype, fused, quantization)
-    weights = None if is_dummy else read_weight_map(path)
+    weights = None if is_dummy else weights_of(path, config)
+    config = without_quantiser(config)
     files = (path / CONFIG_FILE,) if weights is None else weights.sources
     with memory_for(shared, files, kernels, dtype, place, fused, quantization) as memory:
         if weights is None:
@@ -101,11 +104,25 @@ def load_paged_model(
                 decoder = fused_decoder(*parts, quantization, blocks, memory)
             if decoder is not None:
                 parts_run = (*parts, kv_dtype, decoder)
-                return PagedModel(*parts_run, has_head=has_head, quantization=quantization)
+                model = PagedModel(*parts_run, has_head=has_head, quantization=quantization)
+                return _with_stored_form(model, weights, blocks)
         from kvell.models.loading.module_loading import load_module, paged_module
 
         module = load_module(weights, config, dtype, place)
-        return paged_module(module, *how, blocks, memory, has_head=has_head)
+        model = paged_module(module, *how, blocks, memory, has_head=has_head)
+        return _with_stored_form(model, weights, blocks)
+
+
+def _with_stored_form(
+    model: PagedModel, weights: WeightMap, blocks: Mapping[str, Blocks]
+) -> PagedModel:
+    """Note what the weights of a quantised checkpoint were read into; others stay as they are."""
+    forms = sorted({block.form.name.lower() for block in blocks.values()}) if model.fused else []
+    form = " and ".join(forms) or str(model.dtype).removeprefix("torch.")
+    model.stored_as = weights.stored_as(form)
+    if model.stored_as and forms and model.quantization == "none":
+        model.quantization = forms[0]
+    return model
 
 
 def _dummy_module(config: Any, dtype: torch.dtype, place: torch.device) -> Any:

@@ -210,6 +210,10 @@ class WeightMap:
     def size_bytes(self) -> int:
         return sum(tensor.size_bytes for tensor in self.stored.values())
 
+    def stored_as(self, form: str) -> str:
+        """Return a line about the files' quantisation, read into a form or dtype; "" without."""
+        return ""
+
     def blocks(self) -> "dict[str, Blocks]":
         """Return the weights that the files have in blocks, by the names of transformers."""
         return {}
@@ -282,14 +286,6 @@ def read_weight_map(path: Path) -> WeightMap:
             for name in tensors.keys() - assigned.keys()
         },
     )
-
-
-def weight_files_bytes(path: Path) -> int:
-    """Return the size of a model directory's weights; 0 if they cannot be read."""
-    try:
-        return read_weight_map(path).size_bytes
-    except ChangeSomething:
-        return 0
 
 
 def check_weight_file(file: Path) -> list[StoredTensor]:
