@@ -22,7 +22,7 @@ Written = tuple[Tensors, torch.Tensor]
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """AutoAWQ's order: place i of a word has output 8 word + AWQ_ORDER[i]."""
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-WIDE: dict[str, Any] = {"hidden_size": 192, "intermediate_size": 320, "head_dim": 32}
+WIDE: dict[str, Any] = {"hidden_size": 192, "intermediate_size": 320}
 """Sizes of which groups of 64 are whole, and blocks of 128 are not."""
 
 
@@ -167,7 +167,8 @@ def floats(
 
 def mxfp4(experts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Blocks [experts, out, groups, 16] and scales of [experts, in, out], and what they say."""
-    rows = experts.transpose(1, 2).unflatten(-1, (-1, 32))
+    turned = experts.transpose(1, 2)
+    rows = turned.reshape(*turned.shape[:2], -1, 32)
     exponents = (rows.abs().amax(-1) / 6).log2().ceil().clamp(-127, 127)
     table = torch.tensor(FP4)
     scaled = rows / exponents.exp2()[..., None]
@@ -209,9 +210,7 @@ LAYOUTS: dict[str, Layout] = {
         lambda weight: gptq(weight, 4, 64, reordered=True),
         "int8",
     ),
-    "gptq-small-groups": Layout(
-        _gptq_fields(4, 16), lambda weight: gptq(weight, 4, 16), "int8"
-    ),
+    "gptq-small-groups": Layout(_gptq_fields(4, 16), lambda weight: gptq(weight, 4, 16), "int8"),
     "gptq-8": Layout(
         _gptq_fields(8, 64), lambda weight: gptq(weight, 8, 64, symmetric=True), "int8"
     ),
@@ -227,9 +226,7 @@ LAYOUTS: dict[str, Layout] = {
         "int4",
     ),
     "packed-asymmetric": Layout(
-        compressed(
-            "pack-quantized", num_bits=4, strategy="group", group_size=64, symmetric=False
-        ),
+        compressed("pack-quantized", num_bits=4, strategy="group", group_size=64, symmetric=False),
         lambda weight: packed(weight, 4, 64, symmetric=False),
         "int4",
     ),
@@ -299,7 +296,7 @@ def write_experts(path: Path) -> Any:
     """Write a random gpt-oss with its experts in mxfp4; return the module with their numbers."""
     module = random_module(tiny_config("GptOssForCausalLM", **WIDE), seed=5)
     module.save_pretrained(path)
-    tensors = {}
+    tensors: Tensors = {}
     for name, tensor in module.state_dict().items():
         if name.endswith(("gate_up_proj", "down_proj")) and tensor.ndim == 3:
             blocks, scales, said = mxfp4(tensor)

@@ -7,6 +7,8 @@ unusual files, are loaded by transformers' own modules (``module_loading``)::
                                     └─ else ─► transformers' modules ─► fused or module pass
 """
 
+import math
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +37,7 @@ from kvell.models.families.refusals import check_architecture
 from kvell.models.forward.kv_memory import NO_KV
 from kvell.models.fused.decoder import fused_decoder, takes
 from kvell.models.fused.grouped import Blocks
-from kvell.models.fused.skeleton import EMBEDDING, DecoderSkeleton, skeleton_of
+from kvell.models.fused.skeleton import BODY, EMBEDDING, DecoderSkeleton, skeleton_of
 from kvell.models.loading.gguf_blocks import blocks_of
 from kvell.models.loading.missing_head import (
     HEAD,
@@ -117,11 +119,13 @@ def _with_stored_form(
     model: PagedModel, weights: WeightMap, blocks: Mapping[str, Blocks]
 ) -> PagedModel:
     """Note what the weights of a quantised checkpoint were read into; others stay as they are."""
-    forms = sorted({block.form.name.lower() for block in blocks.values()}) if model.fused else []
-    form = " and ".join(forms) or str(model.dtype).removeprefix("torch.")
+    counts: dict[str, int] = defaultdict(int)
+    for block in blocks.values() if model.fused else ():
+        counts[block.form.name.lower()] += math.prod(block.shape)
+    form = " and ".join(sorted(counts)) or str(model.dtype).removeprefix("torch.")
     model.stored_as = weights.stored_as(form)
-    if model.stored_as and forms and model.quantization == "none":
-        model.quantization = forms[0]
+    if model.stored_as and counts and model.quantization == "none":
+        model.quantization = max(counts, key=counts.__getitem__)
     return model
 
 
@@ -137,7 +141,9 @@ def _skeleton(
 ) -> DecoderSkeleton | None:
     """Return the skeleton of a model with a fused pass; None if its files are unusual."""
     name = fused_class(config)
-    if name is None:
+    # A body's names lack its prefix, and blocks are found by names: its numbers would be missing.
+    are_found = all(block == HEAD or block.startswith(BODY) for block in weights.blocks())
+    if name is None or not are_found:
         return None
     tensors = tensors_with_head(weights, config)
     embedding = tensors.get(EMBEDDING)

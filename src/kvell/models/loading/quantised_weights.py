@@ -166,7 +166,8 @@ def _matrix(
     if len(numbers.shape) != (4 if is_expert else 2) or 0 in numbers.shape:
         raise _fault(raw, f"its tensor {numbers.name[:SHOWN_NAME]} has the shape {numbers.shape}")
     shape, expected, needed = _parts(scheme, numbers.shape)
-    if scheme.columns and shape[-1] % scheme.columns and scheme.packing is not Packing.FLOATS:
+    is_whole = scheme.packing not in (Packing.FLOATS, Packing.EXPERTS)
+    if is_whole and scheme.columns and shape[-1] % scheme.columns:
         shown = f"{name[:SHOWN_NAME]} has {shape[-1]} inputs"
         raise _fault(raw, f"{shown}, which groups of {scheme.columns} do not divide")
     parts = {"numbers": numbers.name}
