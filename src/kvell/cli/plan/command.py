@@ -192,7 +192,7 @@ def refusal_of(config: Any) -> str:
     return ""
 
 
-def stored_as(config: Any, dtype: str) -> str:
+def stored_as(config: object, dtype: str) -> str:
     """Return the quantisation of a checkpoint that is served, and its form in memory, or ""."""
     from kvell.models.families.families import fused_class
     from kvell.models.families.quantised_schemes import scheme_of, without_quantiser
@@ -203,7 +203,11 @@ def stored_as(config: Any, dtype: str) -> str:
         return ""
     plain = "bfloat16" if dtype == "auto" else dtype
     is_compiled = fused_class(without_quantiser(config)) is not None
-    return scheme.read_into(scheme.form if is_compiled and scheme.form else plain) if scheme else ""
+    return (
+        scheme.read_into(scheme.kernel_form if is_compiled and scheme.kernel_form else plain)
+        if scheme
+        else ""
+    )
 
 
 def _print(report: PlanReport) -> None:

@@ -63,7 +63,7 @@ class QuantisedScheme:
     has_activations: bool = False
 
     @property
-    def form(self) -> str:
+    def kernel_form(self) -> str:
         """The form in which compiled code reads it; "" for the served dtype."""
         if self.packing is Packing.EXPERTS:
             return ""
@@ -117,7 +117,7 @@ def _scheme(fields: Fields, name: object) -> QuantisedScheme:
         case "gptq":
             return _gptq(fields, name)
         case "compressed-tensors":
-            return _compressed(fields, name)
+            return _compressed_tensors(fields, name)
         case "fp8":
             rows, columns = fields.get("weight_block_size") or (0, 0)
             return QuantisedScheme(
@@ -156,7 +156,7 @@ def _gptq(fields: Fields, name: object) -> QuantisedScheme:
     )
 
 
-def _compressed(fields: Fields, name: object) -> QuantisedScheme:
+def _compressed_tensors(fields: Fields, name: object) -> QuantisedScheme:
     method = "compressed-tensors"
     if fields.get("kv_cache_scheme"):
         raise _refusal(name, method, "keys and values have a scheme of their own (kv_cache_scheme)")
@@ -172,7 +172,7 @@ def _compressed(fields: Fields, name: object) -> QuantisedScheme:
     facts = ("num_bits", "type", "strategy", "group_size", "symmetric", "block_structure")
     if any(other.get(fact) != first.get(fact) for other in weights for fact in facts):
         raise _refusal(name, method, "its modules have several quantisations (config_groups)")
-    rows, columns = _shared(first, name)
+    rows, columns = _sharing(first, name)
     packing = _packing(str(fields.get("format") or ""), first, name)
     bits = (4, 8) if packing is Packing.PACKED else (8,)
     return QuantisedScheme(
@@ -196,7 +196,7 @@ def _packing(form: str, weights: Fields, name: object) -> Packing:
     raise _refusal(name, "compressed-tensors", f"format {form[:40] or 'none'} is not read")
 
 
-def _shared(weights: Fields, name: object) -> tuple[int, int]:
+def _sharing(weights: Fields, name: object) -> tuple[int, int]:
     """Return the outputs and inputs that share a scale; 0 for all."""
     group = int(weights.get("group_size") or 0)
     strategy = str(weights.get("strategy") or ("group" if group > 0 else "tensor"))

@@ -46,6 +46,7 @@ from kvell.models.loading.missing_head import (
     tensors_with_head,
 )
 from kvell.models.loading.model_weights import weights_of
+from kvell.models.loading.quantised_weights import QuantisedWeights
 from kvell.models.loading.shared_loading import memory_for
 from kvell.models.loading.weight_files import WeightMap
 from kvell.models.paged_model import PagedModel
@@ -119,12 +120,14 @@ def _with_stored_form(
     model: PagedModel, weights: WeightMap, blocks: Mapping[str, Blocks]
 ) -> PagedModel:
     """Note what the weights of a quantised checkpoint were read into; others stay as they are."""
+    if not isinstance(weights, QuantisedWeights):
+        return model
     counts: dict[str, int] = defaultdict(int)
     for block in blocks.values() if model.fused else ():
         counts[block.form.name.lower()] += math.prod(block.shape)
     form = " and ".join(sorted(counts)) or str(model.dtype).removeprefix("torch.")
-    model.stored_as = weights.stored_as(form)
-    if model.stored_as and counts and model.quantization == "none":
+    model.stored_as = weights.scheme.read_into(form)
+    if counts and model.quantization == "none":
         model.quantization = max(counts, key=counts.__getitem__)
     return model
 

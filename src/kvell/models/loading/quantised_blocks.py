@@ -9,7 +9,7 @@ groups are whole multiples of 32 are taken as they are; other weights are quanti
 numbers, a few rows at a time.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,6 @@ from kvell.errors import ChangeSomething
 from kvell.models.config.json_files import FETCH_MODEL_AGAIN
 from kvell.models.families.quantised_schemes import Packing, QuantisedScheme
 from kvell.models.fused.grouped import GROUP, MOST_EIGHT, Blocks, Form, GroupedWeight
-from kvell.models.loading.quantised_weights import QuantisedMatrix
 
 Parts = Mapping[str, torch.Tensor]
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -35,20 +34,20 @@ class _Quants:
 
     :param scales: float32 [grid rows, groups].
     :param zeros: float32 [grid rows, groups], or one for all.
-    :param rows: outputs of a row of the grid; 0: all.
     :param group_of: the group of each input.
     """
 
-    packing: Packing
-    bits: int
+    scheme: QuantisedScheme
     numbers: torch.Tensor
     shape: tuple[int, int]
     scales: torch.Tensor
     zeros: torch.Tensor
-    rows: int
     group_of: torch.Tensor
 
-    def decode(self, start: int, stop: int) -> torch.Tensor:
+    def as_blocks(self, form: Form, own: Callable[[], GroupedWeight | None] | None) -> Blocks:
+        return Blocks(self.scheme.method, form, self.shape, self.numbers_of, own)
+
+    def numbers_of(self, start: int, stop: int) -> torch.Tensor:
         scales, zeros = self._grid(start, stop, self.group_of)
         return (self._quants(start, stop).float() - zeros) * scales
 
@@ -79,61 +78,57 @@ class _Quants:
 
     def _quants(self, start: int, stop: int) -> torch.Tensor:
         """Return the quants of rows, in the dtype of their file or as uint8."""
-        match self.packing:
+        bits = self.scheme.bits
+        match self.scheme.packing:
             case Packing.AWQ:
                 words = self.numbers[:, start // 8 : -(-stop // 8)].contiguous()
-                quants = _outputs_in_order(_unpacked(words, self.bits))
+                quants = _outputs_in_order(_unpack(words, bits))
                 return quants[:, start % 8 :][:, : stop - start].T.contiguous()
             case Packing.GPTQ:
-                return _unpacked(self.numbers[:, start:stop].T.contiguous(), self.bits)
+                return _unpack(self.numbers[:, start:stop].T.contiguous(), bits)
             case Packing.PACKED:
-                return _unpacked(self.numbers[start:stop].contiguous(), self.bits)
+                return _unpack(self.numbers[start:stop].contiguous(), bits)
         return self.numbers[start:stop]
 
     def _grid(
         self, start: int, stop: int, columns: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        rows = torch.arange(start, stop) // (self.rows or self.shape[0])
+        rows = torch.arange(start, stop) // (self.scheme.rows or self.shape[0])
         zeros = self.zeros.expand(self.scales.shape)
         return self.scales[rows][:, columns], zeros[rows][:, columns]
 
 
-def blocks_of_matrix(matrix: QuantisedMatrix, scheme: QuantisedScheme, parts: Parts) -> Blocks:
+def blocks_of_matrix(
+    name: str, shape: tuple[int, ...], scheme: QuantisedScheme, parts: Parts
+) -> Blocks:
     """Return a matrix whose numbers are read when it is packed.
 
-    :param parts: the tensors by the names of ``matrix.parts``.
+    :param parts: its ``numbers``, ``scales``, and perhaps ``zeros`` and ``groups``.
     :raises ChangeSomething: if an input has a group that is not there.
     """
     if scheme.packing is Packing.EXPERTS:
-        return _experts(matrix, parts["numbers"], parts["scales"])
-    out, width = matrix.shape
-    group_of, is_ordered = _groups(matrix, scheme, parts.get("groups"))
+        return _experts(shape, parts["numbers"], parts["scales"])
+    out, width = shape
+    group_of, is_ordered = _groups(name, width, scheme, parts.get("groups"))
     grid = (-(-out // (scheme.rows or out)), -(-width // (scheme.columns or width)))
-    quants = _Quants(
-        scheme.packing,
-        scheme.bits,
-        parts["numbers"],
-        (out, width),
-        _scales(parts["scales"], scheme, grid),
-        _zeros(parts.get("zeros"), scheme, grid),
-        scheme.rows,
-        group_of,
-    )
-    form, own = Form.INT8, None
-    if is_ordered and scheme.columns % GROUP == 0 and scheme.packing is not Packing.FLOATS:
-        has_four = scheme.bits == 4
-        form = Form.INT4 if has_four else Form.INT8
-        own = quants.four_bits if has_four else quants.eight_bits
-    return Blocks(scheme.method, form, quants.shape, quants.decode, own)
+    scales = _scales(parts["scales"], scheme, grid)
+    zeros = _zeros(parts.get("zeros"), scheme, grid)
+    quants = _Quants(scheme, parts["numbers"], (out, width), scales, zeros, group_of)
+    has_groups = is_ordered and scheme.columns % GROUP == 0
+    if not has_groups or scheme.packing is Packing.FLOATS:
+        return quants.as_blocks(Form.INT8, None)
+    if scheme.bits == 4:
+        return quants.as_blocks(Form.INT4, quants.four_bits)
+    return quants.as_blocks(Form.INT8, quants.eight_bits)
 
 
-def _experts(matrix: QuantisedMatrix, numbers: torch.Tensor, scales: torch.Tensor) -> Blocks:
+def _experts(shape: tuple[int, ...], numbers: torch.Tensor, scales: torch.Tensor) -> Blocks:
     """Return 4-bit floats of experts, one row each, as transformers has them: [inputs, outputs].
 
     A byte has two numbers, the lower bits' first; a group's scale is a power of two.
     """
     table = torch.tensor([*FOUR_BITS, *(-value for value in FOUR_BITS)])
-    experts, width, out = matrix.shape
+    experts, width, out = shape
 
     def decode(start: int, stop: int) -> torch.Tensor:
         exponents = scales[start:stop].int() - EXPONENT_BIAS
@@ -146,20 +141,19 @@ def _experts(matrix: QuantisedMatrix, numbers: torch.Tensor, scales: torch.Tenso
 
 
 def _groups(
-    matrix: QuantisedMatrix, scheme: QuantisedScheme, given: torch.Tensor | None
+    name: str, width: int, scheme: QuantisedScheme, given: torch.Tensor | None
 ) -> tuple[torch.Tensor, bool]:
     """Return the group of each input, and whether groups are of neighbours.
 
     :raises ChangeSomething: if the file names a group that is not there.
     """
-    width = matrix.shape[1]
     usual = torch.arange(width) // (scheme.columns or width)
     if given is None or torch.equal(given.long(), usual):
         return usual, True
     groups = given.long()
     if not 0 <= int(groups.min()) <= int(groups.max()) <= int(usual[-1]):
         problem = f"its inputs have groups beyond {int(usual[-1])}"
-        raise ChangeSomething("model", matrix.parts["groups"], problem, FETCH_MODEL_AGAIN)
+        raise ChangeSomething("model", name, problem, FETCH_MODEL_AGAIN)
     return groups, False
 
 
@@ -180,16 +174,16 @@ def _zeros(
         return torch.tensor(2.0 ** (bits - 1) if scheme.packing is Packing.PACKED else 0.0)
     match scheme.packing:
         case Packing.AWQ:
-            stored = _outputs_in_order(_unpacked(stored, bits)).T
+            stored = _outputs_in_order(_unpack(stored, bits)).T
         case Packing.GPTQ:
-            unpacked = _unpacked(stored, bits)[:, : grid[0]].T.int()
+            unpacked = _unpack(stored, bits)[:, : grid[0]].T.int()
             stored = (unpacked + scheme.zero_offset) % (1 << bits)
         case Packing.PACKED:
-            stored = _unpacked(stored.T.contiguous(), bits)[:, : grid[0]].T
+            stored = _unpack(stored.T.contiguous(), bits)[:, : grid[0]].T
     return stored.float().reshape(grid)
 
 
-def _unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
+def _unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
     """Unpack int32 words [rows, n], whose lowest bits are first → uint8 [rows, n · 32 / bits]."""
     quants = words.contiguous().view(torch.uint8)
     return quants if bits == 8 else torch.stack([quants & 15, quants >> 4], -1).flatten(1)

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
 from kvell.errors import ChangeSomething
 from kvell.models.config.json_files import FETCH_MODEL_AGAIN
 from kvell.models.families.quantised_schemes import Packing, QuantisedScheme
@@ -54,7 +56,7 @@ SCALES = frozenset({"F16", "BF16", "F32", "F8_E8M0", "U8"})
 class QuantisedMatrix:
     """A matrix's tensors in a file.
 
-    :param shape: that of the plain weight.
+    :param shape: the shape of the plain weight.
     :param parts: names of its tensors: ``numbers``, ``scales``, ``zeros``, ``groups``.
     """
 
@@ -75,15 +77,15 @@ class QuantisedWeights(WeightMap):
     matrices: Mapping[str, QuantisedMatrix] = field(kw_only=True)
 
     @property
+    @override
     def size_bytes(self) -> int:
         return self.raw.size_bytes
 
-    def stored_as(self, form: str) -> str:
-        return self.scheme.read_into(form)
-
+    @override
     def blocks(self) -> "dict[str, Blocks]":
         return dict(self._blocks)
 
+    @override
     def map_tensors(self) -> "dict[str, torch.Tensor]":
         import torch
 
@@ -98,7 +100,8 @@ class QuantisedWeights(WeightMap):
         tensors = self.raw.map_tensors()
         return {
             name: blocks_of_matrix(
-                matrix,
+                name,
+                matrix.shape,
                 self.scheme,
                 {part: tensors[stored] for part, stored in matrix.parts.items()},
             )
@@ -136,17 +139,8 @@ def quantised_weights(raw: WeightMap, scheme: QuantisedScheme) -> QuantisedWeigh
     for name, matrix in matrices.items():
         numbers = raw.stored[matrix.parts["numbers"]]
         stored[name] = StoredTensor(name, "F32", matrix.shape, numbers.start, numbers.stop)
-    return QuantisedWeights(
-        raw.path,
-        raw.index,
-        raw.files,
-        plain,
-        stored,
-        raw.unassigned,
-        raw=raw,
-        scheme=scheme,
-        matrices=matrices,
-    )
+    kept = vars(raw) | {"file_of": plain, "stored": stored}
+    return QuantisedWeights(**kept, raw=raw, scheme=scheme, matrices=matrices)
 
 
 def _helps(name: str, owners: set[str]) -> bool:
@@ -177,7 +171,7 @@ def _matrix(
             raise _fault(raw, f"its weights lack {module[:SHOWN_NAME]}{endings[0]}")
         if found is None:
             continue
-        if _squeezed(found.shape) != _squeezed(fits):
+        if _squeeze(found.shape) != _squeeze(fits):
             problem = f"has the shape {found.shape} instead of {fits}"
             raise _fault(raw, f"its tensor {found.name[:SHOWN_NAME]} {problem}")
         if part == "scales" and found.dtype not in SCALES:
@@ -236,7 +230,7 @@ def _count(size: int, shared: int) -> int:
     return math.ceil(size / shared) if shared else 1
 
 
-def _squeezed(shape: Shape) -> Shape:
+def _squeeze(shape: Shape) -> Shape:
     return tuple(size for size in shape if size != 1)
 
 

@@ -210,10 +210,6 @@ class WeightMap:
     def size_bytes(self) -> int:
         return sum(tensor.size_bytes for tensor in self.stored.values())
 
-    def stored_as(self, form: str) -> str:
-        """Return a line about the files' quantisation, read into a form or dtype; "" without."""
-        return ""
-
     def blocks(self) -> "dict[str, Blocks]":
         """Return the weights that the files have in blocks, by the names of transformers."""
         return {}
