@@ -25,7 +25,7 @@ CODE_LINES: dict[str, int] = {
     "(top)": 934,
     "attention": 1906,
     "calibration": 850,
-    "cli": 3728,
+    "cli": 3729,
     "cluster": 2392,
     "cost": 599,
     "device": 441,

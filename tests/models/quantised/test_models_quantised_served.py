@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from kvell.attention.choice import choose_kernels
 from kvell.errors import ChangeSomething
@@ -16,7 +17,7 @@ from kvell.sampling_params import SamplingParams
 from kvell.vocabulary import MIB
 from tests.models.cases import covering
 from tests.models.harness import assert_exact, oracle_logits, prompt_ids, runner_over
-from tests.models.quantised.layouts import LAYOUTS, write_checkpoint, write_experts
+from tests.models.quantised.layouts import LAYOUTS, save_quantised, write_checkpoint, write_experts
 from tests.models.quantised.test_models_quantised_layouts import BY_NUMBERS
 
 CPU = torch.device("cpu")
@@ -148,6 +149,19 @@ def test_greedy_answers_are_those_of_the_numbers(
     assert list(output.outputs[0].token_ids) == ids[len(IDS) :]
     form = "float32" if enforce_eager else LAYOUTS[name].form
     assert f"read into {form}" in lines
+
+
+def test_a_body_with_names_of_its_own_has_its_numbers(tmp_path: Path) -> None:
+    """Blocks are found by names: a pass that missed them would compute with none."""
+    oracle = write_checkpoint(tmp_path, "LlamaForCausalLM", LAYOUTS["packed"])
+    with torch.no_grad():
+        oracle.lm_head.weight.copy_(oracle.model.embed_tokens.weight)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["lm_head.weight"]
+    body = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    save_quantised(tmp_path, body, LAYOUTS["packed"].fields)
+    ours = served_logits(load_paged_model(tmp_path, choose_kernels(CPU)))
+    assert_exact(ours, oracle_logits(oracle, IDS))
 
 
 def test_a_flag_is_for_the_matrices_that_are_not_quantised(tmp_path: Path) -> None:

@@ -201,13 +201,10 @@ def stored_as(config: object, dtype: str) -> str:
         scheme = scheme_of(config, "")
     except ChangeSomething:
         return ""
-    plain = "bfloat16" if dtype == "auto" else dtype
-    is_compiled = fused_class(without_quantiser(config)) is not None
-    return (
-        scheme.read_into(scheme.kernel_form if is_compiled and scheme.kernel_form else plain)
-        if scheme
-        else ""
-    )
+    if scheme is None:
+        return ""
+    form = scheme.kernel_form if fused_class(without_quantiser(config)) else ""
+    return scheme.read_into(form or ("bfloat16" if dtype == "auto" else dtype))
 
 
 def _print(report: PlanReport) -> None:
