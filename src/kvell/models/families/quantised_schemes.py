@@ -24,7 +24,7 @@ from kvell.models.config.json_files import MALFORMED, REPAIR_CONFIG, read_by_lib
 
 Fields = Mapping[str, Any]
 USE_PLAIN = "use the same model in bfloat16 or float32"
-SYMMETRIC_GROUP = 32
+KERNEL_GROUP = 32
 """Inputs for which the kernels keep a scale; larger groups repeat theirs."""
 
 
@@ -68,7 +68,7 @@ class QuantisedScheme:
         if self.packing is Packing.EXPERTS:
             return ""
         is_packed = self.packing in (Packing.AWQ, Packing.GPTQ, Packing.PACKED)
-        fits = self.columns % SYMMETRIC_GROUP == 0 and not self.is_reordered
+        fits = self.columns % KERNEL_GROUP == 0 and not self.is_reordered
         return "int4" if is_packed and self.bits == 4 and fits else "int8"
 
     @property
