@@ -378,6 +378,7 @@ def _make_contract(parts: _Parts, floor_bytes: int) -> MemoryContract:
         grammar_bytes=sum(served.grammar_bytes() for served in parts.served),
         steps=parts.steps,
         dtype=str(parts.served[0].model.dtype).removeprefix("torch."),
+        stored_as=tuple(filter(None, (served.model.stored_as for served in parts.served))),
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvell.cli.plan.configs import load_config
+from kvell.cli.plan.configs import gguf_tensors, load_config
 from kvell.cli.plan.report import (
     DEVICES_BYTES,
     ONE_GPU,
@@ -129,6 +129,8 @@ def plan(
             make_report(model.name, description, manager, layout, name),
             refusal=refusal_of(config),
             taken=taken_beside(config, ELEMENT_BYTES[dtype]),
+            stored_as=stored_as(config, dtype),
+            **of_gguf(model.source, session, config, dtype),
         )
         for model, name, config, description in zip(named, names, configs, described, strict=True)
     )
@@ -189,6 +191,40 @@ def refusal_of(config: Any) -> str:
     except ChangeSomething as refusal:
         return f"{refusal.value} {refusal.problem}"
     return ""
+
+
+def of_gguf(model: str, session: Session, config: Any, dtype: str) -> dict[str, Any]:
+    """Return the report's fields about a GGUF file's weights; none of another model."""
+    from kvell.models.families.families import fused_class
+    from kvell.models.gguf.gguf_tensors import memory_bytes, types_line
+
+    tensors = gguf_tensors(model, session)
+    if not tensors:
+        return {}
+    element_bytes = ELEMENT_BYTES[dtype]
+    taken = taken_beside(config, element_bytes)
+    if fused_class(config) is None:
+        return {"stored_as": types_line(tensors, "bfloat16" if dtype == "auto" else dtype)}
+    weights_bytes = memory_bytes(tensors, element_bytes)
+    return {
+        "stored_as": types_line(tensors, "int4 and int8"),
+        "taken": replace(taken, weights_bytes=weights_bytes),
+    }
+
+
+def stored_as(config: object, dtype: str) -> str:
+    """Return the quantisation of a checkpoint that is served, and its form in memory, or ""."""
+    from kvell.models.families.families import fused_class
+    from kvell.models.families.quantised_schemes import scheme_of, without_quantiser
+
+    try:
+        scheme = scheme_of(config, "")
+    except ChangeSomething:
+        return ""
+    if scheme is None:
+        return ""
+    form = scheme.kernel_form if fused_class(without_quantiser(config)) else ""
+    return scheme.read_into(form or ("bfloat16" if dtype == "auto" else dtype))
 
 
 def _print(report: PlanReport) -> None:

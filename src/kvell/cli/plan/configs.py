@@ -1,13 +1,17 @@
 """Configs of models: by a short name, as a file, in a directory, or from a hub."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvell.cli.terminal.files import named_config, near_config
 from kvell.cli.terminal.progress import progress_bar
 from kvell.cli.terminal.session import Session
 from kvell.errors import ChangeSomething
 from kvell.models.sources.progress import Progress
+
+if TYPE_CHECKING:
+    from kvell.models.gguf.gguf_file import GgufTensor
 
 
 def load_config(model: str, session: Session, overrides: str | None = None) -> Any:
@@ -38,6 +42,20 @@ def config_path(model: str, session: Session, report: Progress) -> Path:
         remedy = f"did you mean {near}? kvell plan --models lists the names; a hub id has an owner"
         raise ChangeSomething("model", model, problem, remedy)
     return resolve_model(model, session.cache_dir, report, fetch_config)
+
+
+def gguf_tensors(model: str, session: Session) -> "Mapping[str, GgufTensor]":
+    """Return the tensors of a GGUF file that ``--model`` names; none of another model.
+
+    :raises ChangeSomething: if there is no such model.
+    """
+    from kvell.models.gguf.gguf_file import read_gguf
+    from kvell.models.gguf.gguf_tensors import tensors_of
+    from kvell.models.sources.gguf_directory import gguf_source
+    from kvell.models.sources.progress import quiet
+
+    file = gguf_source(config_path(model, session, quiet))
+    return {} if file is None else tensors_of(read_gguf(file))
 
 
 def fetch_config(model: str) -> Path:

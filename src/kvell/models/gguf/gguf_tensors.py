@@ -1,5 +1,6 @@
 """The tensors of a GGUF file by transformers' names, and the types that are read."""
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,13 @@ FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")
 """Types that are groups of 32 numbers with a scale and a minimum."""
 EIGHT_BITS = ("Q8_0", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
 """Types that are nearest to groups of 32 numbers of 8 bits with a scale."""
+ERRORS = MappingProxyType({"Q4_0": "0", "Q4_1": "0", "Q8_0": "0", "Q4_K": "0.0003"})
+LARGEST_ERROR = "0.005"
+"""The error of a type in its form, as a part of the numbers' root mean square; of other types."""
+INT4_BYTES = 20 / 32
+"""Bytes of a number in groups of 32 with a scale and a minimum."""
+INT8_BYTES = 34 / 32
+"""Bytes of a number in groups of 32 with a scale."""
 _OUTER_NAMES = {
     "token_embd": "model.embed_tokens",
     "token_embd_norm": "model.embedding_norm",
@@ -103,6 +111,31 @@ def tensors_of(header: GgufFile) -> Mapping[str, GgufTensor]:
         problem = f"has tensors of {len(layers)} layers instead of {config['num_hidden_layers']}"
         raise ChangeSomething("model", header.files[0], problem, FETCH_AGAIN)
     return tensors
+
+
+def types_line(tensors: Mapping[str, GgufTensor], form: str) -> str:
+    """Return a line for users about the blocks of a file and the form that they are read into."""
+    types = sorted({tensor.dtype for tensor in tensors.values() if tensor.dtype not in FLOATS})
+    errors = max((ERRORS.get(one, LARGEST_ERROR) for one in types), default="")
+    return (
+        f"GGUF's {', '.join(types)}; read into {form}, error {errors} of their rms" if types else ""
+    )
+
+
+def memory_bytes(tensors: Mapping[str, GgufTensor], element_bytes: int) -> int:
+    """Return the bytes of a file's weights in the forms of the compiled pass.
+
+    :param element_bytes: bytes of a number that is not in blocks, or of an embedding alone.
+    """
+    alone = "model.embed_tokens.weight" if "lm_head.weight" in tensors else ""
+    sizes = {**dict.fromkeys(FOUR_BITS, INT4_BYTES), **dict.fromkeys(EIGHT_BITS, INT8_BYTES)}
+    return sum(
+        int(
+            math.prod(tensor.shape)
+            * sizes.get(tensor.dtype if name != alone else "", element_bytes)
+        )
+        for name, tensor in tensors.items()
+    )
 
 
 def config_from(header: GgufFile) -> Fields:

@@ -8,13 +8,21 @@ the model adds, and the decays of states instead of their logarithms.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import override
 
 import numpy as np
 import torch
 
 from kvell.models.fused.grouped import Blocks
 from kvell.models.gguf.gguf_file import GgufFile, GgufTensor
-from kvell.models.gguf.gguf_tensors import Bytes, bytes_of, config_from, map_file, tensors_of
+from kvell.models.gguf.gguf_tensors import (
+    Bytes,
+    bytes_of,
+    config_from,
+    map_file,
+    tensors_of,
+    types_line,
+)
 from kvell.models.loading.block_forms import PLAIN_TYPES, Order, row_blocks
 from kvell.models.loading.weight_files import WeightMap
 
@@ -34,6 +42,7 @@ class GgufWeights(WeightMap):
     tensors: Mapping[str, GgufTensor] = field(default_factory=dict)
     config: Mapping[str, object] = field(default_factory=dict)
 
+    @override
     def blocks(self) -> dict[str, Blocks]:
         made = {}
         data = {file: map_file(file) for file in self.files}
@@ -43,6 +52,11 @@ class GgufWeights(WeightMap):
                 made[name] = row_blocks(rows, tensor.dtype, self._order(name, tensor))
         return made
 
+    @override
+    def stored_as(self, form: str) -> str:
+        return types_line(self.tensors, form)
+
+    @override
     def map_tensors(self) -> dict[str, torch.Tensor]:
         data = {file: map_file(file) for file in self.files}
         return {name: self._tensor(name, tensor, data) for name, tensor in self.tensors.items()}

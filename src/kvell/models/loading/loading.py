@@ -7,6 +7,8 @@ unusual files, are loaded by transformers' own modules (``module_loading``)::
                                     └─ else ─► transformers' modules ─► fused or module pass
 """
 
+import math
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -30,11 +32,12 @@ from kvell.models.config.json_files import (
 from kvell.models.config.quantization import require_quantization, unkept
 from kvell.models.families.families import fused_class
 from kvell.models.families.plain_config import known_config
+from kvell.models.families.quantised_schemes import without_quantiser
 from kvell.models.families.refusals import check_architecture
 from kvell.models.forward.kv_memory import NO_KV
 from kvell.models.fused.decoder import fused_decoder, takes
 from kvell.models.fused.grouped import Blocks
-from kvell.models.fused.skeleton import EMBEDDING, DecoderSkeleton, skeleton_of
+from kvell.models.fused.skeleton import BODY, EMBEDDING, DecoderSkeleton, skeleton_of
 from kvell.models.loading.gguf_blocks import blocks_of
 from kvell.models.loading.missing_head import (
     HEAD,
@@ -82,7 +85,8 @@ def load_paged_model(
     kernels = kernels_for(kernels, vector_sizes(config, description), kv_dtype or dtype)
     place = device or CPU
     how = (description, kernels, kv_dtype, fused, quantization)
-    weights = None if is_dummy else weights_of(path)
+    weights = None if is_dummy else weights_of(path, config)
+    config = without_quantiser(config)
     files = (path / CONFIG_FILE,) if weights is None else weights.sources
     with memory_for(shared, files, kernels, dtype, place, fused, quantization) as memory:
         if weights is None:
@@ -102,11 +106,27 @@ def load_paged_model(
                 decoder = fused_decoder(*parts, quantization, blocks, memory)
             if decoder is not None:
                 parts_run = (*parts, kv_dtype, decoder)
-                return PagedModel(*parts_run, has_head=has_head, quantization=quantization)
+                model = PagedModel(*parts_run, has_head=has_head, quantization=quantization)
+                return _with_stored_form(model, weights, blocks)
         from kvell.models.loading.module_loading import load_module, paged_module
 
         module = load_module(weights, config, dtype, place)
-        return paged_module(module, *how, blocks, memory, has_head=has_head)
+        model = paged_module(module, *how, blocks, memory, has_head=has_head)
+        return _with_stored_form(model, weights, blocks)
+
+
+def _with_stored_form(
+    model: PagedModel, weights: WeightMap, blocks: Mapping[str, Blocks]
+) -> PagedModel:
+    """Note what weights in blocks of their files were read into; others stay as they are."""
+    counts: dict[str, int] = defaultdict(int)
+    for block in blocks.values() if model.fused else ():
+        counts[block.form.name.lower()] += math.prod(block.shape)
+    form = " and ".join(sorted(counts)) or str(model.dtype).removeprefix("torch.")
+    model.stored_as = weights.stored_as(form)
+    if model.stored_as and counts and model.quantization == "none":
+        model.quantization = max(counts, key=counts.__getitem__)
+    return model
 
 
 def _dummy_module(config: Any, dtype: torch.dtype, place: torch.device) -> Any:
@@ -121,7 +141,9 @@ def _skeleton(
 ) -> DecoderSkeleton | None:
     """Return the skeleton of a model with a fused pass; None if its files are unusual."""
     name = fused_class(config)
-    if name is None:
+    # A body's names lack its prefix, and blocks are found by names: its numbers would be missing.
+    are_found = all(block == HEAD or block.startswith(BODY) for block in weights.blocks())
+    if name is None or not are_found:
         return None
     tensors = tensors_with_head(weights, config)
     embedding = tensors.get(EMBEDDING)

@@ -58,7 +58,7 @@ def stored_model(path: Path, config: object) -> StoredModel:
     is_counted = True
     try:
         digest.update((path / CONFIG_FILE).read_bytes())
-        weights = weights_of(path)
+        weights = weights_of(path, config)
         for file in weights.files:
             status = file.stat()
             digest.update(f"{file.name} {status.st_size}\n".encode())

@@ -197,6 +197,10 @@ class WeightMap:
         """Return the weights that the files have in blocks, by the names of transformers."""
         return {}
 
+    def stored_as(self, form: str) -> str:
+        """Return what the files have in blocks, and the form that it is read into; "" for none."""
+        return ""
+
     def map_tensors(self) -> "dict[str, torch.Tensor]":
         """Map all tensors, in their files' dtypes, without reading them.
 
