@@ -29,6 +29,8 @@ def server(shallow_path: Path) -> Iterator[Served]:
     flags = ["--kv-memory", "128MiB", "--dtype", "float32"]
     with serving(shallow_path.parent, *flags) as served:
         yield served
+
+
 LIMITS = {"max_tokens", "max_completion_tokens"}
 
 

@@ -67,7 +67,7 @@ def test_a_matrix_has_the_numbers_of_its_layout(tmp_path: Path, name: str) -> No
     assert block.form is Form[layout.form.upper()]
     assert torch.equal(block.unpack(torch.float32), said)
     assert torch.equal(block.numbers(3, 21), said[3:21])
-    made = block.grouped(block.form)
+    made = block.to_form(block.form)
     error = (made.unpack() - said).abs().view(OUT, -1, GROUP).amax(-1)
     largest = said.abs().view(OUT, -1, GROUP).amax(-1)
     half = 2.0**-11

@@ -41,6 +41,7 @@ from kvell.pages.sizing import Manager, plan_layout
 
 if TYPE_CHECKING:
     from kvell.models.config.description import ModelDescription
+    from kvell.models.gguf.gguf_file import GgufTensor
 
 
 def _show_families(ctx: click.Context, _: click.Parameter, is_given: bool) -> None:
@@ -125,12 +126,16 @@ def plan(
         problem = "a GPU's table is of one model"
         raise ChangeSomething("--gpu-memory", len(named), problem, "plan each model by itself")
     first, *others = (
-        replace(
-            make_report(model.name, description, manager, layout, name),
-            refusal=refusal_of(config),
-            taken=taken_beside(config, ELEMENT_BYTES[dtype]),
-            stored_as=stored_as(config, dtype),
-            **of_gguf(model.source, session, config, dtype),
+        of_gguf(
+            replace(
+                make_report(model.name, description, manager, layout, name),
+                refusal=refusal_of(config),
+                taken=taken_beside(config, ELEMENT_BYTES[dtype]),
+                stored_as=stored_as(config, dtype),
+            ),
+            gguf_tensors(model.source, session),
+            config,
+            dtype,
         )
         for model, name, config, description in zip(named, names, configs, described, strict=True)
     )
@@ -193,23 +198,23 @@ def refusal_of(config: Any) -> str:
     return ""
 
 
-def of_gguf(model: str, session: Session, config: Any, dtype: str) -> dict[str, Any]:
-    """Return the report's fields about a GGUF file's weights; none of another model."""
+def of_gguf(
+    report: PlanReport, tensors: "Mapping[str, GgufTensor]", config: Any, dtype: str
+) -> PlanReport:
+    """Return the report with what a GGUF file's weights take; as it is without tensors of one."""
     from kvell.models.families.families import fused_class
     from kvell.models.gguf.gguf_tensors import memory_bytes, types_line
 
-    tensors = gguf_tensors(model, session)
     if not tensors:
-        return {}
-    element_bytes = ELEMENT_BYTES[dtype]
-    taken = taken_beside(config, element_bytes)
+        return report
     if fused_class(config) is None:
-        return {"stored_as": types_line(tensors, "bfloat16" if dtype == "auto" else dtype)}
-    weights_bytes = memory_bytes(tensors, element_bytes)
-    return {
-        "stored_as": types_line(tensors, "int4 and int8"),
-        "taken": replace(taken, weights_bytes=weights_bytes),
-    }
+        return replace(report, stored_as=types_line(tensors, _dtype_name(dtype)))
+    taken = replace(report.taken, weights_bytes=memory_bytes(tensors, ELEMENT_BYTES[dtype]))
+    return replace(report, stored_as=types_line(tensors, "int4 and int8"), taken=taken)
+
+
+def _dtype_name(dtype: str) -> str:
+    return "bfloat16" if dtype == "auto" else dtype
 
 
 def stored_as(config: object, dtype: str) -> str:
@@ -224,7 +229,7 @@ def stored_as(config: object, dtype: str) -> str:
     if scheme is None:
         return ""
     form = scheme.kernel_form if fused_class(without_quantiser(config)) else ""
-    return scheme.read_into(form or ("bfloat16" if dtype == "auto" else dtype))
+    return scheme.read_into(form or _dtype_name(dtype))
 
 
 def _print(report: PlanReport) -> None:

@@ -1,6 +1,6 @@
 """Configs of models: by a short name, as a file, in a directory, or from a hub."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,18 +58,26 @@ def gguf_tensors(model: str, session: Session) -> "Mapping[str, GgufTensor]":
     return {} if file is None else tensors_of(read_gguf(file))
 
 
-def fetch_config(model: str) -> Path:
+def fetch_config(model: str, wanted_files: Sequence[str] = ()) -> Path:
     """Return the ``config.json`` of a hub model, downloaded or from the hub's cache.
 
+    :param wanted_files: patterns of a GGUF file, whose directory is returned if it is in the cache:
+        no model is downloaded for its sizes.
     :raises ChangeSomething: if neither has it.
     """
     import httpx2
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import hf_hub_download, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
+        if wanted_files:
+            patterns = list(wanted_files)
+            return Path(snapshot_download(model, allow_patterns=patterns, local_files_only=True))
         return Path(hf_hub_download(model, "config.json"))
     except (HfHubHTTPError, HFValidationError, httpx2.HTTPError, OSError) as error:
+        if wanted_files:
+            problem = "has its sizes in a GGUF file that is not downloaded"
+            raise ChangeSomething("model", model, problem, "plan the model's hub id") from error
         problem = "is not a local model, and the hub did not send its config.json"
         remedy = "use smollm2, a transformers directory, or a config.json"
         raise ChangeSomething("model", model, problem, remedy) from error

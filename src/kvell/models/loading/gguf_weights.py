@@ -8,10 +8,10 @@ the model adds, and the decays of states instead of their logarithms.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import override
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from kvell.models.fused.grouped import Blocks
 from kvell.models.gguf.gguf_file import GgufFile, GgufTensor

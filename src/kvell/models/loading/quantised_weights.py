@@ -23,8 +23,9 @@ from typing_extensions import override
 
 from kvell.errors import ChangeSomething
 from kvell.models.config.json_files import FETCH_MODEL_AGAIN
+from kvell.models.config.stored_tensors import StoredTensor
 from kvell.models.families.quantised_schemes import Packing, QuantisedScheme
-from kvell.models.loading.weight_files import SHOWN_NAME, StoredTensor, WeightMap
+from kvell.models.loading.weight_files import SHOWN_NAME, WeightMap
 
 if TYPE_CHECKING:
     import torch

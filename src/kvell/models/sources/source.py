@@ -37,6 +37,8 @@ def resolve_model(
     wanted = hub_file(model)
     if wanted is None and (error := ollama_name(model)) is not None:
         raise error
+    if model.endswith(".gguf"):
+        raise no_model(model, "there is no such file")
     if wanted is None and _looks_like_path(model):
         raise no_model(model, "there is no such directory")
     if fetch is None:
