@@ -164,11 +164,14 @@ def kvell(
         weights_fd: int | None = None,
         pool_place: FolderRendezvous | None = None,
         pricing: Pricing | None = None,
+        *,
+        reads_text: bool = False,
     ) -> FakeModel:
         assert cache_dir == tmp_path / "cache"
         progress("loading weights", 0.5)
         progress("loading weights", 1.0)
         model.settings, model.pricing = settings, pricing
+        model.reads_text = reads_text
         return model
 
     def call(*args: str | Path) -> Ended:

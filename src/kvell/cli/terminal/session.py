@@ -29,8 +29,13 @@ def open_model(
     weights_fd: int | None = None,
     pool_place: "Rendezvous | None" = None,
     pricing: "Pricing | None" = None,
+    *,
+    reads_text: bool = False,
 ) -> "LLM":
-    """Load the model and its engine into this process; imports torch."""
+    """Load the model and its engine into this process; imports torch.
+
+    :param reads_text: load the tokenizer, too.
+    """
     from kvell.llm import LLM
 
     return LLM(
@@ -40,6 +45,7 @@ def open_model(
         incarnation=incarnation,
         weights_fd=weights_fd,
         pricing=pricing,
+        reads_text=reads_text,
     )
 
 

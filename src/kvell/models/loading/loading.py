@@ -18,6 +18,7 @@ from kvell.attention.choice import kernels_for
 from kvell.attention.interface import AttentionKernels
 from kvell.attention.quantised import scale_bytes_of
 from kvell.device.shared_weights import SharedWeights
+from kvell.device.weight_cache import WeightCache
 from kvell.models.config.budgets import budgets_of, with_budgets
 from kvell.models.config.config_fields import optional_size, text_config
 from kvell.models.config.description import ModelDescription, describe
@@ -45,6 +46,7 @@ from kvell.models.loading.missing_head import (
 from kvell.models.loading.shared_loading import memory_for
 from kvell.models.loading.weight_files import WeightMap, read_weight_map
 from kvell.models.paged_model import PagedModel
+from kvell.models.text.early_tokenizer import wait_until_loaded
 
 CPU = torch.device("cpu")
 
@@ -59,6 +61,7 @@ def load_paged_model(
     fused: bool = True,
     quantization: str = "none",
     shared: SharedWeights | None = None,
+    cache: WeightCache | None = None,
     overrides: str | None = None,
     is_dummy: bool = False,
 ) -> PagedModel:
@@ -68,6 +71,7 @@ def load_paged_model(
     :param kv_budget: prompt tokens that layers keep (:func:`budgets.budgets_of`).
     :param is_dummy: make random weights from the config instead of reading files.
     :param shared: a file in which processes of this host have the weights once; no GPU uses it.
+    :param cache: packed weights of earlier starts; no GPU uses it.
     :raises ChangeSomething: if the architecture is not known to be exact, files are missing or
         damaged, no layer can keep such a budget, or weights cannot be quantised this way.
     """
@@ -83,7 +87,9 @@ def load_paged_model(
     how = (description, kernels, kv_dtype, fused, quantization)
     weights = None if is_dummy else read_weight_map(path)
     files = (path / CONFIG_FILE,) if weights is None else weights.sources
-    with memory_for(shared, files, kernels, dtype, place, fused, quantization) as memory:
+    kept = None if is_dummy else cache
+    form = (kernels, dtype, place, fused, quantization)
+    with memory_for(shared, kept, files, config, *form) as memory:
         if weights is None:
             from kvell.models.loading.module_loading import paged_module
 
@@ -102,6 +108,7 @@ def load_paged_model(
             if decoder is not None:
                 parts_run = (*parts, kv_dtype, decoder)
                 return PagedModel(*parts_run, has_head=has_head, quantization=quantization)
+        wait_until_loaded()
         from kvell.models.loading.module_loading import load_module, paged_module
 
         module = load_module(weights, config, dtype, place)
