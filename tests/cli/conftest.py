@@ -56,6 +56,7 @@ class FakeModel:
     clock: VirtualClock
     settings: EngineSettings | None = None
     pricing: Pricing | None = None
+    reads_text: bool = False
     contract: FakeContract = field(default_factory=FakeContract)
     tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
     asked: list[tuple[str, SamplingParams]] = field(default_factory=list)

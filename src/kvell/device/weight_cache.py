@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from threading import Event, Thread
-from typing import BinaryIO
+from typing import Annotated, BinaryIO
 
 import msgspec
 import numpy as np
@@ -54,12 +54,13 @@ EXIT_SECONDS = 5.0
 WHOLE, PARTIAL = ".weights", ".partial"
 
 Bytes = NDArray[np.uint8]
+Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
 
 
 class _Piece(msgspec.Struct, frozen=True):
     what: str
-    offset_bytes: int
-    size_bytes: int
+    offset_bytes: Size
+    size_bytes: Size
     sums: list[int]
 
 
@@ -167,7 +168,7 @@ class WeightCache:
                 if self._ends.is_set():
                     raise InterruptedError
                 sums.append(_sum(chunk))
-                file.write(chunk)
+                file.write(chunk.data)
             file.write(bytes(each.stored_bytes - each.data.nbytes))
             pieces.append(_Piece(each.what, offset_bytes, each.data.nbytes, sums))
             offset_bytes += each.stored_bytes
@@ -272,7 +273,7 @@ class _StoredWeights:
 
         def copy(part: tuple[int, Bytes, int]) -> bool:
             index, chunk, expected = part
-            read_bytes = os.preadv(descriptor, [chunk], offset_bytes + index * CHUNK_BYTES)
+            read_bytes = os.preadv(descriptor, [chunk.data], offset_bytes + index * CHUNK_BYTES)
             return read_bytes == chunk.nbytes and _sum(chunk) == expected
 
         parts = zip(range(count), _chunks(data), piece.sums, strict=True)
@@ -316,4 +317,4 @@ def _sum(chunk: Bytes) -> int:
     whole = chunk.nbytes // ALIGN_BYTES * ALIGN_BYTES
     blocks = chunk[:whole].view(np.uint64).reshape(-1, ALIGN_BYTES // 8).sum(1, dtype=np.uint64)
     odd = np.arange(1, 2 * len(blocks), 2, dtype=np.uint64)
-    return (int((blocks * odd).sum(dtype=np.uint64)) + zlib.crc32(chunk[whole:])) % (1 << 64)
+    return (int((blocks * odd).sum(dtype=np.uint64)) + zlib.crc32(chunk[whole:].data)) % (1 << 64)
