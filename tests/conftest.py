@@ -134,7 +134,7 @@ def instance_command() -> Callable[..., list[str]]:
 def no_weight_cache() -> Iterator[None]:
     """Keep models of tests out of the user's cache; tests of the cache make their own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kvell.engine.opened.weight_cache_of", lambda *_: None)
+        patch.setattr("kvell.engine.opened.WeightCache", lambda *_: None)
         yield
 
 

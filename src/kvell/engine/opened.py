@@ -105,7 +105,9 @@ def open_served(
     named = open_named(
         settings.model, settings.beside, cache_dir, progress, overrides, settings.tokenizer
     )
-    cache = weight_cache_of(settings, cache_dir)
+    cache = None
+    if settings.weight_cache:
+        cache = WeightCache(cache_dir / "weights", settings.weight_cache_size_bytes)
     load = partial(
         load_model,
         dtype=settings.dtype,
@@ -148,9 +150,3 @@ def open_served(
     ]
     draft = load(draft_path) if draft_path is not None else None
     return OpenedModels(named, loaded, draft, floor_bytes, cache)
-
-
-def weight_cache_of(settings: EngineSettings, cache_dir: Path) -> WeightCache | None:
-    if not settings.weight_cache:
-        return None
-    return WeightCache(cache_dir / "weights", settings.weight_cache_size_bytes)

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import torch
 
+import kvell
 from kvell.attention.choice import choose_kernels
 from kvell.attention.native import NativeKernels
+from kvell.cost.prices import DEFAULT_PRICES, InstancePrices
 from kvell.device.shared_weights import SharedWeights
 from kvell.device.weight_cache import WeightCache
 from kvell.models.fused import packing
@@ -189,3 +191,48 @@ def test_two_processes_have_the_weights_once_and_read_the_file_once(
     assert sorted(found > 0 for _, found in ends) == [False, is_cached]
     assert len(SharedWeights(descriptor).entries()) == 1
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_an_llm_keeps_its_weights_below_the_cache_directory(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[WeightCache] = []
+
+    def small_too(folder: Path, most_bytes: int) -> WeightCache:
+        made.append(WeightCache(folder, most_bytes, least_bytes=1))
+        return made[-1]
+
+    def start(**settings: Any) -> None:
+        small = {"kv_memory_bytes": 1 << 20, "max_model_len": 64}
+        with kvell.LLM(str(saved), cache_dir=tmp_path, **small, **settings):
+            for cache in made:
+                cache.wait()
+
+    monkeypatch.setattr("kvell.engine.opened.WeightCache", small_too)
+    start(weight_cache=False)
+    assert made == []
+    start(weight_cache_size="1KiB")
+    assert not (tmp_path / "weights").exists(), "larger than the bound"
+    for _ in range(2):
+        start()
+    assert len(list((tmp_path / "weights").glob("*.weights"))) == 1
+    assert [cache.found_bytes > 0 for cache in made] == [False, False, True]
+
+
+def test_prices_are_measured_when_the_file_is_written(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that writes would slow the steps that a calibration times."""
+    monkeypatch.setattr(
+        "kvell.engine.opened.WeightCache",
+        lambda folder, most_bytes: WeightCache(folder, most_bytes, least_bytes=1),
+    )
+    written: list[bool] = []
+
+    def price(*_: object) -> InstancePrices:
+        written.append(len(list((tmp_path / "weights").glob("*.weights"))) == 1)
+        return DEFAULT_PRICES
+
+    settings: Any = {"kv_memory_bytes": 1 << 20, "max_model_len": 64}
+    kvell.LLM(str(saved), cache_dir=tmp_path, pricing=price, **settings).close()
+    assert written == [True]
