@@ -89,7 +89,7 @@ def memory_parts(smaps: str) -> Mapping[str, int]:
 class Kvell:
     """A checkout's command and the cache directory of its starts.
 
-    :param words: of the command.
+    :param words: the command's words.
     """
 
     words: tuple[str, ...]

@@ -93,8 +93,7 @@ def instance(
     pd_caching: PdCaching,
     page_transport: PageTransport,
 ) -> None:
-    """Serve the instance protocol: over an inherited socket until the peer closes it, or to all
-    fronts that connect to its address."""
+    """Serve the instance protocol over an inherited socket, or to all fronts that connect."""
     if processors:  # before torch is imported
         take_processors([int(number) for number in processors.split(",")], most_threads)
     elif most_threads:

@@ -57,7 +57,7 @@ Bytes = NDArray[np.uint8]
 Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
 
 
-class _Piece(msgspec.Struct, frozen=True):
+class _StoredPiece(msgspec.Struct, frozen=True):
     what: str
     offset_bytes: Size
     size_bytes: Size
@@ -66,14 +66,14 @@ class _Piece(msgspec.Struct, frozen=True):
 
 class _Manifest(msgspec.Struct, frozen=True):
     key: str
-    pieces: list[_Piece]
+    pieces: list[_StoredPiece]
 
 
 _MANIFEST = msgspec.json.Decoder(_Manifest)
 
 
 @dataclass(frozen=True)
-class _Taken:
+class _PieceData:
     what: str
     data: Bytes
 
@@ -123,7 +123,7 @@ class WeightCache:
         for writer in self._writers:
             writer.join()
 
-    def _write_later(self, path: Path, key: str, taken: Sequence[_Taken]) -> None:
+    def _write_later(self, path: Path, key: str, taken: Sequence[_PieceData]) -> None:
         size_bytes = sum(each.stored_bytes for each in taken)
         if size_bytes < self._least_bytes:
             return
@@ -144,7 +144,7 @@ class WeightCache:
         self._ends.set()
         self.wait()
 
-    def _write(self, path: Path, key: str, taken: Sequence[_Taken], size_bytes: int) -> None:
+    def _write(self, path: Path, key: str, taken: Sequence[_PieceData], size_bytes: int) -> None:
         partial = path.with_suffix(f".{secrets.token_hex(4)}{PARTIAL}")
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -160,8 +160,8 @@ class WeightCache:
             if not self._ends.is_set():
                 logger.warning("packed weights are not cached in %s: %s", self._folder, error)
 
-    def _write_pieces(self, file: BinaryIO, key: str, taken: Sequence[_Taken]) -> None:
-        pieces, offset_bytes = list[_Piece](), 0
+    def _write_pieces(self, file: BinaryIO, key: str, taken: Sequence[_PieceData]) -> None:
+        pieces, offset_bytes = list[_StoredPiece](), 0
         for each in taken:
             sums = []
             for chunk in _chunks(each.data):
@@ -170,13 +170,13 @@ class WeightCache:
                 sums.append(_sum(chunk))
                 file.write(chunk.data)
             file.write(bytes(each.stored_bytes - each.data.nbytes))
-            pieces.append(_Piece(each.what, offset_bytes, each.data.nbytes, sums))
+            pieces.append(_StoredPiece(each.what, offset_bytes, each.data.nbytes, sums))
             offset_bytes += each.stored_bytes
         manifest = msgspec.json.encode(_Manifest(key, pieces))
         file.write(manifest + len(manifest).to_bytes(LENGTH_BYTES, "little") + MARK)
 
     def _make_room(self, size_bytes: int) -> None:
-        """Remove files that nobody writes any more, and the oldest beyond the bound.
+        """Remove files that no process writes any more, and the oldest beyond the bound.
 
         :raises OSError: if the disk has less than twice the size.
         """
@@ -210,14 +210,14 @@ class CachedMemory:
     def __init__(self, memory: WeightMemory, stored: "_StoredWeights | None") -> None:
         self.uncached, self.is_shared = memory, memory.is_shared
         self._stored = stored
-        self.taken: list[_Taken] = []
+        self.taken: list[_PieceData] = []
         self.is_new = False
         self.found_bytes = 0
 
     def take(self, what: str, size_bytes: int) -> WeightPiece:
         piece = self.uncached.take(what, size_bytes)
         data = np.frombuffer(piece.memory, np.uint8)[:size_bytes]
-        self.taken.append(_Taken(what, data))
+        self.taken.append(_PieceData(what, data))
         if piece.is_filled:
             return piece
         if self._stored is not None and self._stored.copy_next(what, data):
@@ -236,7 +236,7 @@ class CachedMemory:
 class _StoredWeights:
     """A file of packed weights, opened."""
 
-    def __init__(self, path: Path, file: BinaryIO, pieces: Sequence[_Piece]) -> None:
+    def __init__(self, path: Path, file: BinaryIO, pieces: Sequence[_StoredPiece]) -> None:
         self._path, self.file = path, file
         self._pieces = list(pieces)
 
@@ -265,11 +265,12 @@ class _StoredWeights:
         """
         piece = self._pieces.pop(0) if self._pieces else None
         count = -(-data.nbytes // CHUNK_BYTES)
-        found = None if piece is None else (piece.what, piece.size_bytes, len(piece.sums))
-        if piece is None or found != (what, data.nbytes, count):
+        layout = None if piece is None else (piece.what, piece.size_bytes, len(piece.sums))
+        if piece is None or layout != (what, data.nbytes, count):
             _remove(self._path, "its pieces are others")
             return False
-        offset_bytes, descriptor = piece.offset_bytes, self.file.fileno()
+        offset_bytes = piece.offset_bytes
+        descriptor = self.file.fileno()
 
         def copy(part: tuple[int, Bytes, int]) -> bool:
             index, chunk, expected = part

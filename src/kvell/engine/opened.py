@@ -119,15 +119,7 @@ def open_served(
         cache=cache,
         threads=settings.threads,
     )
-    draft_path: Path | None = None
-    if settings.speculative_model is not None:
-        draft_path = resolve_as(
-            "speculative_model", settings.speculative_model, cache_dir, progress
-        )
-        check_model(draft_path)
-        first = named[0]
-        name = settings.speculative_model
-        check_draft(draft_path, first.path, first.tokenizer, name, first.overrides)
+    draft_path = _checked_draft(settings, named[0], cache_dir, progress)
     check_named(
         settings,
         [(model.name, model.path) for model in named],
@@ -150,3 +142,16 @@ def open_served(
     ]
     draft = load(draft_path) if draft_path is not None else None
     return OpenedModels(named, loaded, draft, floor_bytes, cache)
+
+
+def _checked_draft(
+    settings: EngineSettings, first: NamedModel, cache_dir: Path, progress: Progress
+) -> Path | None:
+    """Return the directory of the draft model; None without one."""
+    name = settings.speculative_model
+    if name is None:
+        return None
+    path = resolve_as("speculative_model", name, cache_dir, progress)
+    check_model(path)
+    check_draft(path, first.path, first.tokenizer, name, first.overrides)
+    return path

@@ -203,7 +203,7 @@ def test_an_llm_keeps_its_weights_below_the_cache_directory(
         return made[-1]
 
     def start(**settings: Any) -> None:
-        small = {"kv_memory_bytes": 1 << 20, "max_model_len": 64}
+        small: Any = {"kv_memory_bytes": 1 << 20, "max_model_len": 64}
         with kvell.LLM(str(saved), cache_dir=tmp_path, **small, **settings):
             for cache in made:
                 cache.wait()

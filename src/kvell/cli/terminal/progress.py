@@ -36,7 +36,8 @@ def stage_lines(first: str) -> Iterator[Progress]:
 
     :param first: text of those lines until the block reports progress.
     """
-    lines, ended = StageLines(first), Event()
+    lines = StageLines(first)
+    ended = Event()
     thread = Thread(target=repeat, args=(lines, lambda: ended.wait(STILL_SECONDS)), daemon=True)
     thread.start()
     try:

@@ -71,7 +71,6 @@ def load_paged_model(
     :param kv_budget: prompt tokens that layers keep (:func:`budgets.budgets_of`).
     :param is_dummy: make random weights from the config instead of reading files.
     :param shared: a file in which processes of this host have the weights once; no GPU uses it.
-    :param cache: packed weights of earlier starts; no GPU uses it.
     :raises ChangeSomething: if the architecture is not known to be exact, files are missing or
         damaged, no layer can keep such a budget, or weights cannot be quantised this way.
     """
@@ -87,9 +86,8 @@ def load_paged_model(
     how = (description, kernels, kv_dtype, fused, quantization)
     weights = None if is_dummy else read_weight_map(path)
     files = (path / CONFIG_FILE,) if weights is None else weights.sources
-    kept = None if is_dummy else cache
     form = (kernels, dtype, place, fused, quantization)
-    with memory_for(shared, kept, files, config, *form) as memory:
+    with memory_for(shared, None if is_dummy else cache, files, config, *form) as memory:
         if weights is None:
             from kvell.models.loading.module_loading import paged_module
 

@@ -46,7 +46,7 @@ def memory_for(
         "version": version("kvell"),
         "code": _digest(_identities(code)),
         "files": _identities(files),
-        "config": _digest(repr(config)),
+        "config": _digest(config),
         "dtype": str(dtype),
         "quantization": quantization,
         "kernels": [kernels.name, getattr(kernels, "instruction_set", "")],
@@ -68,7 +68,8 @@ def _identities(files: Sequence[Path]) -> dict[str, list[int]]:
 
 
 def _digest(facts: object) -> str:
-    return hashlib.blake2b(str(facts).encode(), digest_size=16).hexdigest()
+    text = repr(facts).encode()
+    return hashlib.blake2b(text, digest_size=16).hexdigest()
 
 
 def share_parameters(module: Any, memory: WeightMemory) -> None:

@@ -1,7 +1,7 @@
 """Loading of a tokenizer in a thread, while weights are loaded.
 
 Two threads that import from transformers at the same time may find its modules half made, so only
-one loads a tokenizer, and whoever imports transformers' modelling code waits for it.
+one loads a tokenizer, and imports of transformers' modelling code wait for it.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
