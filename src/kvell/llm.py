@@ -85,7 +85,8 @@ class LLM:
         not need it.
     :param settings: further settings, named as in
         :class:`~kvell.engine.setup.engine_settings.EngineSettings` (``dtype``, ``max_model_len``,
-        …); ``kv_memory``, ``memory`` and ``cpu_buffer`` are sizes like ``"512MiB"``.
+        …); ``kv_memory``, ``memory``, ``cpu_buffer`` and ``weight_cache_size`` are sizes like
+        ``"512MiB"``.
     :raises ChangeSomething: with the argument that is invalid.
     :raises UnknownArgument: for an argument that does not exist.
     """

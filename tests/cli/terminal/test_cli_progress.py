@@ -10,10 +10,10 @@ from kvell.cli.terminal.progress import StageLines, repeat, stage_lines
 def test_a_stage_has_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     before = threading.active_count()
     with stage_lines("loading") as report:
-        report("loading weights", 0.0)
-        report("loading weights", 0.5)
+        report("loading", 0.0)
+        report("loading", 0.5)
         report("done", 1.0)
-    assert capsys.readouterr().err == "kvell: loading weights …\nkvell: done …\n"
+    assert capsys.readouterr().err == "kvell: loading …\nkvell: done …\n"
     assert threading.active_count() == before
 
 

@@ -32,7 +32,7 @@ def notice(sentence: str) -> None:
 
 @contextmanager
 def stage_lines(first: str) -> Iterator[Progress]:
-    """Print a line for each stage while the block runs, and one whenever it was still for 4 s.
+    """Print a line for each stage while the block runs, and one every 4 s.
 
     :param first: text of those lines until the block reports progress.
     """
@@ -58,12 +58,14 @@ def repeat(lines: "StageLines", wait: Callable[[], bool]) -> None:
 class StageLines:
     """A progress report for logs: a line for each new stage."""
 
-    def __init__(self, first: str = "") -> None:
+    def __init__(self, first: str) -> None:
         self.stage = first
+        self._printed = ""
 
     def __call__(self, what: str, fraction: float) -> None:
-        if what != self.stage:
-            self.stage = what
+        self.stage = what
+        if what != self._printed:
+            self._printed = what
             click.echo(f"kvell: {what} …", err=True)
 
 
