@@ -197,16 +197,16 @@ class TestGguf:
         assert 0.9 < found["weights_bytes"] / file.stat().st_size < 1.1
 
     @pytest.mark.parametrize(
-        ("model", "problem"),
+        ("given", "problem"),
         [
             ("/nowhere/model.gguf", "there is no such file; use smollm2"),
             ("owner/name:Q4_K_M", "has its sizes in a GGUF file that is not downloaded; plan"),
         ],
     )
     def test_a_file_that_is_not_here_is_named(
-        self, model: str, problem: str, kvell: Kvell, monkeypatch: pytest.MonkeyPatch
+        self, given: str, problem: str, kvell: Kvell, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-        ended = kvell("plan", "--model", model)
+        ended = kvell("plan", "--model", given)
         assert ended.code == 2
         assert problem in ended.stderr

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from kvell.models.families.families import EXACT, FUSED
-from kvell.models.fused.grouped import Blocks, Form, GroupedWeight, quantise
+from kvell.models.fused.grouped import BlockWeight, Form, GroupedWeight, quantise
 from kvell.models.loading.random_weights import random_module
 from kvell.models.paged_model import ForwardBatch, PagedModel
 from kvell.vocabulary import NOT_NUMBERS
@@ -257,17 +257,17 @@ def test_weights_take_fewer_bytes() -> None:
     assert packed["int4"] < packed["int8"]
 
 
-def block_of(weight: GroupedWeight) -> Blocks:
+def block_of(weight: GroupedWeight) -> BlockWeight:
     numbers = weight.unpack()
     rows = lambda start, stop: numbers[start:stop]  # noqa: E731
-    return Blocks("drawn", weight.form, weight.shape, rows, lambda: weight)
+    return BlockWeight("drawn", weight.form, weight.shape, rows, lambda: weight)
 
 
 def test_blocks_that_a_model_brings_are_kept_where_rows_lie_together() -> None:
     """Queries, keys and values are one matrix: blocks of two forms among them become int8."""
     module, ids = tiny_module("LlamaForCausalLM"), prompt_ids(12)
     names = ("q_proj", "k_proj", "v_proj")
-    blocks: dict[str, Blocks] = {}
+    blocks: dict[str, BlockWeight] = {}
     oracle = unpacked_module(module, "int4")
     for index, layer in enumerate(module.model.layers):
         for name in names:

@@ -25,7 +25,7 @@ from kvell.elastic.arena import StepBuffers
 from kvell.models.config.description import ModelDescription
 from kvell.models.forward.forward_batch import ForwardBatch, HostForwardBatch
 from kvell.models.forward.segments import LayerCallbacks
-from kvell.models.fused.grouped import Blocks
+from kvell.models.fused.grouped import BlockWeight
 from kvell.models.fused.need import FLOAT_BYTES, StepParts, align
 from kvell.models.fused.parts import NormRecipe
 from kvell.models.fused.recipe import DecoderRecipe, LayerRecipe, recipe_of, weights_of
@@ -509,7 +509,7 @@ def fused_decoder(
     description: ModelDescription,
     kernels: AttentionKernels,
     quantization: str = "none",
-    blocks: Mapping[str, Blocks] | None = None,
+    blocks: Mapping[str, BlockWeight] | None = None,
     memory: WeightMemory | None = None,
 ) -> FusedDecoder | None:
     """Make the compiled pass of a module and take over its weights; return None if it has none.

@@ -54,7 +54,7 @@ class GroupedWeight:
 
 
 @dataclass(frozen=True)
-class Blocks:
+class BlockWeight:
     """A weight in the blocks of its file, decoded when it is packed.
 
     :param kind: the file's name of the blocks, such as ``Q4_K``.

@@ -10,7 +10,7 @@ from torch import nn
 
 from kvell.device.weight_memory import WeightMemory
 from kvell.models.fused.grouped import (
-    Blocks,
+    BlockWeight,
     Form,
     GroupedWeight,
     join_rows,
@@ -47,7 +47,7 @@ class WeightForms:
         module: nn.Module,
         head: Any,
         quantization: str,
-        blocks: Mapping[str, Blocks],
+        blocks: Mapping[str, BlockWeight],
     ) -> None:
         """Take blocks by the names of the module's parameters; quantise others from its dtype."""
         self._dtype: Any = module.dtype

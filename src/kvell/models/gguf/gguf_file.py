@@ -57,7 +57,7 @@ class GgufTensor(StoredTensor):
 class GgufFile:
     """The header of a model: of one file, or of all parts of a split one.
 
-    :param metadata: those of the first file, without arrays of strings.
+    :param metadata: keys and values of the first file, without arrays of strings.
     :param counts: lengths of all arrays of the metadata.
     """
 

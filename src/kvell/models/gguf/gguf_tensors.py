@@ -116,10 +116,10 @@ def tensors_of(header: GgufFile) -> Mapping[str, GgufTensor]:
 def types_line(tensors: Mapping[str, GgufTensor], form: str) -> str:
     """Return a line for users about the blocks of a file and the form that they are read into."""
     types = sorted({tensor.dtype for tensor in tensors.values() if tensor.dtype not in FLOATS})
-    errors = max((ERRORS.get(one, LARGEST_ERROR) for one in types), default="")
-    return (
-        f"GGUF's {', '.join(types)}; read into {form}, error {errors} of their rms" if types else ""
-    )
+    if not types:
+        return ""
+    error = max(ERRORS.get(name, LARGEST_ERROR) for name in types)
+    return f"GGUF's {', '.join(types)}; read into {form}, error {error} of their rms"
 
 
 def memory_bytes(tensors: Mapping[str, GgufTensor], element_bytes: int) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvell.models.fused.grouped import GROUP, MOST_EIGHT, Blocks, Form, GroupedWeight
+from kvell.models.fused.grouped import GROUP, MOST_EIGHT, BlockWeight, Form, GroupedWeight
 from kvell.models.gguf.gguf_tensors import FOUR_BITS, Bytes
 
 Order = npt.NDArray[np.int64]
@@ -26,7 +26,7 @@ PLAIN_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat1
 HALF_BYTES = 2
 
 
-def row_blocks(rows: Bytes, kind: str, order: Order | None = None) -> Blocks:
+def row_blocks(rows: Bytes, kind: str, order: Order | None = None) -> BlockWeight:
     """Return a weight from its rows of bytes, which are read when it is packed.
 
     :param rows: uint8 [out, bytes of a row's blocks].
@@ -48,7 +48,7 @@ def row_blocks(rows: Bytes, kind: str, order: Order | None = None) -> Blocks:
         return torch.from_numpy(gguf.dequantize(taken(start, stop), quantised))
 
     own = None if read is None else lambda: read(taken(0, shape[0]))
-    return Blocks(kind, form, shape, numbers_of, own)
+    return BlockWeight(kind, form, shape, numbers_of, own)
 
 
 def _read_q4_0(rows: Bytes) -> GroupedWeight:

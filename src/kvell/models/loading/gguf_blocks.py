@@ -22,10 +22,11 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from kvell.models.config.json_files import read_by_library
-from kvell.models.fused.grouped import Blocks
+from kvell.models.fused.grouped import BlockWeight
 from kvell.models.loading.block_forms import row_blocks
 from kvell.models.loading.weight_files import WeightMap, check_weight_file
 from kvell.models.sources.converted import MARKER
+from kvell.models.sources.gguf_directory import gguf_source
 from kvell.models.sources.packaged import gguf_file
 from kvell.wire.decoding import decode
 
@@ -47,7 +48,7 @@ class _Tensor:
     places: Mapping[bytes, int]
 
 
-def blocks_of(weights: WeightMap) -> dict[str, Blocks]:
+def blocks_of(weights: WeightMap) -> dict[str, BlockWeight]:
     """Return the blocks of a model directory, by the names of its weights; may be empty.
 
     A converted model's blocks are taken from its source the first time, and again once its weights
@@ -55,13 +56,14 @@ def blocks_of(weights: WeightMap) -> dict[str, Blocks]:
     """
     file = weights.path / BLOCKS_FILE
     blocks = _read_blocks(file, weights)
-    if blocks is None and (weights.path / MARKER).is_file():
+    is_converted = (weights.path / MARKER).is_file() and gguf_source(weights.path) is None
+    if blocks is None and is_converted:
         write_blocks(gguf_file(), weights)
         blocks = _read_blocks(file, weights)
     return blocks or {}
 
 
-def _read_blocks(file: Path, weights: WeightMap) -> dict[str, Blocks] | None:
+def _read_blocks(file: Path, weights: WeightMap) -> dict[str, BlockWeight] | None:
     """Return the blocks in a file; None if there is none, or if it has those of other weights."""
     if not file.is_file():
         return None

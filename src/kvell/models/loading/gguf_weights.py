@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from kvell.models.fused.grouped import Blocks
+from kvell.models.fused.grouped import BlockWeight
 from kvell.models.gguf.gguf_file import GgufFile, GgufTensor
 from kvell.models.gguf.gguf_tensors import (
     Bytes,
@@ -43,7 +43,7 @@ class GgufWeights(WeightMap):
     config: Mapping[str, object] = field(default_factory=dict)
 
     @override
-    def blocks(self) -> dict[str, Blocks]:
+    def blocks(self) -> dict[str, BlockWeight]:
         made = {}
         data = {file: map_file(file) for file in self.files}
         for name, tensor in self.tensors.items():

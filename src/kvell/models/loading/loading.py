@@ -20,6 +20,8 @@ from kvell.attention.choice import kernels_for
 from kvell.attention.interface import AttentionKernels
 from kvell.attention.quantised import scale_bytes_of
 from kvell.device.shared_weights import SharedWeights
+from kvell.device.weight_cache import WeightCache
+from kvell.device.weight_memory import WeightMemory
 from kvell.models.config.budgets import budgets_of, with_budgets
 from kvell.models.config.config_fields import optional_size, text_config
 from kvell.models.config.description import ModelDescription, describe
@@ -36,7 +38,7 @@ from kvell.models.families.quantised_schemes import without_quantiser
 from kvell.models.families.refusals import check_architecture
 from kvell.models.forward.kv_memory import NO_KV
 from kvell.models.fused.decoder import fused_decoder, takes
-from kvell.models.fused.grouped import Blocks
+from kvell.models.fused.grouped import BlockWeight
 from kvell.models.fused.skeleton import BODY, EMBEDDING, DecoderSkeleton, skeleton_of
 from kvell.models.loading.gguf_blocks import blocks_of
 from kvell.models.loading.missing_head import (
@@ -49,6 +51,7 @@ from kvell.models.loading.model_weights import weights_of
 from kvell.models.loading.shared_loading import memory_for
 from kvell.models.loading.weight_files import WeightMap
 from kvell.models.paged_model import PagedModel
+from kvell.models.text.early_tokenizer import wait_until_loaded
 
 CPU = torch.device("cpu")
 
@@ -63,6 +66,7 @@ def load_paged_model(
     fused: bool = True,
     quantization: str = "none",
     shared: SharedWeights | None = None,
+    cache: WeightCache | None = None,
     overrides: str | None = None,
     is_dummy: bool = False,
 ) -> PagedModel:
@@ -88,12 +92,10 @@ def load_paged_model(
     weights = None if is_dummy else weights_of(path, config)
     config = without_quantiser(config)
     files = (path / CONFIG_FILE,) if weights is None else weights.sources
-    with memory_for(shared, files, kernels, dtype, place, fused, quantization) as memory:
+    form = (kernels, dtype, place, fused, quantization)
+    with memory_for(shared, None if is_dummy else cache, files, config, *form) as memory:
         if weights is None:
-            from kvell.models.loading.module_loading import paged_module
-
-            dummy = _dummy_module(config, dtype, place)
-            return paged_module(dummy, *how, memory=memory)
+            return _dummy_model(config, dtype, place, how, memory)
         has_head = not lacks_head(weights, config)
         blocks = blocks_with_head(weights, config)
         if quantization == "int4":
@@ -108,6 +110,7 @@ def load_paged_model(
                 parts_run = (*parts, kv_dtype, decoder)
                 model = PagedModel(*parts_run, has_head=has_head, quantization=quantization)
                 return _with_stored_form(model, weights, blocks)
+        wait_until_loaded()
         from kvell.models.loading.module_loading import load_module, paged_module
 
         module = load_module(weights, config, dtype, place)
@@ -116,7 +119,7 @@ def load_paged_model(
 
 
 def _with_stored_form(
-    model: PagedModel, weights: WeightMap, blocks: Mapping[str, Blocks]
+    model: PagedModel, weights: WeightMap, blocks: Mapping[str, BlockWeight]
 ) -> PagedModel:
     """Note what weights in blocks of their files were read into; others stay as they are."""
     counts: dict[str, int] = defaultdict(int)
@@ -129,15 +132,19 @@ def _with_stored_form(
     return model
 
 
-def _dummy_module(config: Any, dtype: torch.dtype, place: torch.device) -> Any:
+def _dummy_model(
+    config: Any, dtype: torch.dtype, place: torch.device, how: tuple[Any, ...], memory: WeightMemory
+) -> PagedModel:
     from kvell.models.config.configs import whole_config
+    from kvell.models.loading.module_loading import paged_module
     from kvell.models.loading.random_weights import DUMMY_SCALE, random_module
 
-    return random_module(whole_config(config), 0, dtype, DUMMY_SCALE).to(place)
+    module = random_module(whole_config(config), 0, dtype, DUMMY_SCALE).to(place)
+    return paged_module(module, *how, memory=memory)
 
 
 def _skeleton(
-    weights: WeightMap, config: Any, dtype: torch.dtype, blocks: Mapping[str, Blocks]
+    weights: WeightMap, config: Any, dtype: torch.dtype, blocks: Mapping[str, BlockWeight]
 ) -> DecoderSkeleton | None:
     """Return the skeleton of a model with a fused pass; None if its files are unusual."""
     name = fused_class(config)

@@ -10,7 +10,7 @@ import re
 import torch
 
 from kvell.models.config.config_fields import text_config
-from kvell.models.fused.grouped import Blocks
+from kvell.models.fused.grouped import BlockWeight
 from kvell.models.loading.weight_files import WeightMap
 
 HEAD = "lm_head.weight"
@@ -38,7 +38,7 @@ def tensors_with_head(weights: WeightMap, config: object) -> dict[str, torch.Ten
     return tensors
 
 
-def blocks_with_head(weights: WeightMap, config: object) -> dict[str, Blocks]:
+def blocks_with_head(weights: WeightMap, config: object) -> dict[str, BlockWeight]:
     """Return the weights in blocks; the embedding's are the head's of a model that lacks one."""
     blocks = weights.blocks()
     embedding = _embedding(weights)

@@ -17,7 +17,7 @@ import torch
 from kvell.errors import ChangeSomething
 from kvell.models.config.json_files import FETCH_MODEL_AGAIN
 from kvell.models.families.quantised_schemes import Packing, QuantisedScheme
-from kvell.models.fused.grouped import GROUP, MOST_EIGHT, Blocks, Form, GroupedWeight
+from kvell.models.fused.grouped import GROUP, MOST_EIGHT, BlockWeight, Form, GroupedWeight
 
 Parts = Mapping[str, torch.Tensor]
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -44,8 +44,8 @@ class _Quants:
     zeros: torch.Tensor
     group_of: torch.Tensor
 
-    def as_blocks(self, form: Form, own: Callable[[], GroupedWeight | None] | None) -> Blocks:
-        return Blocks(self.scheme.method, form, self.shape, self.numbers_of, own)
+    def as_blocks(self, form: Form, own: Callable[[], GroupedWeight | None] | None) -> BlockWeight:
+        return BlockWeight(self.scheme.method, form, self.shape, self.numbers_of, own)
 
     def numbers_of(self, start: int, stop: int) -> torch.Tensor:
         scales, zeros = self._grid(start, stop, self.group_of)
@@ -100,7 +100,7 @@ class _Quants:
 
 def blocks_of_matrix(
     name: str, shape: tuple[int, ...], scheme: QuantisedScheme, parts: Parts
-) -> Blocks:
+) -> BlockWeight:
     """Return a matrix whose numbers are read when it is packed.
 
     :param parts: its ``numbers``, ``scales``, and perhaps ``zeros`` and ``groups``.
@@ -122,7 +122,7 @@ def blocks_of_matrix(
     return quants.as_blocks(Form.INT8, quants.eight_bits)
 
 
-def _experts(shape: tuple[int, ...], numbers: torch.Tensor, scales: torch.Tensor) -> Blocks:
+def _experts(shape: tuple[int, ...], numbers: torch.Tensor, scales: torch.Tensor) -> BlockWeight:
     """Return 4-bit floats of experts, one row each, as transformers has them: [inputs, outputs].
 
     A byte has two numbers, the lower bits' first; a group's scale is a power of two.
@@ -137,7 +137,7 @@ def _experts(shape: tuple[int, ...], numbers: torch.Tensor, scales: torch.Tensor
         scaled = torch.ldexp(values, exponents[..., None])
         return scaled.view(stop - start, out, width).transpose(1, 2).flatten(1)
 
-    return Blocks("mxfp4", Form.INT8, (experts, width * out), decode)
+    return BlockWeight("mxfp4", Form.INT8, (experts, width * out), decode)
 
 
 def _groups(

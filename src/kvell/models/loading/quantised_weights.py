@@ -30,7 +30,7 @@ from kvell.models.loading.weight_files import SHOWN_NAME, WeightMap
 if TYPE_CHECKING:
     import torch
 
-    from kvell.models.fused.grouped import Blocks
+    from kvell.models.fused.grouped import BlockWeight
 
 Shape = tuple[int, ...]
 WORD_BITS = 32
@@ -87,7 +87,7 @@ class QuantisedWeights(WeightMap):
         return self.scheme.read_into(form)
 
     @override
-    def blocks(self) -> "dict[str, Blocks]":
+    def blocks(self) -> "dict[str, BlockWeight]":
         return dict(self._blocks)
 
     @override
@@ -99,7 +99,7 @@ class QuantisedWeights(WeightMap):
         return plain | made
 
     @cached_property
-    def _blocks(self) -> "dict[str, Blocks]":
+    def _blocks(self) -> "dict[str, BlockWeight]":
         from kvell.models.loading.quantised_blocks import blocks_of_matrix
 
         tensors = self.raw.map_tensors()
@@ -171,17 +171,17 @@ def _matrix(
         raise _fault(raw, f"{shown}, which groups of {scheme.columns} do not divide")
     parts = {"numbers": numbers.name}
     for part, (endings, fits) in expected.items():
-        found = next((raw.stored[module + e] for e in endings if module + e in raw.stored), None)
-        if found is None and part in needed:
+        stored = next((raw.stored[module + e] for e in endings if module + e in raw.stored), None)
+        if stored is None and part in needed:
             raise _fault(raw, f"its weights lack {module[:SHOWN_NAME]}{endings[0]}")
-        if found is None:
+        if stored is None:
             continue
-        if _squeeze(found.shape) != _squeeze(fits):
-            problem = f"has the shape {found.shape} instead of {fits}"
-            raise _fault(raw, f"its tensor {found.name[:SHOWN_NAME]} {problem}")
-        if part == "scales" and found.dtype not in SCALES:
-            raise _fault(raw, f"its scales {found.name[:SHOWN_NAME]} are {found.dtype}")
-        parts[part] = found.name
+        if _squeeze(stored.shape) != _squeeze(fits):
+            problem = f"has the shape {stored.shape} instead of {fits}"
+            raise _fault(raw, f"its tensor {stored.name[:SHOWN_NAME]} {problem}")
+        if part == "scales" and stored.dtype not in SCALES:
+            raise _fault(raw, f"its scales {stored.name[:SHOWN_NAME]} are {stored.dtype}")
+        parts[part] = stored.name
     return QuantisedMatrix(name, shape, parts)
 
 

@@ -44,7 +44,7 @@ from kvell.wire.decoding import MalformedError, decode
 if TYPE_CHECKING:
     import torch
 
-    from kvell.models.fused.grouped import Blocks
+    from kvell.models.fused.grouped import BlockWeight
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 16 << 20
@@ -193,7 +193,7 @@ class WeightMap:
     def size_bytes(self) -> int:
         return sum(tensor.size_bytes for tensor in self.stored.values())
 
-    def blocks(self) -> "dict[str, Blocks]":
+    def blocks(self) -> "dict[str, BlockWeight]":
         """Return the weights that the files have in blocks, by the names of transformers."""
         return {}
 

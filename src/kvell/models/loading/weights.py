@@ -12,7 +12,7 @@ from kvell.models.config.configs import whole_config
 from kvell.models.config.json_files import DO_NOT_LOAD, FETCH_MODEL_AGAIN, read_by_library
 from kvell.models.families.families import WITH_IMAGES
 from kvell.models.families.refusals import class_run
-from kvell.models.fused.grouped import Blocks
+from kvell.models.fused.grouped import BlockWeight
 from kvell.models.loading.missing_head import blocks_with_head, tensors_with_head
 from kvell.models.loading.weight_files import WeightMap
 
@@ -21,7 +21,7 @@ from kvell.models.loading.weight_files import WeightMap
 class _Unread:
     """A weight in blocks, decoded when transformers takes it, as it takes slices of files."""
 
-    block: Blocks
+    block: BlockWeight
     shape: torch.Size
     dtype: torch.dtype
 

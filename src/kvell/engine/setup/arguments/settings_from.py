@@ -22,6 +22,7 @@ SIZES = MappingProxyType(
         "kv_memory": "kv_memory_bytes",
         "memory": "memory_bytes",
         "cpu_buffer": "cpu_buffer_bytes",
+        "weight_cache_size": "weight_cache_size_bytes",
     }
 )
 """Settings in bytes by their other names, which also take a text like ``256MiB``."""
