@@ -13,9 +13,9 @@ from tests.models.harness import prompt_ids
 pytest.importorskip("triton", reason="Triton is not made for this system")
 
 from kvell.attention.triton.backend import TritonKernels
-from kvell.attention.triton.sizes import BlockWeight
+from kvell.attention.triton.sizes import Blocks
 
-BLOCKS = (BlockWeight(16, 16, 4, 1, section_tokens=32), BlockWeight(32, 16, 4, 1))
+BLOCKS = (Blocks(16, 16, 4, 1, section_tokens=32), Blocks(32, 16, 4, 1))
 
 
 def answers(

@@ -132,8 +132,11 @@ def _with_stored_form(
     return model
 
 
+How = tuple[ModelDescription, AttentionKernels, torch.dtype | None, bool, str]
+
+
 def _dummy_model(
-    config: Any, dtype: torch.dtype, place: torch.device, how: tuple[Any, ...], memory: WeightMemory
+    config: Any, dtype: torch.dtype, place: torch.device, how: How, memory: WeightMemory
 ) -> PagedModel:
     from kvell.models.config.configs import whole_config
     from kvell.models.loading.module_loading import paged_module
