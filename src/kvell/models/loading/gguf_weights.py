@@ -14,7 +14,7 @@ import torch
 from typing_extensions import override
 
 from kvell.models.fused.grouped import BlockWeight
-from kvell.models.gguf.gguf_file import GgufFile, GgufTensor
+from kvell.models.gguf.gguf_file import GgufFile, GgufTensor, read_gguf
 from kvell.models.gguf.gguf_tensors import (
     Bytes,
     bytes_of,
@@ -25,6 +25,9 @@ from kvell.models.gguf.gguf_tensors import (
 )
 from kvell.models.loading.block_forms import PLAIN_TYPES, Order, row_blocks
 from kvell.models.loading.weight_files import WeightMap
+from kvell.models.sources.converted import MARKER
+from kvell.models.sources.gguf_directory import gguf_source
+from kvell.models.sources.packaged import gguf_file
 
 _PERMUTED = frozenset({"granite", "llama", "smollm3"})
 _CONVOLUTIONS = (".conv1d.weight", ".conv.conv.weight")
@@ -104,6 +107,25 @@ def weights_in(path: Path, header: GgufFile) -> GgufWeights:
     config = config_from(header)
     return GgufWeights(
         path, None, header.files, file_of, tensors, {}, architecture, tensors, config
+    )
+
+
+def packaged_blocks(weights: WeightMap) -> dict[str, BlockWeight]:
+    """Return the blocks of the packaged file of which a directory has the numbers; may be empty."""
+    if not (weights.path / MARKER).is_file() or gguf_source(weights.path) is not None:
+        return {}
+    tensors = weights.map_tensors()
+    blocks = weights_in(weights.path, read_gguf(gguf_file())).blocks()
+    return {name: block for name, block in blocks.items() if _is_of(tensors.get(name), block)}
+
+
+def _is_of(numbers: torch.Tensor | None, block: BlockWeight) -> bool:
+    """Return whether a weight has a block's shape, and its numbers in the first and last row."""
+    if numbers is None or tuple(numbers.shape) != block.shape:
+        return False
+    last = block.shape[0] - 1
+    return all(
+        torch.equal(numbers[row : row + 1], block.numbers(row, row + 1)) for row in (0, last)
     )
 
 

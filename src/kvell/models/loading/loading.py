@@ -40,7 +40,7 @@ from kvell.models.forward.kv_memory import NO_KV
 from kvell.models.fused.decoder import fused_decoder, takes
 from kvell.models.fused.grouped import BlockWeight
 from kvell.models.fused.skeleton import BODY, EMBEDDING, DecoderSkeleton, skeleton_of
-from kvell.models.loading.gguf_blocks import blocks_of
+from kvell.models.loading.gguf_weights import packaged_blocks
 from kvell.models.loading.missing_head import (
     HEAD,
     blocks_with_head,
@@ -99,7 +99,7 @@ def load_paged_model(
         has_head = not lacks_head(weights, config)
         blocks = blocks_with_head(weights, config)
         if quantization == "int4":
-            blocks = blocks or blocks_of(weights)
+            blocks = blocks or packaged_blocks(weights)
         fits = fused and takes(kernels, place, dtype)
         skeleton = _skeleton(weights, config, dtype, blocks) if fits else None
         if skeleton is not None:
