@@ -47,6 +47,7 @@ llm = kvell.LLM(
     kv_memory_bytes=32 << 20,
     cache_dir=cache_dir,
     weights_fd=descriptor,
+    weight_cache=False,
 )
 sampling = kvell.SamplingParams(temperature=0, max_tokens=8)
 answer = llm.generate([{prompt!r}], sampling)[0]

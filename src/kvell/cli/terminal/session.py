@@ -40,8 +40,7 @@ def open_model(
 
     :param reads_text: load the tokenizer, too.
     """
-    usual = gc.get_threshold()
-    gc.set_threshold(START_OBJECTS)
+    collect_as_usual = collect_rarely()
     try:
         from kvell.llm import LLM
 
@@ -57,8 +56,15 @@ def open_model(
         if reads_text:
             _ = model.tokenizer  # its imports are part of the start
     finally:
-        gc.set_threshold(*usual)
+        collect_as_usual()
     return model
+
+
+def collect_rarely() -> Callable[[], None]:
+    """Make collections of garbage rare during a start; return what ends this."""
+    usual = gc.get_threshold()
+    gc.set_threshold(START_OBJECTS)
+    return lambda: gc.set_threshold(*usual)
 
 
 @dataclass(frozen=True)
