@@ -30,7 +30,7 @@ Q4_K_M = 15
 
 Figures = dict[str, float]
 Decode = Callable[[int, int, int], float]
-"""Returns the seconds of some answers: their number, and the tokens of a prompt and of an answer."""
+"""Returns the seconds of answers: how many, and the tokens of each prompt and of each answer."""
 
 
 def prompts(count: int, length: int) -> list[list[int]]:
