@@ -130,6 +130,14 @@ def instance_command() -> Callable[..., list[str]]:
     return command
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_weight_cache() -> Iterator[None]:
+    """Keep models of tests out of the user's cache; tests of the cache make their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvell.engine.opened.WeightCache", lambda *_: None)
+        yield
+
+
 @pytest.fixture
 def descriptor() -> Iterator[int]:
     made = os.memfd_create("kvell-weights")

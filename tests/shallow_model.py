@@ -11,7 +11,8 @@ from pathlib import Path
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from kvell.models.sources.packaged import MARKER, MODEL_NAME
+from kvell.models.sources.converted import MARKER
+from kvell.models.sources.packaged import MODEL_NAME
 
 LAYERS = (0, 10, 20, 29)
 """What they say makes no sense, but depends on all of the prompt and hardly repeats itself."""

@@ -21,7 +21,8 @@ nitpicky = True
 # What others document, far from here, and types that are private and only named.
 OTHERS = (
     r"argparse|collections|contextlib|enum|fastapi|kvell\.engine\.engine"
-    r"|kvell\.models\.text\.(gap_tokens|rendering)|msgspec|numpy|os|pathlib|typing"
+    r"|kvell\.models\.text\.(gap_tokens|rendering)|kvell\.(mempool\.rendezvous|vocabulary)"
+    r"|msgspec|numpy|os|pathlib|typing"
 )
 nitpick_ignore_regex = [
     ("py:.*", rf"({OTHERS})\..*"),

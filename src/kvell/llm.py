@@ -67,8 +67,8 @@ of one of several models.
 class LLM:
     """A model, its engine and its tokenizer in this process.
 
-    :param model: ``smollm2``, a local transformers directory, or a hub id; requests use the same
-        name, or NAME of ``NAME=…``.  Or an object with all settings.
+    :param model: ``smollm2``, a transformers directory, a GGUF file, or a hub id; requests use
+        the same name, or NAME of ``NAME=…``.  Or an object with all settings.
     :param cache_dir: directory of the converted packaged model; ``~/.cache/kvell`` if None.
     :param progress: reports loading; see :data:`kvell.models.sources.progress.Progress`.
     :param journal: recorder of all inputs of the engine, if given.
@@ -81,9 +81,12 @@ class LLM:
     :param seed: seed of the requests that have none: the same calls in the same order sample with
         the same seeds.  Random if None.
     :param pricing: returns the prices that a served instance reports; the defaults if None.
+    :param reads_text: load the tokenizer in a thread, beside the weights; a served instance does
+        not need it.
     :param settings: further settings, named as in
         :class:`~kvell.engine.setup.engine_settings.EngineSettings` (``dtype``, ``max_model_len``,
-        …); ``kv_memory``, ``memory`` and ``cpu_buffer`` are sizes like ``"512MiB"``.
+        …); ``kv_memory``, ``memory``, ``cpu_buffer`` and ``weight_cache_size`` are sizes like
+        ``"512MiB"``.
     :raises ChangeSomething: with the argument that is invalid.
     :raises UnknownArgument: for an argument that does not exist.
     """
@@ -101,13 +104,13 @@ class LLM:
         generation_config: GenerationConfig = "auto",
         seed: int | None = None,
         pricing: Pricing | None = None,
+        reads_text: bool = True,
         **settings: Any,
     ) -> None:
         chosen = settings_from(LLM, model, settings)
         seeds = SeedSource(seed)
-        opened = open_served(
-            chosen, cache_dir or Path.home() / ".cache" / "kvell", progress, weights_fd
-        )
+        folder = cache_dir or Path.home() / ".cache" / "kvell"
+        opened = open_served(chosen, folder, progress, weights_fd, reads_text=reads_text)
         self._first = opened.main
         engine = opened.engine(chosen, journal, incarnation, pricing)
         # OpenMP's number of threads is per thread: steps use the caller's number.

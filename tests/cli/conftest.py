@@ -56,6 +56,7 @@ class FakeModel:
     clock: VirtualClock
     settings: EngineSettings | None = None
     pricing: Pricing | None = None
+    reads_text: bool = False
     contract: FakeContract = field(default_factory=FakeContract)
     tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
     asked: list[tuple[str, SamplingParams]] = field(default_factory=list)
@@ -164,11 +165,14 @@ def kvell(
         weights_fd: int | None = None,
         pool_place: FolderRendezvous | None = None,
         pricing: Pricing | None = None,
+        *,
+        reads_text: bool = False,
     ) -> FakeModel:
         assert cache_dir == tmp_path / "cache"
         progress("loading weights", 0.5)
         progress("loading weights", 1.0)
         model.settings, model.pricing = settings, pricing
+        model.reads_text = reads_text
         return model
 
     def call(*args: str | Path) -> Ended:

@@ -90,6 +90,8 @@ class Server:
             events = (line[6:] for line in reply.iter_lines() if line.startswith("data: "))
             for event in itertools.takewhile(lambda event: event != "[DONE]", events):
                 told = json.loads(event)
+                if told.get("error", {}).get("type") == "rate_limit_error":
+                    raise NobodyLendsError
                 assert "error" not in told, event
                 yield from told["choices"][0]["token_ids"]
 

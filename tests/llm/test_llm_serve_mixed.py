@@ -1,8 +1,6 @@
 """``kvell serve --instances mixed=2`` with a real model, as a person would run it."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -112,25 +110,3 @@ def test_operators_scale_and_drain_it(server: Server) -> None:
         .choices[0]
         .text
     )
-
-
-def test_instances_that_cannot_help_each_other_say_so(smollm2_path: Path, tmp_path: Path) -> None:
-    """At the start, with the setting that must change; nothing else would show it."""
-    command = [sys.executable, "-m", "kvell.cli.main", "serve", "--port", "0", "--json"]
-    command += ["--kv-memory", "64MiB", "--dtype", "float32", "--instances", "mixed=2"]
-    command += ["--num-speculative-tokens", "2"]
-    environment = os.environ | {"KVELL_CACHE_DIR": str(smollm2_path.parent), "OMP_NUM_THREADS": "1"}
-    said = tmp_path / "said"
-    with (
-        said.open("w") as errors,
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
-        ) as process,
-    ):
-        assert process.stdout is not None
-        url = json.loads(process.stdout.readline())["url"]
-        assert httpx.get(f"{url}/health", timeout=60).status_code == 200
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_SECONDS) == 0
-    [line] = [one for one in said.read_text().splitlines() if "requests stay" in one]
-    assert "--num-speculative-tokens" in line

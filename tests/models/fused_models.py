@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvell.models.fused.grouped import GroupedWeight
+from kvell.models.fused.grouped import BlockWeight
 from kvell.models.loading.loading import describe_as
 from kvell.models.paged_model import PagedModel
 from tests.models.cases import some_fast
@@ -26,7 +26,7 @@ def fused_model(
     kv_dtype: torch.dtype | None = None,
     num_threads: int = 1,
     quantization: str = "none",
-    blocks: Mapping[str, GroupedWeight] | None = None,
+    blocks: Mapping[str, BlockWeight] | None = None,
 ) -> PagedModel:
     """Over a copy of the module, so that the original stays the oracle; fused, or it fails."""
     from kvell.models.fused.decoder import fused_decoder

@@ -80,7 +80,8 @@ def chat(
     require_one_model(settings)
     drawn = SamplingParams(**sampling)
     with progress_bar("loading") as report:
-        model = session.open_model(with_kv_memory(settings, session), session.cache_dir, report)
+        chosen = with_kv_memory(settings, session)
+        model = session.open_model(chosen, session.cache_dir, report, reads_text=True)
     interactive = sys.stdin.isatty()
     if interactive:
         for line in [*model.contract.lines(), "", HELP]:

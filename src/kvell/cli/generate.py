@@ -112,7 +112,8 @@ def generate(
     job = Job(prompt, lines, SamplingParams(**sampling), as_json, sequential, raw)
     started_seconds = session.clock.now_seconds()
     with progress_bar("loading") as report:
-        model = session.open_model(with_kv_memory(settings, session), session.cache_dir, report)
+        chosen = with_kv_memory(settings, session)
+        model = session.open_model(chosen, session.cache_dir, report, reads_text=True)
     if job.prompt is not None and not job.as_json:
         _answer(model, job, session, started_seconds)
     else:

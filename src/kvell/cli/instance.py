@@ -14,7 +14,7 @@ import click
 
 from kvell.cli.terminal.environment import take_processors, take_threads
 from kvell.cli.terminal.options import engine_options, record_options, with_kv_memory
-from kvell.cli.terminal.progress import StageLines
+from kvell.cli.terminal.progress import stage_lines
 from kvell.cli.terminal.session import Session
 from kvell.cli.terminal.stderr import stderr_to
 from kvell.cluster.instances import ROLES
@@ -31,6 +31,7 @@ from kvell.mempool.rendezvous import (
     Rendezvous,
     remove_orphaned,
 )
+from kvell.models.sources.progress import Progress
 from kvell.server.logs.background import in_background
 
 if TYPE_CHECKING:
@@ -92,8 +93,7 @@ def instance(
     pd_caching: PdCaching,
     page_transport: PageTransport,
 ) -> None:
-    """Serve the instance protocol: over an inherited socket until the peer closes it, or to all
-    fronts that connect to its address."""
+    """Serve the instance protocol over an inherited socket, or to all fronts that connect."""
     if processors:  # before torch is imported
         take_processors([int(number) for number in processors.split(",")], most_threads)
     elif most_threads:
@@ -129,10 +129,11 @@ def instance(
             place = NetworkRendezvous(instance_id, pool_name, pool_host, secret, role, pd_caching)
         elif pool_dir:
             place = FolderRendezvous(instance_id, Path(pool_dir), role, pd_caching, page_transport)
-        pricing = _pricing(prices, session, settings, place, has_others=weights_fd >= 0)
-        model = session.open_model(
-            chosen, session.cache_dir, StageLines(), incarnation, shared, place, pricing
-        )
+        with stage_lines("loading") as report:
+            pricing = _pricing(prices, session, settings, place, report, has_others=weights_fd >= 0)
+            model = session.open_model(
+                chosen, session.cache_dir, report, incarnation, shared, place, pricing
+            )
         _serve(model.engine, serve)
 
 
@@ -151,6 +152,7 @@ def _pricing(
     session: Session,
     settings: EngineSettings,
     place: Rendezvous | None,
+    report: Progress,
     *,
     has_others: bool,
 ) -> "Pricing | None":
@@ -170,4 +172,4 @@ def _pricing(
 
     kept = KeptCalibrations(session.cache_dir, session.clock)
     transport = place.transport if isinstance(place, FolderRendezvous) else "tcp"
-    return OwnPricing(kept, session.clock, StageLines(), prices.calibration, transport)
+    return OwnPricing(kept, session.clock, report, prices.calibration, transport)

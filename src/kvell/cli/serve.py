@@ -21,7 +21,7 @@ from kvell.cli.terminal.options import (
     with_shared_kv_memory,
 )
 from kvell.cli.terminal.progress import progress_bar
-from kvell.cli.terminal.session import Session
+from kvell.cli.terminal.session import Session, collect_rarely
 from kvell.cli.terminal.signals import interruptible
 from kvell.cli.terminal.stderr import stderr_to
 from kvell.cluster.instances import check_start
@@ -106,7 +106,8 @@ def serve(
         with _logged(log_format), interruptible(), running_cluster(cluster) as address:
             _log_notes(session)
             options = replace(options, cluster=address)
-            serve_http(command, texts, options, _ready(announce), show_contract)
+            ready = _ready(announce, collect_rarely())
+            serve_http(command, texts, options, ready, show_contract)
     except InstanceStartError as error:
         if error.exit_code != CHANGE:
             raise
@@ -147,8 +148,11 @@ def _check_settings(
         check_named(settings, named, draft_path, session.available_bytes() // instances)
 
 
-def _ready(announce: Callable[[str], None]) -> Callable[[str], None]:
+def _ready(
+    announce: Callable[[str], None], collect_as_usual: Callable[[], None]
+) -> Callable[[str], None]:
     def announced(url: str) -> None:
+        collect_as_usual()
         announce(url)
         tell_service_manager("READY=1")
 

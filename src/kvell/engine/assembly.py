@@ -12,6 +12,7 @@ from kvell.cost.prices import DEFAULT_PRICES, InstancePrices
 from kvell.device.available import give_back_freed
 from kvell.device.host import CHUNK_BYTES
 from kvell.device.shared_weights import SharedWeights
+from kvell.device.weight_cache import WeightCache
 from kvell.engine.core.core import EngineCore
 from kvell.engine.core.journal import Journal
 from kvell.engine.core.miss_watch import MissWatch
@@ -80,6 +81,7 @@ def load_model(
     enforce_eager: bool = False,
     quantization: str = "none",
     weights_fd: int | None = None,
+    cache: WeightCache | None = None,
     threads: int | None = None,
     overrides: str | None = None,
     is_dummy: bool = False,
@@ -92,6 +94,7 @@ def load_model(
     :param quantization: one of ``quantization.QUANTIZATIONS``, for models with a fused pass.
     :param weights_fd: descriptor of a memfd that holds the weights once for all processes of this
         host; not used on a GPU.
+    :param cache: packed weights of earlier starts; not used on a GPU.
     :param overrides: a JSON object of fields that replace those of the model's config.
     :param is_dummy: make random weights from the config instead of reading files.
     :param threads: threads of the compiled pass; None: torch's number, and they rest while other
@@ -114,6 +117,7 @@ def load_model(
         fused=not enforce_eager,
         quantization=quantization,
         shared=None if weights_fd is None else SharedWeights(weights_fd),
+        cache=cache,
         overrides=overrides,
         is_dummy=is_dummy,
     )
@@ -378,6 +382,7 @@ def _make_contract(parts: _Parts, floor_bytes: int) -> MemoryContract:
         grammar_bytes=sum(served.grammar_bytes() for served in parts.served),
         steps=parts.steps,
         dtype=str(parts.served[0].model.dtype).removeprefix("torch."),
+        stored_as=tuple(filter(None, (served.model.stored_as for served in parts.served))),
     )
 
 

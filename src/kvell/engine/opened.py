@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kvell.cost.prices import DEFAULT_PRICES, InstancePrices
 from kvell.device.available import available_bytes, process_bytes
+from kvell.device.weight_cache import WeightCache
 from kvell.engine.assembly import build_engine, load_model
 from kvell.engine.core.journal import Journal
 from kvell.engine.engine import Engine
@@ -34,6 +35,7 @@ class OpenedModels:
     loaded: Sequence[PagedModel]
     draft: PagedModel | None
     floor_bytes: int
+    cache: WeightCache | None = None
 
     @property
     def main(self) -> NamedModel:
@@ -55,6 +57,8 @@ class OpenedModels:
         first = self.loaded[0]
         prices = DEFAULT_PRICES
         if pricing is not None:
+            if self.cache is not None:
+                self.cache.wait()  # its steps are timed
             prices = pricing(first, self.main.name, settings)
         records = first.device.type == "cuda" and not settings.enforce_eager
         engine = build_engine(
@@ -85,12 +89,15 @@ def open_served(
     cache_dir: Path,
     progress: Progress,
     weights_fd: int | None = None,
+    *,
+    reads_text: bool = True,
 ) -> OpenedModels:
     """Open the models of settings, and load their weights.
 
     :param cache_dir: directory of the packaged model after its conversion.
     :param weights_fd: descriptor of a memfd that holds the weights once for all processes of this
         host.
+    :param reads_text: load the first model's tokenizer in a thread, beside the weights.
     :raises ChangeSomething: names the setting that cannot work.
     """
     floor_bytes = process_bytes()
@@ -98,6 +105,9 @@ def open_served(
     named = open_named(
         settings.model, settings.beside, cache_dir, progress, overrides, settings.tokenizer
     )
+    cache = None
+    if settings.weight_cache:
+        cache = WeightCache(cache_dir / "weights", settings.weight_cache_size_bytes)
     load = partial(
         load_model,
         dtype=settings.dtype,
@@ -106,23 +116,19 @@ def open_served(
         kv_cache_dtype=settings.kv_cache_dtype,
         enforce_eager=settings.enforce_eager,
         weights_fd=weights_fd,
+        cache=cache,
         threads=settings.threads,
     )
-    draft_path: Path | None = None
-    if settings.speculative_model is not None:
-        draft_path = resolve_as(
-            "speculative_model", settings.speculative_model, cache_dir, progress
-        )
-        check_model(draft_path)
-        first = named[0]
-        name = settings.speculative_model
-        check_draft(draft_path, first.path, first.tokenizer, name, first.overrides)
+    draft_path = _checked_draft(settings, named[0], cache_dir, progress)
     check_named(
         settings,
         [(model.name, model.path) for model in named],
         draft_path,
         available_bytes() // settings.memory_parts,
     )
+    is_dummy = settings.load_format == "dummy"
+    if reads_text and draft_path is None and not is_dummy:
+        named[0] = named[0].with_early_tokenizer()
     budgets = [settings.kv_budget, *(None for _ in named[1:])]
     loaded = [
         load(
@@ -130,9 +136,22 @@ def open_served(
             kv_budget=budget,
             quantization=settings.quantization,
             overrides=model.overrides,
-            is_dummy=settings.load_format == "dummy",
+            is_dummy=is_dummy,
         )
         for model, budget in zip(named, budgets, strict=True)
     ]
     draft = load(draft_path) if draft_path is not None else None
-    return OpenedModels(named, loaded, draft, floor_bytes)
+    return OpenedModels(named, loaded, draft, floor_bytes, cache)
+
+
+def _checked_draft(
+    settings: EngineSettings, first: NamedModel, cache_dir: Path, progress: Progress
+) -> Path | None:
+    """Return the directory of the draft model; None without one."""
+    name = settings.speculative_model
+    if name is None:
+        return None
+    path = resolve_as("speculative_model", name, cache_dir, progress)
+    check_model(path)
+    check_draft(path, first.path, first.tokenizer, name, first.overrides)
+    return path

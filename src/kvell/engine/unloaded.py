@@ -17,7 +17,7 @@ from kvell.models.config.description import ModelDescription, describe
 from kvell.models.config.kv_dtypes import ELEMENT_BYTES, KV_DTYPES, kv_dtype_named
 from kvell.models.config.quantization import require_quantization
 from kvell.models.families.plain_config import known_config
-from kvell.models.loading.weight_files import weight_files_bytes
+from kvell.models.loading.model_weights import weight_files_bytes
 
 
 @dataclass(frozen=True)

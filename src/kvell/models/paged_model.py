@@ -36,6 +36,7 @@ class PagedModel:
 
     Not for concurrent use: one forward pass at a time.
 
+    :ivar stored_as: a line about files of quantised weights; "" for plain ones.
     :ivar captured: records of decode steps (:meth:`capture`); None: every step runs its Python.
     """
 
@@ -65,6 +66,7 @@ class PagedModel:
         self.fused = fused
         self.has_head = has_head
         self.quantization = quantization
+        self.stored_as = ""
         self.captured: StepRecords | None = None
         self._modules = None if fused else _module_pass(self.module, description, kernels)
         self._memory: ModelMemory | None = None

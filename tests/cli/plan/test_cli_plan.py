@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from kvell.models.sources.packaged import gguf_file
+
 Kvell = Callable[..., Any]
 
 
@@ -180,3 +182,31 @@ class TestSeveralModels:
         for name in ("tiny", "twin"):
             assert f"{name}: longest request: 4,096 tokens" in stdout
             assert f"Requests to {name}, while decoding" in stdout
+
+
+class TestGguf:
+    def test_a_file_is_planned_by_its_blocks(self, kvell: Kvell) -> None:
+        """Its matrices take about as much memory as they do in the file."""
+        file = gguf_file()
+        ended = kvell("plan", "--model", file, "--kv-memory", "64MiB", "--json")
+        assert ended.code == 0, ended.stderr
+        found = json.loads(ended.stdout)
+        assert (
+            found["stored_as"] == "GGUF's Q4_1, Q8_0; read into int4 and int8, error 0 of their rms"
+        )
+        assert 0.9 < found["weights_bytes"] / file.stat().st_size < 1.1
+
+    @pytest.mark.parametrize(
+        ("given", "problem"),
+        [
+            ("/nowhere/model.gguf", "there is no such file; use smollm2"),
+            ("owner/name:Q4_K_M", "has its sizes in a GGUF file that is not downloaded; plan"),
+        ],
+    )
+    def test_a_file_that_is_not_here_is_named(
+        self, given: str, problem: str, kvell: Kvell, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        ended = kvell("plan", "--model", given)
+        assert ended.code == 2
+        assert problem in ended.stderr

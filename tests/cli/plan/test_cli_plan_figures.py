@@ -237,6 +237,51 @@ def test_what_cannot_be_served_yet_is_said(found: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "quantised", "dtype", "line"),
+    [
+        (
+            "qwen3-8b",
+            {"quant_method": "awq"},
+            "auto",
+            "awq, 4 bits in groups of 128; read into int4",
+        ),
+        (
+            "qwen3-8b",
+            {"quant_method": "fp8", "weight_block_size": [128, 128]},
+            "auto",
+            "fp8, 8 bits in blocks of 128 x 128; read into int8; activations are not quantised",
+        ),
+        (
+            "gpt-oss-20b",
+            {"quant_method": "mxfp4"},
+            "float32",
+            "mxfp4, 4 bits in groups of 32; read into float32",
+        ),
+    ],
+)
+def test_a_quantised_checkpoint_says_what_it_is_read_into(
+    found: Any, tmp_path: Path, name: str, quantised: dict[str, Any], dtype: str, line: str
+) -> None:
+    raw = json.loads((CONFIGS / f"{name}.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"quantization_config": quantised}))
+    data, lines = found(tmp_path / "config", "--dtype", dtype)
+    assert data["stored_as"] == line
+    assert f"weights are stored as {line}" in lines
+    assert data["refusal"] == ""
+    plain, _ = found(name)
+    assert plain["stored_as"] == ""
+
+
+def test_a_quantisation_that_is_not_read_is_said(found: Any, tmp_path: Path) -> None:
+    raw = json.loads((CONFIGS / "qwen3-8b.json").read_text())
+    quantised = {"quant_method": "gptq", "bits": 3, "group_size": 128}
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"quantization_config": quantised}))
+    data, _ = found(tmp_path / "config")
+    assert "3 bits are not read" in data["refusal"]
+    assert data["stored_as"] == ""
+
+
+@pytest.mark.parametrize(
     ("name", "more"),
     [("llama-3.2-11b-vision", "32 KiB more (cross)"), ("paligemma2-10b", "7 KiB more (vision)")],
 )

@@ -32,8 +32,8 @@ from kvell.models.families.families import (
     RECURRENT,
     UNKNOWN,
     WITH_IMAGES,
-    require_plain_weights,
 )
+from kvell.models.families.quantised_schemes import scheme_of
 from kvell.models.families.refusals import (
     ENCODED,
     TEXT,
@@ -212,24 +212,27 @@ def test_configs_that_want_what_is_not_there(
     assert caught.value.value == "here"
 
 
-@pytest.mark.parametrize("method", ["fp8", "gptq", "mxfp4"])
-def test_quantised_weights_are_refused_with_their_method(method: str) -> None:
+@pytest.mark.parametrize("method", ["bitsandbytes", "fbgemm_fp8", "hqq"])
+def test_quantisers_that_are_not_read_are_refused_by_name(method: str) -> None:
     config = tiny_config("LlamaForCausalLM", quantization_config={"quant_method": method})
     with pytest.raises(ChangeSomething, match=f"quantised \\({method}\\): it needs") as caught:
         check_architecture(config)
     assert caught.value.value == "LlamaForCausalLM"
 
 
-def test_quantised_weights_without_a_method() -> None:
+@pytest.mark.parametrize("method", ["awq", "fp8", "gptq", "mxfp4"])
+def test_quantisers_that_are_read_pass(method: str) -> None:
+    check_architecture(
+        tiny_config("LlamaForCausalLM", quantization_config={"quant_method": method})
+    )
+
+
+def test_a_quantiser_may_be_an_object_and_plain_weights_have_none() -> None:
     config = SimpleNamespace(model_type="llama", quantization_config=SimpleNamespace(bits=4))
     with pytest.raises(ChangeSomething, match=r"quantised \(unknown\)"):
-        require_plain_weights(config, "LlamaForCausalLM")
-
-
-def test_plain_weights_pass() -> None:
-    require_plain_weights(tiny_config("LlamaForCausalLM"), "LlamaForCausalLM")
-    plain = SimpleNamespace(model_type="llama", quantization_config=None)
-    require_plain_weights(plain, "LlamaForCausalLM")
+        scheme_of(config, "LlamaForCausalLM")
+    assert scheme_of(tiny_config("LlamaForCausalLM"), "") is None
+    assert scheme_of(SimpleNamespace(model_type="llama", quantization_config=None), "") is None
 
 
 TEXT_FIELDS: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 2}

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from kvell.models.families.families import EXACT, FUSED
-from kvell.models.fused.grouped import Form, GroupedWeight, quantise
+from kvell.models.fused.grouped import BlockWeight, Form, GroupedWeight, quantise
 from kvell.models.loading.random_weights import random_module
 from kvell.models.paged_model import ForwardBatch, PagedModel
 from kvell.vocabulary import NOT_NUMBERS
@@ -257,20 +257,26 @@ def test_weights_take_fewer_bytes() -> None:
     assert packed["int4"] < packed["int8"]
 
 
+def block_of(weight: GroupedWeight) -> BlockWeight:
+    numbers = weight.unpack()
+    rows = lambda start, stop: numbers[start:stop]  # noqa: E731
+    return BlockWeight("drawn", weight.form, weight.shape, rows, lambda: weight)
+
+
 def test_blocks_that_a_model_brings_are_kept_where_rows_lie_together() -> None:
-    """Queries, keys and values are one matrix: blocks of two forms among them are not kept."""
+    """Queries, keys and values are one matrix: blocks of two forms among them become int8."""
     module, ids = tiny_module("LlamaForCausalLM"), prompt_ids(12)
     names = ("q_proj", "k_proj", "v_proj")
-    blocks: dict[str, GroupedWeight] = {}
+    blocks: dict[str, BlockWeight] = {}
     oracle = unpacked_module(module, "int4")
     for index, layer in enumerate(module.model.layers):
         for name in names:
             form = Form.INT4 if index == 1 and name == "v_proj" else Form.INT8
             made = quantise(getattr(layer.self_attn, name).weight, form)
-            blocks[f"model.layers.{index}.self_attn.{name}.weight"] = made
-            if index != 1:
-                linear = getattr(oracle.model.layers[index].self_attn, name)
-                linear.weight.data = made.unpack()
+            block = block_of(made)
+            blocks[f"model.layers.{index}.self_attn.{name}.weight"] = block
+            linear = getattr(oracle.model.layers[index].self_attn, name)
+            linear.weight.data = block.to_form(Form.INT8).unpack()
     model = fused_model(module, quantization="int4", blocks=blocks)
     assert_exact(steps_of(model, ids, [12]), oracle_logits(oracle, ids))
 

@@ -85,7 +85,11 @@ BROKEN_MODELS: list[tuple[Mutilate, str, str]] = [
     (dangles, WEIGHTS, "is a link to /nowhere/blobs/4d7a, which is missing"),
     (lambda path: (path / WEIGHTS).unlink(), WEIGHTS, "is missing"),
     (is_named("pytorch_model.bin"), "pytorch_model.bin", "is a pickle, which is not read"),
-    (is_named("model-q4_0.gguf"), "model-q4_0.gguf", "is a GGUF file, which is not read"),
+    (
+        is_named("model-q4_0.gguf"),
+        "model-q4_0.gguf",
+        "is a GGUF file; name the file itself as the model",
+    ),
     (is_named("consolidated.safetensors"), "consolidated.safetensors", "form of transformers"),
     (is_named("model-00001-of-00002.safetensors"), "model-00002-of-00002", "is missing"),
     (is_named("model-00003-of-00002.safetensors"), "model-00001-of-00002", "is missing"),

@@ -15,6 +15,7 @@ import torch
 import kvell
 from kvell.attention.choice import choose_kernels
 from kvell.device.shared_weights import MANIFEST_BYTES, SharedWeights
+from kvell.device.weight_cache import WeightCache
 from kvell.device.weight_memory import PrivateWeights
 from kvell.models.loading.loading import load_paged_model
 from kvell.models.loading.random_weights import write_random_model
@@ -46,6 +47,7 @@ llm = kvell.LLM(
     kv_memory_bytes=32 << 20,
     cache_dir=cache_dir,
     weights_fd=descriptor,
+    weight_cache=False,
 )
 sampling = kvell.SamplingParams(temperature=0, max_tokens=8)
 answer = llm.generate([{prompt!r}], sampling)[0]
@@ -225,10 +227,10 @@ def test_several_models_lie_in_one_file(saved: Path, tmp_path: Path, descriptor:
     assert len(shared.entries()) == 2
 
 
-def test_a_gpu_does_not_use_the_file(saved: Path, descriptor: int) -> None:
+def test_a_gpu_uses_neither_file(saved: Path, tmp_path: Path, descriptor: int) -> None:
     shared, device = SharedWeights(descriptor), torch.device("cuda")
-    with memory_for(
-        shared, [saved / "config.json"], choose_kernels(CPU), torch.float32, device, True, "none"
-    ) as memory:
+    cache = WeightCache(tmp_path, MIB)
+    form = (choose_kernels(CPU), torch.float32, device, True, "none")
+    with memory_for(shared, cache, [saved / "config.json"], None, *form) as memory:
         assert isinstance(memory, PrivateWeights)
     assert shared.entries() == []

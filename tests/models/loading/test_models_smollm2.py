@@ -15,11 +15,10 @@ from kvell.errors import ChangeSomething
 from kvell.models.config.configs import read_config
 from kvell.models.loading.loading import load_paged_model
 from kvell.models.sources import packaged
+from kvell.models.sources.converted import MARKER, is_complete
 from kvell.models.sources.packaged import (
-    MARKER,
     MODEL_NAME,
     gguf_file,
-    is_complete,
     packaged_model,
     source_fingerprint,
 )

@@ -49,7 +49,8 @@ def offline(
     check_results(json_path)
     rows = source.rows()
     with progress_bar("loading") as progress:
-        model = session.open_model(with_kv_memory(settings, session), session.cache_dir, progress)
+        chosen = with_kv_memory(settings, session)
+        model = session.open_model(chosen, session.cache_dir, progress, reads_text=True)
         progress("generating", 0.0)
         model.generate(*_requests(rows, source.seed, vocab_size))
     report = {

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvell.cli.plan.configs import load_config
+from kvell.cli.plan.configs import gguf_tensors, load_config
 from kvell.cli.plan.report import (
     DEVICES_BYTES,
     ONE_GPU,
@@ -41,6 +41,7 @@ from kvell.pages.sizing import Manager, plan_layout
 
 if TYPE_CHECKING:
     from kvell.models.config.description import ModelDescription
+    from kvell.models.gguf.gguf_file import GgufTensor
 
 
 def _show_families(ctx: click.Context, _: click.Parameter, is_given: bool) -> None:
@@ -125,10 +126,16 @@ def plan(
         problem = "a GPU's table is of one model"
         raise ChangeSomething("--gpu-memory", len(named), problem, "plan each model by itself")
     first, *others = (
-        replace(
-            make_report(model.name, description, manager, layout, name),
-            refusal=refusal_of(config),
-            taken=taken_beside(config, ELEMENT_BYTES[dtype]),
+        of_gguf(
+            replace(
+                make_report(model.name, description, manager, layout, name),
+                refusal=refusal_of(config),
+                taken=taken_beside(config, ELEMENT_BYTES[dtype]),
+                stored_as=stored_as(config, dtype),
+            ),
+            gguf_tensors(model.source, session),
+            config,
+            dtype,
         )
         for model, name, config, description in zip(named, names, configs, described, strict=True)
     )
@@ -189,6 +196,40 @@ def refusal_of(config: Any) -> str:
     except ChangeSomething as refusal:
         return f"{refusal.value} {refusal.problem}"
     return ""
+
+
+def of_gguf(
+    report: PlanReport, tensors: "Mapping[str, GgufTensor]", config: Any, dtype: str
+) -> PlanReport:
+    """Return the report with what a GGUF file's weights take; as it is without tensors of one."""
+    from kvell.models.families.families import fused_class
+    from kvell.models.gguf.gguf_tensors import memory_bytes, types_line
+
+    if not tensors:
+        return report
+    if fused_class(config) is None:
+        return replace(report, stored_as=types_line(tensors, _dtype_name(dtype)))
+    taken = replace(report.taken, weights_bytes=memory_bytes(tensors, ELEMENT_BYTES[dtype]))
+    return replace(report, stored_as=types_line(tensors, "int4 and int8"), taken=taken)
+
+
+def _dtype_name(dtype: str) -> str:
+    return "bfloat16" if dtype == "auto" else dtype
+
+
+def stored_as(config: object, dtype: str) -> str:
+    """Return the quantisation of a checkpoint that is served, and its form in memory, or ""."""
+    from kvell.models.families.families import fused_class
+    from kvell.models.families.quantised_schemes import scheme_of, without_quantiser
+
+    try:
+        scheme = scheme_of(config, "")
+    except ChangeSomething:
+        return ""
+    if scheme is None:
+        return ""
+    form = scheme.kernel_form if fused_class(without_quantiser(config)) else ""
+    return scheme.read_into(form or _dtype_name(dtype))
 
 
 def _print(report: PlanReport) -> None:

@@ -105,6 +105,7 @@ class PlanReport:
     """A layout, and the requests that fit into it.
 
     :param refusal: reason why the model cannot be served yet; "" if it can.
+    :param stored_as: the quantisation of its files, and the form in memory; "" for plain ones.
     :param devices: fits on common GPUs; empty if the weights' size is unknown.
     :param beside: reports of further models in the same pool; each counts the requests that fit
         while the other models have none.
@@ -121,6 +122,7 @@ class PlanReport:
     taken: Taken = Taken()
     devices: tuple[DeviceFit, ...] = ()
     beside: tuple["PlanReport", ...] = ()
+    stored_as: str = ""
 
     @property
     def reach_tokens(self) -> dict[int, int]:
@@ -183,6 +185,7 @@ class PlanReport:
             "reach_tokens": self.reach_tokens,
             "requests_that_fit": [asdict(fit) for fit in self.fits],
             "refusal": self.refusal,
+            "stored_as": self.stored_as,
             **asdict(self.taken),
         }
 
@@ -284,6 +287,8 @@ def _model_lines(report: PlanReport) -> list[str]:
             f"on a GPU, in addition to KV memory: {format_bytes(report.taken.weights_bytes)} of "
             f"weights, {format_bytes(report.taken.step_bytes)} for a step"
         )
+    if report.stored_as:
+        lines.append(f"weights are stored as {report.stored_as}")
     if report.refusal:
         lines.append(f"generate and serve refuse it: {report.refusal}")
     return lines

@@ -66,7 +66,8 @@ class ModelFlags:
     model: str = setting(
         DEFAULT_MODEL,
         "--model",
-        "A name of `kvell plan --models`, a config.json, a transformers directory, or a hub id."
+        "A name of `kvell plan --models`, a config.json, a transformers directory, a GGUF file, "
+        "or a hub id."
         f"  [default: {DEFAULT_MODEL}]",
         typed=None,
     )

@@ -90,7 +90,8 @@ models_option = click.option(
     "models",
     multiple=True,
     metavar="[NAME=]MODEL",
-    help="smollm2, a transformers directory, or a hub id; NAME=… names it. May be repeated."
+    help="smollm2, a transformers directory, a GGUF file, or a hub id; NAME=… names it. "
+    "May be repeated."
     f"  [default: {DEFAULT_MODEL}]",
 )
 """The option ``--model``; the command gets the models as ``models``."""

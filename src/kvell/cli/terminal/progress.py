@@ -1,12 +1,15 @@
 """Progress on stderr, so that stdout has results only."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Event, Thread
 
 import click
 
 from kvell.models.sources.progress import Progress
+
+STILL_SECONDS = 4
 
 
 @contextmanager
@@ -19,22 +22,50 @@ def progress_bar(first: str) -> Iterator[Progress]:
         with _drawn_bar(first) as report:
             yield report
     else:
-        yield StageLines()
+        with stage_lines(first) as report:
+            yield report
 
 
 def notice(sentence: str) -> None:
     click.echo(f"kvell: {sentence}", err=True)
 
 
+@contextmanager
+def stage_lines(first: str) -> Iterator[Progress]:
+    """Print a line for each stage while the block runs, and one every 4 s.
+
+    :param first: text of those lines until the block reports progress.
+    """
+    lines = StageLines(first)
+    ended = Event()
+    thread = Thread(target=repeat, args=(lines, lambda: ended.wait(STILL_SECONDS)), daemon=True)
+    thread.start()
+    try:
+        yield lines
+    finally:
+        ended.set()
+        thread.join()
+
+
+def repeat(lines: "StageLines", wait: Callable[[], bool]) -> None:
+    """Print the stage each time that a wait returns False, with the seconds of all waits."""
+    seconds = 0
+    while not wait():
+        seconds += STILL_SECONDS
+        notice(f"{lines.stage} … {seconds} s")
+
+
 class StageLines:
     """A progress report for logs: a line for each new stage."""
 
-    def __init__(self) -> None:
-        self._stage = ""
+    def __init__(self, first: str) -> None:
+        self.stage = first
+        self._printed = ""
 
     def __call__(self, what: str, fraction: float) -> None:
-        if what != self._stage:
-            self._stage = what
+        self.stage = what
+        if what != self._printed:
+            self._printed = what
             click.echo(f"kvell: {what} …", err=True)
 
 

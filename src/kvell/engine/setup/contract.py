@@ -91,6 +91,7 @@ class MemoryContract:
     :param beside: further models that share the pool; ``max_model_len`` and
         ``requests_that_fit`` apply to the first model.
     :param dtype: dtype of the first model's computation; "" if it computes nothing.
+    :param stored_as: lines about models whose files have quantised weights.
     """
 
     model: str
@@ -109,6 +110,7 @@ class MemoryContract:
     grammar_bytes: int = 0
     steps: str = ""
     dtype: str = ""
+    stored_as: tuple[str, ...] = ()
 
     @property
     def total_bytes(self) -> int:
@@ -152,6 +154,7 @@ class MemoryContract:
         lines = [
             f"memory contract for {names}" + (f", {self.dtype}" if self.dtype else ""),
             f"  weights             {size(self.weights_bytes)}",
+            *(f"    stored as {line}" for line in self.stored_as),
             f"  KV pool             {size(self.kv_pool_bytes)}  "
             f"({self.num_large_pages:,} large pages of {size(self.large_page_bytes).strip()})",
             *(

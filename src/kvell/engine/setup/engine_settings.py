@@ -8,6 +8,7 @@ from kvell.engine.setup.options import EngineOptions
 from kvell.flags import setting, settings_with_flag
 from kvell.models.config.kv_dtypes import KV_DTYPES
 from kvell.models.config.quantization import QUANTIZATIONS
+from kvell.vocabulary import GIB
 
 USUAL_DRAFT_TOKENS = 4
 """The draft tokens per step of a draft model that is given without their number."""
@@ -22,8 +23,8 @@ class EngineSettings(EngineOptions):
     """
 
     model: str
-    """``smollm2``, a local transformers directory, or a hub id. Requests use this name, or NAME if
-    it is written ``NAME=…``."""
+    """``smollm2``, a transformers directory, a GGUF file, or a hub id. Requests use this name, or
+    NAME if it is written ``NAME=…``."""
     beside: Sequence[str] = ()
     """Further independent models, written like ``model``. All models share the steps and the KV
     pool, which is divided by load."""
@@ -114,6 +115,24 @@ class EngineSettings(EngineOptions):
     )
     """Run transformers' code layer by layer even if the model has a fused pass (dense models and
     Falcon-H1, in float32 or bfloat16 on a CPU); slower, but as exact."""
+
+    weight_cache: bool = setting(
+        True,
+        "--weight-cache",
+        "Keep packed weights in files of the cache directory, which later starts read.",
+        "switch",
+    )
+    """Keep the packed weights of models with a fused pass in the cache directory; later starts copy
+    them instead of reading and packing the model's files."""
+    weight_cache_size_bytes: int = setting(
+        20 * GIB,
+        "--weight-cache-size",
+        "Bound of these files; the least recently used are removed.",
+        "bytes",
+        typed="20GiB",
+    )
+    """Bound of the files of packed weights; the least recently used are removed first, and a larger
+    model has none."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "beside", tuple(self.beside))

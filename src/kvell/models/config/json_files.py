@@ -9,6 +9,7 @@ from kvell.errors import ChangeSomething, KvellError
 from kvell.wire.decoding import MalformedError, decode_json, has_more_values
 
 CONFIG_FILE = "config.json"
+GENERATION_FILE = "generation_config.json"
 OVERRIDES_FLAG = "--hf-overrides"
 FETCH_AGAIN = "fetch the file again"
 FETCH_MODEL_AGAIN = "fetch the model again"

@@ -35,4 +35,7 @@ def unkept(name: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise refusal(name, f"cannot represent the model's numbers ({error})") from error
+        problem = f"cannot represent the model's numbers ({error})"
+        if name == "none":
+            raise ChangeSomething("model", "weights", problem, "fetch the model again") from error
+        raise refusal(name, problem) from error

@@ -261,26 +261,6 @@ def fused_class(config: Any) -> str | None:
     return fused
 
 
-def require_plain_weights(config: object, name: str) -> None:
-    """Refuse weights that are stored as anything but floating-point numbers.
-
-    transformers loads some of them by separate libraries, and others wrongly or not at all.
-
-    :raises ChangeSomething: naming the class and its quantisation.
-    """
-    quantised = getattr(config, "quantization_config", None)
-    if not quantised:
-        return
-    fields = quantised if isinstance(quantised, Mapping) else vars(quantised)
-    raise ChangeSomething(
-        "model",
-        name,
-        f"its weights are quantised ({fields.get('quant_method', 'unknown')}): "
-        "it needs kernels that read them",
-        "use the same model in bfloat16 or float32",
-    )
-
-
 def listed_class(config: object) -> str | None:
     """Return the exact class of a config whose type and class are listed here; else None."""
     named: Iterable[str] = getattr(config, "architectures", None) or ()

@@ -22,8 +22,8 @@ from kvell.models.families.families import (
     WITH_IMAGES,
     listed_class,
     require_exact,
-    require_plain_weights,
 )
+from kvell.models.families.quantised_schemes import scheme_of
 from kvell.pages.layout import GroupKind
 
 TEXT = ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",)
@@ -80,11 +80,11 @@ def check_architecture(config: Any) -> None:
 
     The class follows from the model type and the config's parts, whatever the config names.
 
-    :raises ChangeSomething: naming the class and the missing feature; also for weights that are
-        quantised.
+    :raises ChangeSomething: naming the class and the missing feature; also for weights of a
+        quantisation that is not read.
     """
     if (name := listed_class(config)) is not None:
-        require_plain_weights(config, name)
+        scheme_of(config, name)
         return
     need = find_needed(config)
     if getattr(config, "architectures", None) and not is_body(config):
@@ -93,7 +93,7 @@ def check_architecture(config: Any) -> None:
     if WITH_IMAGES.get(class_run(config), "cross") not in OWN_TEXT:
         text = text_config(config)
         require_exact(class_run(text), find_needed(text))
-    require_plain_weights(config, class_run(config))
+    scheme_of(config, class_run(config))
 
 
 def is_body(config: object) -> bool:

@@ -14,6 +14,7 @@ from kvell.models.config.config_fields import architecture
 from kvell.models.config.json_files import MALFORMED, REPAIR_CONFIG, read_by_library
 from kvell.models.families.plain_weights import FLOAT32, plain_tensors
 from kvell.models.families.quantised_bytes import quantised_bytes
+from kvell.models.families.quantised_schemes import without_quantiser
 
 if TYPE_CHECKING:
     import torch
@@ -62,12 +63,9 @@ def _built(config: Any, element_bytes: int) -> "Mapping[str, torch.Tensor] | Non
     if named is None:
         return None
     dtype = torch.bfloat16 if element_bytes == 2 else torch.float32
-    plain = copy.deepcopy(config)
-    if getattr(plain, "quantization_config", None):
-        del plain.quantization_config
     try:
         with torch.device("meta"):
-            module = named._from_config(plain, dtype=dtype)
+            module = named._from_config(without_quantiser(copy.deepcopy(config)), dtype=dtype)
     except Exception:  # transformers' classes raise errors of any type for odd sizes
         return None
     kept: dict[str, torch.Tensor] = module.state_dict(keep_vars=True)

@@ -25,11 +25,11 @@ from kvell.elastic.arena import StepBuffers
 from kvell.models.config.description import ModelDescription
 from kvell.models.forward.forward_batch import ForwardBatch, HostForwardBatch
 from kvell.models.forward.segments import LayerCallbacks
-from kvell.models.fused.grouped import GroupedWeight
+from kvell.models.fused.grouped import BlockWeight
 from kvell.models.fused.need import FLOAT_BYTES, StepParts, align
 from kvell.models.fused.parts import NormRecipe
 from kvell.models.fused.recipe import DecoderRecipe, LayerRecipe, recipe_of, weights_of
-from kvell.models.fused.skeleton import DecoderSkeleton
+from kvell.models.fused.skeleton import EMBEDDING, DecoderSkeleton
 from kvell.models.fused.weights import LayerMatrices, PackedWeights, WeightForms, in_memory
 from kvell.models.partials.remote_sections import RemoteSections
 from kvell.models.partials.served_layers import ServedLayer, ServedLayers
@@ -509,7 +509,7 @@ def fused_decoder(
     description: ModelDescription,
     kernels: AttentionKernels,
     quantization: str = "none",
-    blocks: Mapping[str, GroupedWeight] | None = None,
+    blocks: Mapping[str, BlockWeight] | None = None,
     memory: WeightMemory | None = None,
 ) -> FusedDecoder | None:
     """Make the compiled pass of a module and take over its weights; return None if it has none.
@@ -518,7 +518,7 @@ def fused_decoder(
     bfloat16 on a CPU, if the package was compiled. The module then keeps its config, but no
     linear's weight.
 
-    :param blocks: weights by the names of the module's parameters, used unchanged.
+    :param blocks: weights by the names of the module's parameters, kept in their form.
     """
     memory = memory or PrivateWeights()
     recipe = _recipe(module, description, kernels)
@@ -527,7 +527,8 @@ def fused_decoder(
     with torch.no_grad():
         forms = WeightForms(module, recipe.head, quantization, blocks or {})
         # A skeleton's tensors are its files, which all processes map anyway.
-        maps_table = isinstance(module, DecoderSkeleton) or not memory.is_shared
+        is_mapped = isinstance(module, DecoderSkeleton) and EMBEDDING not in (blocks or {})
+        maps_table = is_mapped or not memory.is_shared
         longest = description.max_model_len
         return FusedDecoder(recipe, kernels, forms, longest, memory, maps_table)  # type: ignore[arg-type]
 

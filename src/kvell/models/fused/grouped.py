@@ -4,7 +4,7 @@ int8: ``scale · q``, q from -127 to 127; int4: ``scale · q + minimum``, q from
 and minima are in half precision, as in GGUF's Q8_0 and Q4_1.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -14,6 +14,8 @@ from torch.nn import functional
 GROUP = 32
 MOST_EIGHT = 127
 MOST_FOUR = 15
+NUMBERS_AT_ONCE = 1 << 22
+"""Numbers of a weight in blocks that are float32 at the same time."""
 
 
 class Form(IntEnum):
@@ -49,6 +51,40 @@ class GroupedWeight:
         width = self.shape[1]
         made = self.quants.float() * _spread(self.scales, width)
         return made if self.minima is None else made + _spread(self.minima, width)
+
+
+@dataclass(frozen=True)
+class BlockWeight:
+    """A weight in the blocks of its file, decoded when it is packed.
+
+    :param kind: the file's name of the blocks, such as ``Q4_K``.
+    :param form: the form of kernels that is nearest to them.
+    :param numbers: returns the numbers of rows ``start`` to ``stop``, float32.
+    :param own: returns the weight in ``form`` without any loss but that of its scales' rounding;
+        None, or without a return value, if its numbers are quantised.
+    """
+
+    kind: str
+    form: Form
+    shape: tuple[int, int]
+    numbers: Callable[[int, int], torch.Tensor]
+    own: Callable[[], GroupedWeight | None] | None = None
+
+    def to_form(self, form: Form) -> GroupedWeight:
+        """Return the weight in a form, quantised a few rows after the others.
+
+        :raises ValueError: if a number is infinite, or too large for a scale in half precision.
+        """
+        made = self.own() if self.own is not None and form is self.form else None
+        return made or join_rows([quantise(part, form) for part in self._parts()], torch.cat)
+
+    def unpack(self, dtype: torch.dtype) -> torch.Tensor:
+        return torch.cat([part.to(dtype) for part in self._parts()])
+
+    def _parts(self) -> Iterator[torch.Tensor]:
+        rows, width = self.shape
+        step = max(1, NUMBERS_AT_ONCE // width)
+        return (self.numbers(row, min(row + step, rows)) for row in range(0, rows, step))
 
 
 def quantise(weight: torch.Tensor, form: Form) -> GroupedWeight:

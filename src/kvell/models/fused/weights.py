@@ -9,7 +9,14 @@ import torch
 from torch import nn
 
 from kvell.device.weight_memory import WeightMemory
-from kvell.models.fused.grouped import Form, GroupedWeight, join_rows, quantise, widen_grouped
+from kvell.models.fused.grouped import (
+    BlockWeight,
+    Form,
+    GroupedWeight,
+    join_rows,
+    quantise,
+    widen_grouped,
+)
 from kvell.models.fused.packing import (
     PackedMatrix,
     Rows,
@@ -26,7 +33,10 @@ Weight = torch.Tensor | GroupedWeight
 
 
 class WeightForms:
-    """The form of each linear: the model's own blocks unchanged, else that of the quantization.
+    """The form of each linear: that of the model's own blocks, else that of the quantization.
+
+    Linears whose rows are packed together have one form: int8 if their blocks differ, and the
+    plain one if a linear among them has no blocks and is not quantised.
 
     Heads, and embeddings tied to them, are int8 if the others are int4: they are the widest, and
     are read at both ends of the model.
@@ -37,7 +47,7 @@ class WeightForms:
         module: nn.Module,
         head: Any,
         quantization: str,
-        blocks: Mapping[str, GroupedWeight],
+        blocks: Mapping[str, BlockWeight],
     ) -> None:
         """Take blocks by the names of the module's parameters; quantise others from its dtype."""
         self._dtype: Any = module.dtype
@@ -53,9 +63,9 @@ class WeightForms:
         }
 
     def form(self, linears: Sequence[Any]) -> Form:
-        brought = {self._blocks[linear].form for linear in linears if linear in self._blocks}
-        if len(brought) == 1 and all(linear in self._blocks for linear in linears):
-            return brought.pop()
+        if all(linear in self._blocks for linear in linears):
+            brought = {self._blocks[linear].form for linear in linears}
+            return brought.pop() if len(brought) == 1 else Form.INT8
         if self._forms is Form.INT4 and self._head in linears:
             return Form.INT8
         return self._forms
@@ -66,17 +76,20 @@ class WeightForms:
         :raises ValueError: if a number is infinite, or too large for half precision.
         """
         form = self.form(linears)
-        return [self._made(linear, form) for linear in linears]
+        made = [self._made(linear, form) for linear in linears]
+        if form is Form.PLAIN and any(linear in self._blocks for linear in linears):
+            return [part.float() for part in made if isinstance(part, torch.Tensor)]
+        return made
 
     def weight(self, linear: Any) -> Weight:
         return self.weights((linear,))[0]
 
     def _made(self, linear: Any, form: Form) -> Weight:
+        block = self._blocks.get(linear)
+        if block is not None:
+            return block.unpack(self._dtype) if form is Form.PLAIN else block.to_form(form)
         if form is Form.PLAIN:
             return linear.weight  # type: ignore[no-any-return]
-        block = self._blocks.get(linear)
-        if block and block.form is form:
-            return block
         return quantise(linear.weight.detach().to(self._dtype), form)
 
 

@@ -7,6 +7,9 @@ unusual files, are loaded by transformers' own modules (``module_loading``)::
                                     └─ else ─► transformers' modules ─► fused or module pass
 """
 
+import math
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,8 @@ from kvell.attention.choice import kernels_for
 from kvell.attention.interface import AttentionKernels
 from kvell.attention.quantised import scale_bytes_of
 from kvell.device.shared_weights import SharedWeights
+from kvell.device.weight_cache import WeightCache
+from kvell.device.weight_memory import WeightMemory
 from kvell.models.config.budgets import budgets_of, with_budgets
 from kvell.models.config.config_fields import optional_size, text_config
 from kvell.models.config.description import ModelDescription, describe
@@ -29,15 +34,24 @@ from kvell.models.config.json_files import (
 from kvell.models.config.quantization import require_quantization, unkept
 from kvell.models.families.families import fused_class
 from kvell.models.families.plain_config import known_config
+from kvell.models.families.quantised_schemes import without_quantiser
 from kvell.models.families.refusals import check_architecture
 from kvell.models.forward.kv_memory import NO_KV
 from kvell.models.fused.decoder import fused_decoder, takes
-from kvell.models.fused.skeleton import DecoderSkeleton, skeleton_of
-from kvell.models.loading.gguf_blocks import blocks_of
-from kvell.models.loading.missing_head import lacks_head, tensors_with_head
+from kvell.models.fused.grouped import BlockWeight
+from kvell.models.fused.skeleton import BODY, EMBEDDING, DecoderSkeleton, skeleton_of
+from kvell.models.loading.gguf_weights import packaged_blocks
+from kvell.models.loading.missing_head import (
+    HEAD,
+    blocks_with_head,
+    lacks_head,
+    tensors_with_head,
+)
+from kvell.models.loading.model_weights import weights_of
 from kvell.models.loading.shared_loading import memory_for
-from kvell.models.loading.weight_files import WeightMap, read_weight_map
+from kvell.models.loading.weight_files import WeightMap
 from kvell.models.paged_model import PagedModel
+from kvell.models.text.early_tokenizer import wait_until_loaded
 
 CPU = torch.device("cpu")
 
@@ -52,6 +66,7 @@ def load_paged_model(
     fused: bool = True,
     quantization: str = "none",
     shared: SharedWeights | None = None,
+    cache: WeightCache | None = None,
     overrides: str | None = None,
     is_dummy: bool = False,
 ) -> PagedModel:
@@ -74,44 +89,76 @@ def load_paged_model(
     kernels = kernels_for(kernels, vector_sizes(config, description), kv_dtype or dtype)
     place = device or CPU
     how = (description, kernels, kv_dtype, fused, quantization)
-    weights = None if is_dummy else read_weight_map(path)
+    weights = None if is_dummy else weights_of(path, config)
+    config = without_quantiser(config)
     files = (path / CONFIG_FILE,) if weights is None else weights.sources
-    with memory_for(shared, files, kernels, dtype, place, fused, quantization) as memory:
+    form = (kernels, dtype, place, fused, quantization)
+    with memory_for(shared, None if is_dummy else cache, files, config, *form) as memory:
         if weights is None:
-            from kvell.models.loading.module_loading import paged_module
-
-            dummy = _dummy_module(config, dtype, place)
-            return paged_module(dummy, *how, memory=memory)
+            return _dummy_model(config, dtype, place, how, memory)
         has_head = not lacks_head(weights, config)
-        blocks = blocks_of(weights) if quantization == "int4" else {}
+        blocks = blocks_with_head(weights, config)
+        if quantization == "int4":
+            blocks = blocks or packaged_blocks(weights)
         fits = fused and takes(kernels, place, dtype)
-        skeleton = _skeleton(weights, config, dtype) if fits else None
+        skeleton = _skeleton(weights, config, dtype, blocks) if fits else None
         if skeleton is not None:
             with unkept(quantization):
                 parts = (skeleton, description, kernels)
                 decoder = fused_decoder(*parts, quantization, blocks, memory)
             if decoder is not None:
                 parts_run = (*parts, kv_dtype, decoder)
-                return PagedModel(*parts_run, has_head=has_head, quantization=quantization)
+                model = PagedModel(*parts_run, has_head=has_head, quantization=quantization)
+                return _with_stored_form(model, weights, blocks)
+        wait_until_loaded()
         from kvell.models.loading.module_loading import load_module, paged_module
 
         module = load_module(weights, config, dtype, place)
-        return paged_module(module, *how, blocks, memory, has_head=has_head)
+        model = paged_module(module, *how, blocks, memory, has_head=has_head)
+        return _with_stored_form(model, weights, blocks)
 
 
-def _dummy_module(config: Any, dtype: torch.dtype, place: torch.device) -> Any:
+def _with_stored_form(
+    model: PagedModel, weights: WeightMap, blocks: Mapping[str, BlockWeight]
+) -> PagedModel:
+    """Note what weights in blocks of their files were read into; others stay as they are."""
+    counts: dict[str, int] = defaultdict(int)
+    for block in blocks.values() if model.fused else ():
+        counts[block.form.name.lower()] += math.prod(block.shape)
+    form = " and ".join(sorted(counts)) or str(model.dtype).removeprefix("torch.")
+    model.stored_as = weights.stored_as(form)
+    if model.stored_as and counts and model.quantization == "none":
+        model.quantization = max(counts, key=counts.__getitem__)
+    return model
+
+
+How = tuple[ModelDescription, AttentionKernels, torch.dtype | None, bool, str]
+
+
+def _dummy_model(
+    config: Any, dtype: torch.dtype, place: torch.device, how: How, memory: WeightMemory
+) -> PagedModel:
     from kvell.models.config.configs import whole_config
+    from kvell.models.loading.module_loading import paged_module
     from kvell.models.loading.random_weights import DUMMY_SCALE, random_module
 
-    return random_module(whole_config(config), 0, dtype, DUMMY_SCALE).to(place)
+    module = random_module(whole_config(config), 0, dtype, DUMMY_SCALE).to(place)
+    return paged_module(module, *how, memory=memory)
 
 
-def _skeleton(weights: WeightMap, config: Any, dtype: torch.dtype) -> DecoderSkeleton | None:
+def _skeleton(
+    weights: WeightMap, config: Any, dtype: torch.dtype, blocks: Mapping[str, BlockWeight]
+) -> DecoderSkeleton | None:
     """Return the skeleton of a model with a fused pass; None if its files are unusual."""
     name = fused_class(config)
-    if name is None:
+    # A body's names lack its prefix, and blocks are found by names: its numbers would be missing.
+    are_found = all(block == HEAD or block.startswith(BODY) for block in weights.blocks())
+    if name is None or not are_found:
         return None
     tensors = tensors_with_head(weights, config)
+    embedding = tensors.get(EMBEDDING)
+    if EMBEDDING in weights.blocks() and tensors.get(HEAD, embedding) is not embedding:
+        tensors[EMBEDDING] = blocks[EMBEDDING].unpack(dtype)
     with read_by_library(weights.path, DO_NOT_LOAD, FETCH_MODEL_AGAIN):
         return skeleton_of(config, name, tensors, dtype)
 

@@ -10,6 +10,7 @@ import re
 import torch
 
 from kvell.models.config.config_fields import text_config
+from kvell.models.fused.grouped import BlockWeight
 from kvell.models.loading.weight_files import WeightMap
 
 HEAD = "lm_head.weight"
@@ -35,6 +36,15 @@ def tensors_with_head(weights: WeightMap, config: object) -> dict[str, torch.Ten
     if embedding is not None and lacks_head(weights, config):
         tensors[HEAD] = tensors[embedding]
     return tensors
+
+
+def blocks_with_head(weights: WeightMap, config: object) -> dict[str, BlockWeight]:
+    """Return the weights in blocks; the embedding's are the head's of a model that lacks one."""
+    blocks = weights.blocks()
+    embedding = _embedding(weights)
+    if embedding in blocks and lacks_head(weights, config):
+        blocks[HEAD] = blocks[embedding]
+    return blocks
 
 
 def _embedding(weights: WeightMap) -> str | None:

@@ -12,7 +12,7 @@ from kvell.models.config.description import ModelDescription
 from kvell.models.config.quantization import refusal, unkept
 from kvell.models.forward.small_linear import use_small_linears
 from kvell.models.fused.decoder import fused_decoder
-from kvell.models.fused.grouped import GroupedWeight
+from kvell.models.fused.grouped import BlockWeight
 from kvell.models.loading.shared_loading import share_parameters
 from kvell.models.loading.weights import load_module
 from kvell.models.paged_model import PagedModel
@@ -27,14 +27,14 @@ def paged_module(
     kv_dtype: torch.dtype | None,
     fused: bool,
     quantization: str = "none",
-    blocks: Mapping[str, GroupedWeight] = MappingProxyType({}),
+    blocks: Mapping[str, BlockWeight] = MappingProxyType({}),
     memory: WeightMemory | None = None,
     has_head: bool = True,
 ) -> PagedModel:
     """Take over a module.
 
     :param fused: use the compiled pass, if the model has one; else transformers' own code.
-    :param blocks: weights by the names of the module's parameters, used unchanged.
+    :param blocks: weights by the names of the module's parameters, kept in their form.
     :raises ChangeSomething: if weights cannot be stored in the ``quantization``.
     """
     memory = memory or PrivateWeights()

@@ -1,9 +1,10 @@
 """Models by their names in requests, resolved and checked."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvell.models.config.embeddings import EmbeddingFacts, embedding_facts
 from kvell.models.families.plain_config import known_config
@@ -11,8 +12,12 @@ from kvell.models.loading.loading import check_model
 from kvell.models.sources.named_sources import named_sources
 from kvell.models.sources.progress import Progress
 from kvell.models.sources.source import resolve_as, resolve_model
+from kvell.models.text.early_tokenizer import load_early
 from kvell.models.text.end_tokens import eos_token_ids, tokenizer_end_ids
 from kvell.models.text.tokenizer import Tokenizer, tokenizer_or_none
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,8 @@ class NamedModel:
     path: Path
     overrides: str | None = None
     tokenizer_path: Path | None = None
+    early_tokenizer: "Future[Tokenizer] | None" = None
+    """Its tokenizer, which a thread loads; None if its first use loads it."""
 
     @property
     def text_path(self) -> Path:
@@ -34,7 +41,13 @@ class NamedModel:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer, loaded on first use; an instance that serves a front never uses it."""
+        if self.early_tokenizer is not None:
+            return self.early_tokenizer.result()
         return tokenizer_or_none(self.text_path, self.overrides)
+
+    def with_early_tokenizer(self) -> "NamedModel":
+        """Return the model with a thread that loads its tokenizer, whose errors its use raises."""
+        return replace(self, early_tokenizer=load_early(self.text_path, self.overrides))
 
     def tokenizer_json(self) -> str:
         """Return the tokenizer in the form of the tokenizers library.

@@ -3,15 +3,17 @@
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import kvell.models
 from kvell.attention.interface import AttentionKernels
 from kvell.device.shared_weights import SharedWeights
+from kvell.device.weight_cache import CachedMemory, WeightCache
 from kvell.device.weight_memory import PrivateWeights, WeightMemory
 
 ALIGN_BYTES = 128
@@ -20,7 +22,9 @@ ALIGN_BYTES = 128
 @contextmanager
 def memory_for(
     shared: SharedWeights | None,
+    cache: WeightCache | None,
     files: Sequence[Path],
+    config: object,
     kernels: AttentionKernels,
     dtype: torch.dtype,
     device: torch.device,
@@ -30,21 +34,42 @@ def memory_for(
     """Yield the memory for the weights of a model that is loaded in the block.
 
     :param shared: a file that other processes map too; not used on a GPU.
+    :param cache: packed weights of earlier starts; not used on a GPU.
+    :param files: the model's weights.
     """
-    if shared is None or device.type != "cpu":
+    if device.type != "cpu" or (shared is None and cache is None):
         yield PrivateWeights()
         return
-    stats = {str(file.resolve()): file.stat() for file in files}
-    key = {
+    folders = [Path(folder) for folder in kvell.models.__path__]
+    code = [file for folder in folders for kind in ("*.py", "*.so") for file in folder.rglob(kind)]
+    fields = {
         "version": version("kvell"),
-        "files": {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()},
+        "code": _digest(_identities(code)),
+        "files": _identities(files),
+        "config": _digest(config),
         "dtype": str(dtype),
         "quantization": quantization,
         "kernels": [kernels.name, getattr(kernels, "instruction_set", "")],
         "fused": fused,
     }
-    with shared.memory_of(json.dumps(key, sort_keys=True)) as memory:
+    key = json.dumps(fields, sort_keys=True)
+    with ExitStack() as stack:
+        memory: WeightMemory = PrivateWeights()
+        if shared is not None:
+            memory = stack.enter_context(shared.memory_of(key))
+        if cache is not None:
+            memory = stack.enter_context(cache.memory_of(key, memory))
         yield memory
+
+
+def _identities(files: Sequence[Path]) -> dict[str, list[int]]:
+    stats = {str(file.resolve()): file.stat() for file in sorted(files)}
+    return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
+
+
+def _digest(facts: object) -> str:
+    text = repr(facts).encode()
+    return hashlib.blake2b(text, digest_size=16).hexdigest()
 
 
 def share_parameters(module: Any, memory: WeightMemory) -> None:
@@ -56,6 +81,8 @@ def share_parameters(module: Any, memory: WeightMemory) -> None:
     """
     if not memory.is_shared:
         return
+    if isinstance(memory, CachedMemory):
+        memory = memory.uncached  # the module was read already
     files = mapped_files()
     moved = {
         name: values
@@ -68,9 +95,8 @@ def share_parameters(module: Any, memory: WeightMemory) -> None:
     if not moved:
         return
     shapes = [(name, tuple(values.shape), str(values.dtype)) for name, values in moved.items()]
-    text = hashlib.blake2b(repr(shapes).encode(), digest_size=16).hexdigest()
     sizes_bytes = [-(-values.nbytes // ALIGN_BYTES) * ALIGN_BYTES for values in moved.values()]
-    piece = memory.take(f"parameters {text}", sum(sizes_bytes))
+    piece = memory.take(f"parameters {_digest(shapes)}", sum(sizes_bytes))
     flat = torch.frombuffer(piece.memory, dtype=torch.uint8)
     at = 0
     for values, size_bytes in zip(moved.values(), sizes_bytes, strict=True):

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from kvell.errors import ChangeSomething
 from kvell.models.config.config_fields import KV_HEADS, optional_size, text_config
 from kvell.models.config.json_files import CONFIG_FILE
-from kvell.models.loading.weight_files import read_weight_map
+from kvell.models.loading.model_weights import weights_of
 
 PACKED = frozenset({"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"})
 """Dtypes of which an element may hold several numbers of the model."""
@@ -58,7 +58,7 @@ def stored_model(path: Path, config: object) -> StoredModel:
     is_counted = True
     try:
         digest.update((path / CONFIG_FILE).read_bytes())
-        weights = read_weight_map(path)
+        weights = weights_of(path, config)
         for file in weights.files:
             status = file.stat()
             digest.update(f"{file.name} {status.st_size}\n".encode())

@@ -38,10 +38,13 @@ from kvell.models.config.json_files import (
     not_the_file,
     one_line,
 )
+from kvell.models.config.stored_tensors import StoredTensor
 from kvell.wire.decoding import MalformedError, decode
 
 if TYPE_CHECKING:
     import torch
+
+    from kvell.models.fused.grouped import BlockWeight
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 16 << 20
@@ -74,24 +77,6 @@ class _Entry(msgspec.Struct, frozen=True):
 _ENTRIES = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ENTRY = msgspec.json.Decoder(_Entry)
 _METADATA = msgspec.json.Decoder(dict[str, str] | None)
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """A tensor's place in the data of its file.
-
-    :param stop: the byte after its last.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
-
-    @property
-    def size_bytes(self) -> int:
-        return self.stop - self.start
 
 
 def read_header(file: Path) -> list[StoredTensor]:
@@ -168,7 +153,7 @@ SHARD = re.compile(r"(model(?:\.safetensors)?)-(\d{1,6})-of-(\d{1,6})\.safetenso
 INSTEAD = (
     ("*.bin", "is a pickle, which is not read", "fetch or make its safetensors"),
     ("*.pth", "is a pickle, which is not read", "fetch or make its safetensors"),
-    ("*.gguf", "is a GGUF file, which is not read", "fetch the model's safetensors"),
+    ("*.gguf", "is a GGUF file", "name the file itself as the model"),
     (
         "*.safetensors",
         "is not in the form of transformers",
@@ -208,8 +193,18 @@ class WeightMap:
     def size_bytes(self) -> int:
         return sum(tensor.size_bytes for tensor in self.stored.values())
 
+    def blocks(self) -> "dict[str, BlockWeight]":
+        """Return the weights that the files have in blocks, by the names of transformers."""
+        return {}
+
+    def stored_as(self, form: str) -> str:
+        """Return what the files have in blocks, and the form that it is read into; "" for none."""
+        return ""
+
     def map_tensors(self) -> "dict[str, torch.Tensor]":
         """Map all tensors, in their files' dtypes, without reading them.
+
+        A weight in blocks has a tensor of its shape without numbers.
 
         :raises ChangeSomething: naming a file whose tensors torch cannot map.
         """
@@ -274,14 +269,6 @@ def read_weight_map(path: Path) -> WeightMap:
             for name in tensors.keys() - assigned.keys()
         },
     )
-
-
-def weight_files_bytes(path: Path) -> int:
-    """Return the size of a model directory's weights; 0 if they cannot be read."""
-    try:
-        return read_weight_map(path).size_bytes
-    except ChangeSomething:
-        return 0
 
 
 def check_weight_file(file: Path) -> list[StoredTensor]:

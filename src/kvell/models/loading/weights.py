@@ -1,5 +1,6 @@
 """Loading of weights from a transformers directory into transformers' own modules."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,8 +12,21 @@ from kvell.models.config.configs import whole_config
 from kvell.models.config.json_files import DO_NOT_LOAD, FETCH_MODEL_AGAIN, read_by_library
 from kvell.models.families.families import WITH_IMAGES
 from kvell.models.families.refusals import class_run
-from kvell.models.loading.missing_head import tensors_with_head
+from kvell.models.fused.grouped import BlockWeight
+from kvell.models.loading.missing_head import blocks_with_head, tensors_with_head
 from kvell.models.loading.weight_files import WeightMap
+
+
+@dataclass(frozen=True)
+class _Unread:
+    """A weight in blocks, decoded when transformers takes it, as it takes slices of files."""
+
+    block: BlockWeight
+    shape: torch.Size
+    dtype: torch.dtype
+
+    def __getitem__(self, _: object) -> torch.Tensor:
+        return self.block.unpack(self.dtype).view(self.shape)
 
 
 def load_module(weights: WeightMap, config: Any, dtype: torch.dtype, device: torch.device) -> Any:
@@ -23,7 +37,9 @@ def load_module(weights: WeightMap, config: Any, dtype: torch.dtype, device: tor
 
     :raises ChangeSomething: if a file is damaged or tensors are missing or misshapen.
     """
-    tensors = tensors_with_head(weights, config)
+    tensors: dict[str, Any] = {**tensors_with_head(weights, config)}
+    for name, block in blocks_with_head(weights, config).items():
+        tensors[name] = _Unread(block, tensors[name].shape, dtype)
     transformers_logging.disable_progress_bar()
     with read_by_library(weights.path, DO_NOT_LOAD, FETCH_MODEL_AGAIN):
         whole = whole_config(config)

@@ -1,5 +1,6 @@
 """Models from the Hugging Face hub; imported only when such a model is requested."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx2
@@ -27,14 +28,15 @@ WANTED_FILES = (
 """Files fetched from the hub: configs, weights, tokenizers; no pickles, no code."""
 
 
-def fetch_from_hub(model: str) -> Path:
+def fetch_from_hub(model: str, wanted_files: Sequence[str] = WANTED_FILES) -> Path:
     """Download a model from the Hugging Face hub, or find it in the hub's cache.
 
+    :param wanted_files: patterns of the files that are fetched.
     :raises ChangeSomething: if the id is malformed, the model does not exist or is gated, the hub
         cannot be reached, or the download fails (an HTTP or file error).
     """
     try:
-        return Path(snapshot_download(model, allow_patterns=list(WANTED_FILES)))
+        return Path(snapshot_download(model, allow_patterns=list(wanted_files)))
     except GatedRepoError as error:
         raise no_model(model, "is gated: the hub wants a login with access to it") from error
     except (HFValidationError, RepositoryNotFoundError) as error:

@@ -13,7 +13,7 @@ _HUB_ID = "a hub id is OWNER/NAME, as in Qwen/Qwen3-0.6B"
 
 
 def no_model(model: str, problem: str) -> ChangeSomething:
-    remedy = f"use {MODEL_NAME}, a transformers directory, or a hub id"
+    remedy = f"use {MODEL_NAME}, a transformers directory, a GGUF file, or a hub id"
     return ChangeSomething("model", model, problem, remedy)
 
 
@@ -25,11 +25,9 @@ def ollama_name(model: str) -> ChangeSomething | None:
     hosted = _HOSTED.fullmatch(model)
     if hosted is not None and "ollama" not in hosted[2]:
         own, _, tag = hosted["id"].partition(":")
-        if tag or own.lower().endswith("gguf"):
-            problem = "is Ollama's name of a GGUF file on the hub, which Kvell does not read"
-            return ChangeSomething(
-                "model", model, problem, f"use the model's safetensors: {_HUB_ID}"
-            )
+        if tag:
+            problem = f"has a tag, {tag}, that names no type of GGUF's matrices"
+            return ChangeSomething("model", model, problem, f"name one, as in {own}:Q4_K_M")
         return ChangeSomething("model", model, "is Ollama's name or an address", f"use {own}")
     tagged = _TAGGED.fullmatch(model)
     if hosted is None and tagged is None:

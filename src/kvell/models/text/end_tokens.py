@@ -9,13 +9,13 @@ import msgspec
 from kvell.errors import ChangeSomething
 from kvell.models.config.json_files import (
     CONFIG_FILE,
+    GENERATION_FILE,
     overridden,
     parsed_overrides,
     read_optional_json,
 )
 from kvell.wire.decoding import MalformedError, decode
 
-GENERATION_FILE = "generation_config.json"
 MOST_TOKEN_ID = (1 << 31) - 1
 PLAIN_CLASS = "TokenizersBackend"
 """transformers' name for a tokenizer that is entirely in its ``tokenizer.json``."""

@@ -22,6 +22,7 @@ SIZES = MappingProxyType(
         "kv_memory": "kv_memory_bytes",
         "memory": "memory_bytes",
         "cpu_buffer": "cpu_buffer_bytes",
+        "weight_cache_size": "weight_cache_size_bytes",
     }
 )
 """Settings in bytes by their other names, which also take a text like ``256MiB``."""
@@ -80,7 +81,7 @@ def _model(model: object) -> str:
     if isinstance(model, os.PathLike):
         model = os.fspath(model)
     if not isinstance(model, str) or not model:
-        remedy = "use smollm2, a local transformers directory, or a hub id"
+        remedy = "use smollm2, a transformers directory, a GGUF file, or a hub id"
         raise ChangeSomething("model", model, "is not the name of a model", remedy)
     return model
 

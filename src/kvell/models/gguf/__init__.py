@@ -1,0 +1,1 @@
+"""Models that are one GGUF file: its header, config, names, blocks and tokenizer."""
