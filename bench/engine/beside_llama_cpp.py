@@ -1,6 +1,6 @@
 """Tokens per second of one GGUF file in Kvell and in llama.cpp, in turn.
 
-``python -m bench.engine.llama_cpp --llama-env DIR``
+``python -m bench.engine.beside_llama_cpp --llama-env DIR``
 
 ``DIR`` is a virtual environment with llama-cpp-python, built on this machine. Without ``--file``,
 llama.cpp quantises the packaged model again, to Q4_K_M.  Each round starts both systems anew, so
@@ -73,6 +73,7 @@ def measure_llama(file: str) -> Figures:
     model = llama.llama_model_load_from_file(file.encode(), llama.llama_model_default_params())
     params = llama.llama_context_default_params()
     params.n_ctx, params.n_batch, params.n_seq_max = CONTEXT_TOKENS, LONG_TOKENS, max(BATCHES)
+    params.kv_unified = True  # all sequences share the context
     params.n_threads = params.n_threads_batch = THREADS
     context = llama.llama_init_from_model(model, params)
     vocabulary = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
@@ -147,7 +148,7 @@ def main() -> None:
         made[name] = {"kvell": ours, "llama.cpp": theirs, "ratios": ratios}
         spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
         print(f"{name}: {ours:,.0f} / {theirs:,.0f} tokens/s = {median(ratios):.2f} ({spread})")
-    result_file.write(args.json or result_file.path_of("llama_cpp"), made)
+    result_file.write(args.json or result_file.path_of("beside_llama_cpp"), made)
 
 
 if __name__ == "__main__":
