@@ -192,7 +192,7 @@ class TestGguf:
         assert ended.code == 0, ended.stderr
         found = json.loads(ended.stdout)
         assert (
-            found["stored_as"] == "GGUF's Q4_1, Q8_0; read into int4 and int8, error 0 of their rms"
+            found["stored_as"] == "GGUF's Q4_1, Q8_0; read into int4 and int8, with an error of 0 %"
         )
         assert 0.9 < found["weights_bytes"] / file.stat().st_size < 1.1
 

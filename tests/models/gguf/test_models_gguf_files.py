@@ -123,11 +123,24 @@ def test_a_directory_is_made_again_when_the_file_changes(good: Path, tmp_path: P
     assert not (directory / "tokenizer.json").exists(), "this file has no vocabulary"
 
 
+def test_parts_may_be_links_to_files_of_other_names(tmp_path: Path) -> None:
+    """As in the hub's cache."""
+    module = family_module("llama", num_hidden_layers=2)
+    Writer("llama", module, lambda _: "F16").write(tmp_path / "m.gguf", parts_of=9)
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    for number, part in enumerate(sorted(tmp_path.glob("m-*.gguf"))):
+        (linked / part.name).symlink_to(part.rename(tmp_path / f"blob{number}"))
+    [first, *_] = sorted(linked.iterdir())
+    assert answers(first, tmp_path / "cache").isfinite().all()
+
+
 def test_a_model_is_as_large_as_its_file(good: Path, tmp_path: Path) -> None:
     directory = gguf_directory(good, tmp_path)
     tensors = read_gguf(good).tensors.values()
     assert weight_files_bytes(directory) == sum(t.size_bytes for t in tensors)
     facts = stored_model(directory, object())
+    assert facts.is_gguf
     assert facts.size_bytes == good.stat().st_size
     module = family_module("llama", num_hidden_layers=2)
     assert facts.parameters == sum(parameter.numel() for parameter in module.parameters())

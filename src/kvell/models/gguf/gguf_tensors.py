@@ -22,9 +22,9 @@ FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")
 """Types that are groups of 32 numbers with a scale and a minimum."""
 EIGHT_BITS = ("Q8_0", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
 """Types that are nearest to groups of 32 numbers of 8 bits with a scale."""
-ERRORS = MappingProxyType({"Q4_0": "0", "Q4_1": "0", "Q8_0": "0", "Q4_K": "0.0003"})
-LARGEST_ERROR = "0.005"
-"""The error of a type in its form, as a part of the numbers' root mean square; of other types."""
+ERRORS_PERCENT = MappingProxyType({"Q4_0": 0, "Q4_1": 0, "Q8_0": 0, "Q4_K": 0.03})
+LARGEST_ERROR_PERCENT = 0.5
+"""The error of a type in its form, of the numbers' root mean square; of other types."""
 INT4_BYTES = 20 / 32
 """Bytes of a number in groups of 32 with a scale and a minimum."""
 INT8_BYTES = 34 / 32
@@ -118,8 +118,8 @@ def types_line(tensors: Mapping[str, GgufTensor], form: str) -> str:
     types = sorted({tensor.dtype for tensor in tensors.values() if tensor.dtype not in FLOATS})
     if not types:
         return ""
-    error = max(ERRORS.get(name, LARGEST_ERROR) for name in types)
-    return f"GGUF's {', '.join(types)}; read into {form}, error {error} of their rms"
+    percent = max(ERRORS_PERCENT.get(name, LARGEST_ERROR_PERCENT) for name in types)
+    return f"GGUF's {', '.join(types)}; read into {form}, with an error of {percent} %"
 
 
 def memory_bytes(tensors: Mapping[str, GgufTensor], element_bytes: int) -> int:

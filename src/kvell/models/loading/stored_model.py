@@ -11,6 +11,7 @@ from kvell.errors import ChangeSomething
 from kvell.models.config.config_fields import KV_HEADS, optional_size, text_config
 from kvell.models.config.json_files import CONFIG_FILE
 from kvell.models.loading.model_weights import weights_of
+from kvell.models.sources.gguf_directory import gguf_source
 
 PACKED = frozenset({"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"})
 """Dtypes of which an element may hold several numbers of the model."""
@@ -35,6 +36,7 @@ class StoredModel:
         (without the data); "" without any.
     :param modified_unix_seconds: time of the last change of these files; None without any.
     :param sizes: sizes of its config by GGUF's names, without the model's kind.
+    :param is_gguf: whether its weights are a GGUF file.
     """
 
     size_bytes: int = 0
@@ -42,6 +44,7 @@ class StoredModel:
     digest: str = ""
     modified_unix_seconds: float | None = None
     sizes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    is_gguf: bool = False
 
 
 def stored_model(path: Path, config: object) -> StoredModel:
@@ -71,4 +74,6 @@ def stored_model(path: Path, config: object) -> StoredModel:
     except (ChangeSomething, OSError):
         return StoredModel(sizes=by_name)
     counted = parameters if is_counted else 0
-    return StoredModel(size_bytes, counted, digest.hexdigest(), modified_unix_seconds, by_name)
+    is_gguf = gguf_source(path) is not None
+    facts = (size_bytes, counted, digest.hexdigest(), modified_unix_seconds, by_name, is_gguf)
+    return StoredModel(*facts)

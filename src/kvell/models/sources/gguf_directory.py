@@ -46,7 +46,7 @@ def gguf_directory(file: Path, cache_dir: Path, progress: Progress = quiet) -> P
     :raises ChangeSomething: if it is damaged, or not read.
     """
     header = read_gguf(file)
-    first = header.files[0].resolve()
+    first = header.files[0].absolute()  # links of the hub's cache have the parts' names
     stats = {part.name: part.stat() for part in header.files}
     fingerprint = {
         "gguf": str(first),

@@ -98,7 +98,7 @@ def _details(served: ServerModel, facts: InstanceFacts | None) -> Body:
     form = "" if weights is None else weights.form
     return {
         "parent_model": "",
-        "format": "safetensors",
+        "format": "gguf" if served.text.stored.is_gguf else "safetensors",
         "family": kind,
         "families": [kind],
         "parameter_size": human_number(counted) if counted else "",
