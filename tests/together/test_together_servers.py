@@ -150,7 +150,9 @@ def answers(server: Server, load: Load, models: Sequence[str] = (SMOLLM2,)) -> l
     ]
     said = server.ask_all(short)
     firsts = server.ask_all(turns, 2)
-    said += firsts + server.ask_all(list(starmap(next_turn, zip(turns, firsts, strict=True))), 2)
+    # The latest first: what was evicted last is still in the buffer, however small that is.
+    seconds = list(starmap(next_turn, zip(turns, firsts, strict=True)))[::-1]
+    said += firsts + server.ask_all(seconds, 2)
     if load.long_tokens:
         said.append(server.ask(Question(words(100, load.long_tokens), 40)))
     crowd = [Question(words(200 + i, CROWD_TOKENS), CROWD_ANSWER) for i in range(load.crowd)]
