@@ -115,7 +115,8 @@ def plan(
     pool_bytes = kv_memory_bytes or default_kv_memory_bytes(session.available_bytes())
     named = named_sources(models[0], models[1:])
     given = [hf_overrides, *(None for _ in named[1:])]
-    configs = [load_config(model.source, session, o) for model, o in zip(named, given, strict=True)]
+    loaded = [load_config(model.source, session, o) for model, o in zip(named, given, strict=True)]
+    configs = [config for config, _ in loaded]
     stored = KV_DTYPES[kv_dtype_named(kv_cache_dtype, dtype)]
     sizes = (stored.element_bytes, stored.scale_bytes, ELEMENT_BYTES[dtype])
     described = [describe(config, *sizes) for config in configs]
@@ -133,11 +134,13 @@ def plan(
                 taken=taken_beside(config, ELEMENT_BYTES[dtype]),
                 stored_as=stored_as(config, dtype),
             ),
-            gguf_tensors(model.source, session),
+            gguf_tensors(path),
             config,
             dtype,
         )
-        for model, name, config, description in zip(named, names, configs, described, strict=True)
+        for model, name, (config, path), description in zip(
+            named, names, loaded, described, strict=True
+        )
     )
     report = replace(first, beside=tuple(others))
     if not others:

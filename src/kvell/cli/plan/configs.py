@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from kvell.models.gguf.gguf_file import GgufTensor
 
 
-def load_config(model: str, session: Session, overrides: str | None = None) -> Any:
-    """Return the config of a model, for the sizes of its layers and weights.
+def load_config(model: str, session: Session, overrides: str | None = None) -> tuple[Any, Path]:
+    """Return the config of a model, for the sizes of its layers and weights, and its path.
 
     :raises ChangeSomething: if there is no such config.
     """
@@ -23,7 +23,7 @@ def load_config(model: str, session: Session, overrides: str | None = None) -> A
         path = config_path(model, session, report)
         from kvell.models.families.plain_config import sizes_config
 
-        return sizes_config(path, overrides)
+        return sizes_config(path, overrides), path
 
 
 def config_path(model: str, session: Session, report: Progress) -> Path:
@@ -44,18 +44,20 @@ def config_path(model: str, session: Session, report: Progress) -> Path:
     return resolve_model(model, session.cache_dir, report, fetch_config)
 
 
-def gguf_tensors(model: str, session: Session) -> "Mapping[str, GgufTensor]":
-    """Return the tensors of a GGUF file that ``--model`` names; none of another model.
+def gguf_tensors(path: Path) -> "Mapping[str, GgufTensor]":
+    """Return the tensors of the GGUF file whose config is there; none of another model.
 
-    :raises ChangeSomething: if there is no such model.
+    :raises ChangeSomething: if the file is damaged, or not read.
     """
     from kvell.models.gguf.gguf_file import read_gguf
-    from kvell.models.gguf.gguf_tensors import tensors_of
+    from kvell.models.gguf.gguf_tensors import config_from, tensors_of
     from kvell.models.sources.gguf_directory import gguf_source
-    from kvell.models.sources.progress import quiet
 
-    file = gguf_source(config_path(model, session, quiet))
-    return {} if file is None else tensors_of(read_gguf(file))
+    file = gguf_source(path)
+    if file is None:
+        return {}
+    header = read_gguf(file)
+    return tensors_of(header, config_from(header))
 
 
 def fetch_config(model: str, wanted_files: Sequence[str] = ()) -> Path:

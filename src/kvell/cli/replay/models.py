@@ -88,7 +88,7 @@ class ModelFlags:
         from kvell.models.config.description import describe
         from kvell.simulator.hardware.model_cost import model_cost
 
-        config = load_config(self.model, session, self.hf_overrides)
+        config, _ = load_config(self.model, session, self.hf_overrides)
         description = describe(config, self.number_bytes)
         cost = model_cost(config, description, self.number_bytes)
         draft_model = self.draft_tokens.speculative_model
@@ -96,7 +96,7 @@ class ModelFlags:
             return ReplayModels(
                 description.layers, description.max_model_len, cost, description=description
             )
-        draft_config = load_config(draft_model, session)
+        draft_config, _ = load_config(draft_model, session)
         draft = describe(draft_config, self.number_bytes)
         return ReplayModels(
             (*description.layers, *as_draft(draft.layers)),

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from kvell.errors import ChangeSomething
 from kvell.models.config.json_files import FETCH_AGAIN
+from kvell.models.config.stored_tensors import StoredTensor
 from kvell.models.gguf.gguf_config import USE_SAFETENSORS, Fields, config_of
 from kvell.models.gguf.gguf_file import GgufFile, GgufTensor
 from kvell.models.gguf.gguf_shapes import shape_fault
@@ -92,13 +93,13 @@ _IN_CONFIG = re.compile(
 _LAYER = re.compile(r"blk\.(\d{1,5})\.(.+)")
 
 
-def tensors_of(header: GgufFile) -> Mapping[str, GgufTensor]:
+def tensors_of(header: GgufFile, config: Fields) -> Mapping[str, GgufTensor]:
     """Return a file's tensors by transformers' names, each of a type and shape that is read.
 
+    :param config: the fields of its config, which decide the shapes.
     :raises ChangeSomething: naming a tensor that is not.
     """
     architecture = str(header.metadata["general.architecture"])
-    config = config_from(header)
     tensors: dict[str, GgufTensor] = {}
     for tensor in header.tensors.values():
         if _IN_CONFIG.fullmatch(tensor.name):
@@ -113,7 +114,7 @@ def tensors_of(header: GgufFile) -> Mapping[str, GgufTensor]:
     return tensors
 
 
-def types_line(tensors: Mapping[str, GgufTensor], form: str) -> str:
+def types_line(tensors: Mapping[str, StoredTensor], form: str) -> str:
     """Return a line for users about the blocks of a file and the form that they are read into."""
     types = sorted({tensor.dtype for tensor in tensors.values() if tensor.dtype not in FLOATS})
     if not types:
@@ -148,7 +149,7 @@ def config_from(header: GgufFile) -> Fields:
         tensor = header.tensors.get(name)
         if tensor is None or tensor.dtype != "F32" or len(tensor.shape) != 1:
             raise ChangeSomething("model", header.files[0], f"lacks {name} of F32", FETCH_AGAIN)
-        return bytes_of(tensor, {tensor.file: map_file(tensor.file)}).view(np.float32)
+        return map_file(tensor.file)[tensor.start : tensor.stop].view(np.float32)
 
     return config_of(header, read)
 
@@ -195,7 +196,3 @@ def _check(name: str, tensor: GgufTensor, config: Fields) -> None:
 def map_file(file: Path) -> Bytes:
     """Map a file; pages that are written to, which nothing does, would be this process's own."""
     return np.asarray(np.memmap(file, np.uint8, "c"))
-
-
-def bytes_of(tensor: GgufTensor, data: Mapping[Path, Bytes]) -> Bytes:
-    return data[tensor.file][tensor.start : tensor.stop]

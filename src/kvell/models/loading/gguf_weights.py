@@ -5,7 +5,7 @@ queries and keys in some families; they are put back. It also stores Gemma's nor
 the model adds, and the decays of states instead of their logarithms.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from typing_extensions import override
 
+from kvell.models.config.stored_tensors import StoredTensor
 from kvell.models.fused.grouped import BlockWeight
-from kvell.models.gguf.gguf_file import GgufFile, GgufTensor, read_gguf
+from kvell.models.gguf.gguf_file import GgufFile, read_gguf
 from kvell.models.gguf.gguf_tensors import (
     Bytes,
-    bytes_of,
     config_from,
     map_file,
     tensors_of,
@@ -37,43 +37,40 @@ _CONVOLUTIONS = (".conv1d.weight", ".conv.conv.weight")
 class GgufWeights(WeightMap):
     """A GGUF file's tensors by transformers' names.
 
-    :param tensors: their places in the files.
     :param config: the fields of the model's config.
     """
 
     architecture: str = ""
-    tensors: Mapping[str, GgufTensor] = field(default_factory=dict)
     config: Mapping[str, object] = field(default_factory=dict)
 
     @override
     def blocks(self) -> dict[str, BlockWeight]:
         made = {}
-        data = {file: map_file(file) for file in self.files}
-        for name, tensor in self.tensors.items():
+        for name, tensor, data in self._places():
             if _is_in_blocks(tensor):
-                rows = bytes_of(tensor, data).reshape(tensor.shape[0], -1)
+                rows = data.reshape(tensor.shape[0], -1)
                 made[name] = row_blocks(rows, tensor.dtype, self._order(name, tensor))
         return made
 
     @override
     def stored_as(self, form: str) -> str:
-        return types_line(self.tensors, form)
+        return types_line(self.stored, form)
 
     @override
     def map_tensors(self) -> dict[str, torch.Tensor]:
-        data = {file: map_file(file) for file in self.files}
-        return {name: self._tensor(name, tensor, data) for name, tensor in self.tensors.items()}
+        return {name: self._tensor(name, tensor, data) for name, tensor, data in self._places()}
 
-    def _tensor(
-        self,
-        name: str,
-        tensor: GgufTensor,
-        data: Mapping[Path, Bytes],
-    ) -> torch.Tensor:
+    def _places(self) -> Iterator[tuple[str, StoredTensor, Bytes]]:
+        """Yield each tensor by its name, with its bytes in its file's mapping."""
+        files = {file: map_file(file) for file in self.files}
+        for name, tensor in self.stored.items():
+            yield name, tensor, files[self.file_of[name]][tensor.start : tensor.stop]
+
+    def _tensor(self, name: str, tensor: StoredTensor, data: Bytes) -> torch.Tensor:
         if _is_in_blocks(tensor):
             return torch.zeros(1).expand(tensor.shape)
         dtype = PLAIN_TYPES[tensor.dtype]
-        made = torch.from_numpy(bytes_of(tensor, data)).view(dtype).view(tensor.shape)
+        made = torch.from_numpy(data).view(dtype).view(tensor.shape)
         order = self._order(name, tensor)
         if order is not None:
             made = made[torch.from_numpy(order)]
@@ -85,7 +82,7 @@ class GgufWeights(WeightMap):
             made = made - 1
         return made.flatten() if ".mamba." in name and not name.endswith("_proj.weight") else made
 
-    def _order(self, name: str, tensor: GgufTensor) -> Order | None:
+    def _order(self, name: str, tensor: StoredTensor) -> Order | None:
         """Return the places of a weight's or bias's rows in the file; None for the same."""
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
         count = self.config[heads[part]] if (part := name.split(".")[-2]) in heads else None
@@ -101,13 +98,11 @@ def weights_in(path: Path, header: GgufFile) -> GgufWeights:
     :param path: directory of the model's config and tokenizer.
     :raises ChangeSomething: if the file has a tensor or type that is not read.
     """
-    tensors = tensors_of(header)
+    config = config_from(header)
+    tensors = tensors_of(header, config)
     file_of = {name: tensor.file for name, tensor in tensors.items()}
     architecture = str(header.metadata["general.architecture"])
-    config = config_from(header)
-    return GgufWeights(
-        path, None, header.files, file_of, tensors, {}, architecture, tensors, config
-    )
+    return GgufWeights(path, None, header.files, file_of, tensors, {}, architecture, config)
 
 
 def packaged_blocks(weights: WeightMap) -> dict[str, BlockWeight]:
@@ -129,5 +124,5 @@ def _is_of(numbers: torch.Tensor | None, block: BlockWeight) -> bool:
     )
 
 
-def _is_in_blocks(tensor: GgufTensor) -> bool:
+def _is_in_blocks(tensor: StoredTensor) -> bool:
     return tensor.dtype not in PLAIN_TYPES

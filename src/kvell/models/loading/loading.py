@@ -152,12 +152,13 @@ def _skeleton(
     """Return the skeleton of a model with a fused pass; None if its files are unusual."""
     name = fused_class(config)
     # A body's names lack its prefix, and blocks are found by names: its numbers would be missing.
-    are_found = all(block == HEAD or block.startswith(BODY) for block in weights.blocks())
+    own = weights.blocks()
+    are_found = all(block == HEAD or block.startswith(BODY) for block in own)
     if name is None or not are_found:
         return None
     tensors = tensors_with_head(weights, config)
     embedding = tensors.get(EMBEDDING)
-    if EMBEDDING in weights.blocks() and tensors.get(HEAD, embedding) is not embedding:
+    if EMBEDDING in own and tensors.get(HEAD, embedding) is not embedding:
         tensors[EMBEDDING] = blocks[EMBEDDING].unpack(dtype)
     with read_by_library(weights.path, DO_NOT_LOAD, FETCH_MODEL_AGAIN):
         return skeleton_of(config, name, tensors, dtype)

@@ -58,7 +58,7 @@ def gguf_directory(file: Path, cache_dir: Path, progress: Progress = quiet) -> P
     def make(partial: Path) -> None:
         progress("reading the GGUF file's config and tokenizer (once)", 0.1)
         config = config_from(header)
-        tensors_of(header)
+        tensors_of(header, config)
         partial.mkdir()
         (partial / CONFIG_FILE).write_text(json.dumps(config, indent=1))
         _write_tokenizer(partial, header)
